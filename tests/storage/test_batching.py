@@ -124,7 +124,7 @@ def test_closing_finishes_what_was_accepted_and_takes_no_more() -> None:
 
 
 class Slow:
-    """Takes longer than a trip that company is worth waiting for."""
+    """Takes longer than a trip that another worker is worth waiting for."""
 
     def __init__(self) -> None:
         self.groups: list[list[str]] = []
@@ -174,7 +174,7 @@ def test_after_a_long_trip_writes_that_get_no_company_go_alone() -> None:
 def test_where_trips_are_short_requests_wait_for_the_one_under_way() -> None:
     gate = Gate()
     gatherer = Batcher(gate, name="gate", workers=4)
-    gatherer.company = PATIENCE
+    gatherer.wait_s = PATIENCE
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(gatherer.perform, commit("a"))]
         assert gate.begun.acquire(timeout=PATIENCE)
@@ -190,7 +190,7 @@ def test_where_trips_are_short_requests_wait_for_the_one_under_way() -> None:
 def test_a_trip_that_takes_long_is_not_waited_for_for_ever() -> None:
     gate = Gate()
     gatherer = Batcher(gate, name="gate", workers=4)
-    gatherer.company = 0.05
+    gatherer.wait_s = 0.05
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(gatherer.perform, commit("a"))]
         assert gate.begun.acquire(timeout=PATIENCE)
@@ -209,10 +209,10 @@ def test_who_is_under_way_for_long_is_waited_for_by_nobody(monkeypatch: pytest.M
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: real() + later[0]))
     gate = Gate()
     gatherer = Batcher(gate, name="gate", workers=4)
-    gatherer.company = PATIENCE * 10
+    gatherer.wait_s = PATIENCE * 10
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
-    later[0] = gatherer.company
+    later[0] = gatherer.wait_s
     calls += submitted(gatherer, "b")
     assert gate.begun.acquire(timeout=PATIENCE), "waits for what began long ago"
     calls += submitted(gatherer, "c")
@@ -222,16 +222,16 @@ def test_who_is_under_way_for_long_is_waited_for_by_nobody(monkeypatch: pytest.M
     gatherer.close()
 
 
-@pytest.mark.parametrize("company", [n / 10 for n in range(15, 65, 5)])
+@pytest.mark.parametrize("wait_s", [n / 10 for n in range(15, 65, 5)])
 def test_time_that_passes_between_a_look_and_the_sleep_after_it_is_slept_for_by_nobody(
-    monkeypatch: pytest.MonkeyPatch, company: float
+    monkeypatch: pytest.MonkeyPatch, wait_s: float
 ) -> None:
-    """A clock on which every reading takes a second: wherever the wait for company ends, it is noticed."""
+    """A clock on which every reading takes a second: wherever the wait for a worker ends, it is noticed."""
     readings = itertools.count()
     monkeypatch.setattr(batching, "time", SimpleNamespace(monotonic=lambda: float(next(readings))))
     gate = Gate()
     gatherer = Batcher(gate, name="gate", workers=2)
-    gatherer.company = company
+    gatherer.wait_s = wait_s
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
     threading.Event().wait(0.05)  # until the other worker sleeps
@@ -254,7 +254,7 @@ def submitted(gatherer: Batcher, *threads: str) -> list[Future[Any]]:
 def test_what_one_trip_cannot_carry_does_not_wait_for_that_of_others_to_end() -> None:
     gate = Gate()
     gatherer = Batcher(gate, name="gate", workers=4, most=2)
-    gatherer.company = 0.005
+    gatherer.wait_s = 0.005
     calls = submitted(gatherer, "a")
     assert gate.begun.acquire(timeout=PATIENCE)
     calls += submitted(gatherer, *"bcdef")
@@ -273,7 +273,7 @@ def test_who_came_before_it_was_known_that_trips_are_short_waits_no_longer_than_
     assert gate.begun.acquire(timeout=PATIENCE)
     with gatherer._lock:
         calls += submitted(gatherer, "b")
-        gatherer.company = 0.005
+        gatherer.wait_s = 0.005
     assert gate.begun.acquire(timeout=PATIENCE), "waits for a whole trip of another partition"
     gate.go.release(2)
     assert [call.result(PATIENCE) for call in calls] == [Committed()] * 2
@@ -325,8 +325,8 @@ def test_a_forked_child_hears_at_once_that_it_has_to_open_for_itself() -> None:
     gatherer.close()
 
 
-@pytest.mark.parametrize("company", [0.0, 0.0005, 0.004])
-def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.0005, 0.004])
+def test_nobody_is_forgotten_in_a_crowd(wait_s: float) -> None:
     """Many callers, few partitions, trips of any length: everyone is answered, each partition in order."""
     under_way: set[str] = set()
     beside: list[str] = []
@@ -348,7 +348,7 @@ def test_nobody_is_forgotten_in_a_crowd(company: float) -> None:
             return super()._take(now)
 
     gatherer = Counted(brief, name="brief", workers=4)
-    gatherer.company = company
+    gatherer.wait_s = wait_s
 
     async def caller(number: int) -> None:
         for step in range(30):

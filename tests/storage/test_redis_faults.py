@@ -207,7 +207,7 @@ def test_requests_wait_for_company_only_where_the_server_is_near(url: str) -> No
 
         def waits() -> bool:
             driver.perform(Now())
-            return driver._batcher.company > 0
+            return driver._batcher.wait_s > 0
 
         assert any(waits() for _ in range(1000))
         relay.delay_s = 0.004

@@ -6,7 +6,7 @@ from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
 from perdure.engine.retention import queue_retention, whole_threads
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
-from perdure.model.runs.queue import IN, INTERRUPT, ROLLBACK
+from perdure.model.runs.queue import IN, INTERRUPT_RUN, ROLLBACK
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.runner import DELETED
 from perdure.runtime.worker.worker import Worker
@@ -23,7 +23,7 @@ class Control:
     async def stop(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
         """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
         was open."""
-        how = ROLLBACK if rollback else INTERRUPT
+        how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
         if stopping:
@@ -39,7 +39,7 @@ class Control:
 
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
         """Withdraw a message that still waits. Return True if it did."""
-        how = ROLLBACK if rollback else INTERRUPT
+        how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
         if not withdrawn:

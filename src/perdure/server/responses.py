@@ -25,7 +25,7 @@ from perdure.model.runs.messages import (
     Run,
 )
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
-from perdure.model.runs.queue import INTERRUPT
+from perdure.model.runs.queue import INTERRUPT_RUN
 from perdure.model.runs.waits import Wait, Waits, asks_nobody
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
@@ -336,7 +336,7 @@ def run_status(standing: Standing) -> str:
     if run is None:
         if not standing.message.is_withdrawn:
             return "pending"
-        return "interrupted" if standing.message.stop == INTERRUPT else ""
+        return "interrupted" if standing.message.stop == INTERRUPT_RUN else ""
     if run.state == ROLLED_BACK:
         return ""
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
@@ -344,7 +344,7 @@ def run_status(standing: Standing) -> str:
     # A run that is being rolled back counts as running until it is removed.
     # A message that was withdrawn while it waited is claimed only to be ended.
     stop = standing.message.stop if standing.message.is_withdrawn else standing.stop
-    if run.state == OPEN and stop == INTERRUPT:
+    if run.state == OPEN and stop == INTERRUPT_RUN:
         return "interrupted"
     return _ENDED.get(run.state, "running")
 

@@ -33,7 +33,7 @@ _LONG_TRIP_S = 0.001
 _MOMENT_MOST_S = 0.02
 _UNDER_WAY = _NEVER = float("inf")
 _NEAR_S = 0.002
-_COMPANY_S = 0.02
+_WAIT_S = 0.02
 
 
 class _Process:
@@ -69,9 +69,9 @@ class PendingRequest:
 
 
 def wait_at(distance_s: float) -> float:
-    """Return the ``company`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
+    """Return the ``wait_s`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
     server a round trip is mostly work; over a network it is mostly latency, so nothing waits for one."""
-    return _COMPANY_S if distance_s < _NEAR_S else 0.0
+    return _WAIT_S if distance_s < _NEAR_S else 0.0
 
 
 class Batcher:
@@ -87,7 +87,7 @@ class Batcher:
         moment: The part of a long round trip for which writes that had to wait for it are held, so that
             later writes of theirs need no round trip of their own.
 
-    ``company`` is the time in seconds for which requests wait for a worker that has just started, before
+    ``wait_s`` is the time in seconds for which requests wait for a worker that has just started, before
     another one takes them; a worker that has been under way for longer is not waited for. It may be set at
     any time, when the distance to the server is known.
     """
@@ -109,12 +109,12 @@ class Batcher:
         self._most = most
         self._distant = distant
         self._moment = moment
-        self._company = 0.0
+        self._wait_s = 0.0
         # The start times of the workers that are under way, the latest last.
         self._begun: list[float] = []
         # Since when requests wait that may start, and the deadline of the worker that waits to take them.
         self._since = _NEVER
-        self._minded = _NEVER
+        self._next_deadline = _NEVER
         self._generation = _process.generation
         self._queue: deque[PendingRequest] = deque()
         # The time until which further writes of a partition wait.
@@ -130,14 +130,14 @@ class Batcher:
             thread.start()
 
     @property
-    def company(self) -> float:
-        return self._company
+    def wait_s(self) -> float:
+        return self._wait_s
 
-    @company.setter
-    def company(self, seconds: float) -> None:
-        if seconds != self._company:
+    @wait_s.setter
+    def wait_s(self, seconds: float) -> None:
+        if seconds != self._wait_s:
             with self._lock:
-                self._company = seconds
+                self._wait_s = seconds
                 self._wake_all()  # their deadlines were computed with the previous value
 
     def perform(self, effect: Effect[R]) -> R:
@@ -202,10 +202,10 @@ class Batcher:
                 self._held.pop(job.effect.partition, None)
             self._queue.append(job)
             if self._begun:
-                # Also if requests do not wait for company now: that may change before this is taken.
+                # Also if requests do not wait for a worker now: that may change before this is taken.
                 now = time.monotonic()
                 self._since = min(self._since, now)
-                if self._awaits_company(now) and self._minded <= self._company_until():
+                if self._is_waiting(now) and self._next_deadline <= self._waits_until():
                     return
             self._wake_one()
 
@@ -228,7 +228,7 @@ class Batcher:
                     self._sleep(now, woken)
                 started = time.monotonic()
                 self._begun.append(started)
-                if self._deadline(started) < self._minded:
+                if self._deadline(started) < self._next_deadline:
                     self._wake_one()  # another worker has to wait for the deadline
             try:
                 self._execute(group)
@@ -246,7 +246,7 @@ class Batcher:
     def _take(self, now: float) -> list[PendingRequest]:
         if not self._distant:
             return [self._queue.popleft() for _ in range(min(len(self._queue), self._most))]
-        if self._awaits_company(now) and not self._closed:
+        if self._is_waiting(now) and not self._closed:
             return []
         group: list[PendingRequest] = []
         waiting: list[PendingRequest] = []
@@ -274,17 +274,17 @@ class Batcher:
                 self._since = min(self._since, time.monotonic())
             self._wake_one()
 
-    def _company_until(self) -> float:
+    def _waits_until(self) -> float:
         """Return the time until which requests wait for a worker that is under way to end."""
-        return min(self._since, self._begun[-1]) + self._company
+        return min(self._since, self._begun[-1]) + self._wait_s
 
-    def _awaits_company(self, now: float) -> bool:
-        return bool(self._company and self._begun) and now < self._company_until()
+    def _is_waiting(self, now: float) -> bool:
+        return bool(self._wait_s and self._begun) and now < self._waits_until()
 
     def _deadline(self, now: float) -> float:
         """Return the time at which a request may be taken without any notification, if none can be now."""
-        if self._awaits_company(now):
-            return self._company_until() if self._queue else _NEVER
+        if self._is_waiting(now):
+            return self._waits_until() if self._queue else _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
     def _sleep(self, now: float, woken: threading.Condition) -> None:
@@ -292,15 +292,15 @@ class Batcher:
         be the time at which nothing could be taken: by a later one its deadline might have passed unseen."""
         deadline = self._deadline(now)
         self._idle.append(woken)
-        if deadline >= self._minded:
+        if deadline >= self._next_deadline:
             woken.wait()
             return
-        self._minded = deadline
+        self._next_deadline = deadline
         woken.wait(max(0.0, deadline - time.monotonic()))
         if woken in self._idle:
             self._idle.remove(woken)
-        if self._minded == deadline:
-            self._minded = _NEVER
+        if self._next_deadline == deadline:
+            self._next_deadline = _NEVER
 
 
 def _find_written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:

@@ -30,7 +30,7 @@ from perdure.model.runs.messages import (
     batch,
     dedupe_put,
 )
-from perdure.model.runs.queue import IN, INTERRUPT, LATER, ROLLBACK, Debounce, Lane, Stop
+from perdure.model.runs.queue import IN, INTERRUPT_RUN, LATER, ROLLBACK, Debounce, Lane, Stop
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
 """Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps
@@ -143,7 +143,7 @@ class Accept:
             )
         else:
             checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
-            if lane.run_id is not None and self.strategy in (INTERRUPT, ROLLBACK):
+            if lane.run_id is not None and self.strategy in (INTERRUPT_RUN, ROLLBACK):
                 lane = lane.request_stop(self.strategy, self.now)
         withdrawn = (yield from self._withdraw_pending(lane)) if self.cancel_pending else []
         lane = lane.accept(self.now, self.debounce)
@@ -165,7 +165,7 @@ class Accept:
 
     def _withdraw_pending(self, lane: Lane) -> Program[list[Op]]:
         """Return the operations that withdraw the pending messages."""
-        if self.strategy not in (INTERRUPT, ROLLBACK) or not lane.pending:
+        if self.strategy not in (INTERRUPT_RUN, ROLLBACK) or not lane.pending:
             return []
         if lane.pending > _ALONE_MAX:
             raise QueueFull(

@@ -16,7 +16,7 @@ from perdure.errors import Corrupt, TooLarge, Unserialisable
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 from perdure.model.runs.payloads import can_be_joined
-from perdure.model.runs.queue import INTERRUPT, Stop
+from perdure.model.runs.queue import INTERRUPT_RUN, Stop
 from perdure.model.values.json_values import DEPTH, find_fault
 
 MESSAGE_MAX = 256 * 1024
@@ -75,7 +75,7 @@ class Message:
     @property
     def stop(self) -> Stop:
         """Kind of its withdrawal."""
-        stop: Stop = self.options.get("stop", INTERRUPT)
+        stop: Stop = self.options.get("stop", INTERRUPT_RUN)
         return stop
 
     def withdraw(self, how: Stop) -> Message:

@@ -30,7 +30,7 @@ LIMITS = "limits"
 Stop = Literal["interrupt", "rollback"]
 """Treatment of what a stopped run stored: kept (``interrupt``) or removed (``rollback``)."""
 
-INTERRUPT: Stop = "interrupt"
+INTERRUPT_RUN: Stop = "interrupt"
 ROLLBACK: Stop = "rollback"
 
 _FIELDS = tuple(column.name for column in LANE.fields)

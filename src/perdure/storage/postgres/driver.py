@@ -161,7 +161,7 @@ class PostgresDriver:
         link = self._link()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)
-        self._writes.company = self._reads.company = wait_at(nearest)
+        self._writes.wait_s = self._reads.wait_s = wait_at(nearest)
         return link
 
     # Writing

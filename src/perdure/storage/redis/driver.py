@@ -94,7 +94,7 @@ class RedisDriver:
         self._idle.append(links)
 
     def _execute(self, group: Sequence[PendingRequest]) -> None:
-        self._batcher.company = wait_at(self._topology.distance_s)
+        self._batcher.wait_s = wait_at(self._topology.distance_s)
         with self._links() as links:
             links.until = min(job.asked_at for job in group) + self._topology.settings.patience
             sent: list[tuple[PendingRequest, Call]] = []

@@ -81,11 +81,11 @@ async def _lost(self: Any, held: Any, before: Any, made: Any, found: Any) -> boo
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "all of it": (conversation_windows.Conversations, "input", _given),
-    "trim": (conversation_windows, "compacted", _untrimmed),
-    "repair": (conversation_windows, "compacted", _unrepaired),
+    "trim": (conversation_windows, "compact", _untrimmed),
+    "repair": (conversation_windows, "compact", _unrepaired),
     "summary": (conversation_windows.Conversations, "note_reply", _nothing),
     "storing of the summary": (conversation_windows.Conversations, "_store", _lost),
-    "hand-over of the summary": (conversation_windows.Conversations, "_waiting", _nothing),
+    "hand-over of the summary": (conversation_windows.Conversations, "_load_summary", _nothing),
 }
 
 

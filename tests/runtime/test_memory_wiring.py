@@ -110,11 +110,11 @@ def _no_candidates(*args: Any, **kwargs: Any) -> Any:
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "recall": (run_memory.Memories, "input", _given),
-    "hand-over": (run_memory.Memories, "ended", _nothing),
+    "hand-over": (run_memory.Memories, "end_turn", _nothing),
     "extraction": (memory_lane, "_facts", _no_facts),
     "summary": (memory_lane, "_summary", _no_summary),
     "index": (SearchIndex, "candidates", _no_candidates),
-    "time to live": (memory, "_timed", lambda store, ops: list(ops)),
+    "time to live": (memory, "_add_ttl", lambda store, ops: list(ops)),
     "user isolation": (
         memory,
         "namespace_of",

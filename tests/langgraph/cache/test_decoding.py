@@ -190,7 +190,7 @@ def test_a_load_by_another_thread_while_the_value_is_read_shares_nothing(
     assert not mutable_inside(mine) & mutable_inside(others)
 
 
-@pytest.mark.parametrize("step", [(Template, "extended"), (Template, "copies")])
+@pytest.mark.parametrize("step", [(Template, "extend"), (Template, "copies")])
 def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
 ) -> None:
@@ -207,7 +207,7 @@ def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
 
 
 @pytest.mark.parametrize(
-    "step", [(Encoding, "_element"), (Encoding, "_packed"), (Watch, "unchanged"), (Serde, "pack_each")]
+    "step", [(Encoding, "_element"), (Encoding, "_pack"), (Watch, "find_unchanged"), (Serde, "pack_each")]
 )
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(

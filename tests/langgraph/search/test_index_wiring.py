@@ -117,7 +117,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
     "words of a query": (TermExtractor, "query_terms", lambda self, query: {}),
     "words of items": (TermExtractor, "terms", lambda self, text: {}),
     "fields": (SearchIndex, "texts", lambda self, value, paths: [str(dict(value))]),
-    "order": (module, "ranked", lambda *given, real=rank: reversed(list(real(*given)))),
+    "order": (module, "rank", lambda *given, real=rank: reversed(list(real(*given)))),
     "the weight of the vectors": (
         module,
         "RankedQuery",

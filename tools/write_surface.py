@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 TARGET = Path(__file__).resolve().parents[1] / "tests" / "surface.txt"
-MODULES = ("perdure", "perdure.admin", "perdure.errors", "perdure.runtime")
+MODULES = ("perdure", "perdure.admin", "perdure.errors", "perdure.keys", "perdure.runtime")
 
 
 def surface() -> str:

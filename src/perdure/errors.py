@@ -120,8 +120,8 @@ class DecryptionError(Corrupt):
 
 
 class KeyMissing(DecryptionError):
-    """Stored bytes are encrypted with a key that this process does not have. They may be sound: add the key
-    to those that the process is given."""
+    """Stored bytes are encrypted with a key that this process, or its provider of keys, does not have. They
+    may be sound: give the provider the key that the message names."""
 
 
 class Unreadable(PerdureError):

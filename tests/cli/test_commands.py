@@ -50,7 +50,7 @@ class Done(NamedTuple):
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     """Run ``perdure`` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words: str, **env: str) -> Done:
@@ -391,7 +391,7 @@ def test_an_encrypted_database_needs_its_key_file(shell: Shell, tmp_path: Path) 
     converse(tmp_path / "t.db", "ada", 1, key=key)
     (tmp_path / "key").write_text(key.hex())
     url = {"PERDURE_DB": "sqlite:///t.db"}
-    assert "question 0" in shell("threads", "show", "ada", "--key-file", "key", **url).stdout
+    assert "question 0" in shell("threads", "show", "ada", "--keys", "key", **url).stdout
     closed = shell("threads", "show", "ada", **url)
     assert closed.returncode == 1
     assert "encrypted" in closed.stderr
@@ -404,19 +404,23 @@ def test_a_key_file_names_the_keys_of_a_rotation(shell: Shell, tmp_path: Path) -
     (tmp_path / "old").write_text(old.hex())
     (tmp_path / "keys").write_text(f"{new.hex()}\n\n{old.hex()}\n")
     url = {"PERDURE_DB": "sqlite:///t.db"}
-    assert shell("export", "ada", "--output", "a.perdure", "--key-file", "old", **url).returncode == 0
-    keys = {"PERDURE_KEY_FILE": "keys"}
+    assert shell("export", "ada", "--output", "a.perdure", "--keys", "old", **url).returncode == 0
+    keys = {"PERDURE_KEYS": "keys"}
     assert "question 0" in shell("threads", "show", "ada", **url, **keys).stdout
     imported = shell("import", "a.perdure", "--from", "archive", "--rename", "bob", **url, **keys)
     assert imported.returncode == 0, imported.stderr
-    refused = shell("threads", "ls", "--key-file", "old", **url)
-    assert "encrypted with another key" in refused.stderr
+    assert shell("threads", "ls", "--keys", "old", **url).returncode == 0
+    rotated = shell("keys", "rotate", **url, **keys)
+    assert rotated.returncode == 0, rotated.stderr
+    refused = shell("threads", "ls", "--keys", "old", **url)
+    assert refused.returncode == 1
+    assert "is encrypted, and needs the key" in refused.stderr
 
 
 @pytest.mark.parametrize("content", ["", "\n", "00" * 31, f"{'00' * 32}\n00", "key\n" + "00" * 32, "00" * 64])
 def test_a_file_that_holds_no_key_is_refused(shell: Shell, tmp_path: Path, content: str) -> None:
     (tmp_path / "key").write_text(content)
-    refused = shell("threads", "ls", "--key-file", "key", "--db", "sqlite:///t.db")
+    refused = shell("threads", "ls", "--keys", "key", "--db", "sqlite:///t.db")
     assert refused.returncode == 1
     assert "key holds no key" in refused.stderr
 

@@ -42,7 +42,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run ``perdure`` in an empty folder, in this process: its exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*words: str) -> tuple[int, str, str]:
@@ -171,12 +171,12 @@ def test_copy_between_keys(run: Run, tmp_path: Path) -> None:
     words = ("copy", "--from", source, "--to", target)
     code, _, err = run(*words)
     assert (code, "is encrypted" in err) == (1, True)
-    code, _, err = run(*words, "--from-key-file", "short")
+    code, _, err = run(*words, "--from-keys", "short")
     assert (code, "short holds no key: 32 bytes, or 64 hex digits" in err) == (1, True)
-    assert run(*words, "--from-key-file", "key")[0] == 0
+    assert run(*words, "--from-keys", "key")[0] == 0
     assert digests(target) == digests(source, KEY)
     again = database(tmp_path / "c.db", fill=empty)
-    assert run("copy", "--from", target, "--to", again, "--to-key-file", "key")[0] == 0
+    assert run("copy", "--from", target, "--to", again, "--to-keys", "key")[0] == 0
     assert digests(again, KEY) == digests(target)
 
 
@@ -411,21 +411,20 @@ def test_an_encrypted_database_is_exported_sealed_unless_asked(run: Run, tmp_pat
     other = database(tmp_path / "c.db", key=bytes(32), fill=empty)
     (tmp_path / "key").write_bytes(KEY)
     (tmp_path / "zero").write_bytes(bytes(32))
-    keyed = ("--db", source, "--key-file", "key")
+    keyed = ("--db", source, "--keys", "key")
     assert "sealed with the database's key" in run("export", "ada", "-o", "sealed", *keyed)[2]
     assert "in the clear" in run("export", "ada", "-o", "open", "--clear", *keyed)[2]
     assert b"question 1" not in (tmp_path / "sealed").read_bytes()
     assert b"question 1" in (tmp_path / "open").read_bytes()
     code, _, err = run("import", "sealed", "--from", "archive", "--db", clear)
     assert (code, "sealed is encrypted" in err, digests(clear)) == (1, True, {})
-    code, _, err = run("import", "sealed", "--from", "archive", "--db", other, "--key-file", "zero")
-    assert (code, "another key" in err) == (1, True)
-    assert run("import", "sealed", "--from", "archive", "--file-key-file", "key", "--db", clear)[0] == 0
-    words = ("--file-key-file", "key", "--db", other, "--key-file", "zero")
+    code, _, err = run("import", "sealed", "--from", "archive", "--db", other, "--keys", "zero")
+    assert (code, "sealed is encrypted, and needs the key" in err) == (1, True)
+    assert run("import", "sealed", "--from", "archive", "--file-keys", "key", "--db", clear)[0] == 0
+    words = ("--file-keys", "key", "--db", other, "--keys", "zero")
     assert run("import", "sealed", "--from", "archive", *words)[0] == 0
     assert (
-        run("import", "open", "--from", "archive", "--rename", "x", "--db", other, "--key-file", "zero")[0]
-        == 0
+        run("import", "open", "--from", "archive", "--rename", "x", "--db", other, "--keys", "zero")[0] == 0
     )
     assert set(digests(other, bytes(32)).values()) == set(digests(source, KEY).values())
     assert digests(clear) == digests(source, KEY)
@@ -437,9 +436,9 @@ def test_a_key_for_a_file_in_the_clear_is_refused(run: Run, tmp_path: Path) -> N
     target = database(tmp_path / "b.db", key=KEY, fill=empty)
     (tmp_path / "key").write_bytes(KEY)
     assert run("export", "ada", "-o", "open", "--db", source)[0] == 0
-    words = ("import", "open", "--from", "archive", "--db", target, "--key-file", "key")
+    words = ("import", "open", "--from", "archive", "--db", target, "--keys", "key")
     for dry in ((), ("--dry-run",)):
-        code, _, err = run(*words, "--file-key-file", "key", *dry)
+        code, _, err = run(*words, "--file-keys", "key", *dry)
         assert (code, "open is in the clear, although a key was given for it" in err) == (1, True)
         assert digests(target, KEY) == {}
     assert run(*words)[0] == 0

@@ -50,7 +50,7 @@ class Shell(Protocol):
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     """Run ``perdure …`` on ``threads.db`` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 

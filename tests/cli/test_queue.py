@@ -44,7 +44,7 @@ Shell = Callable[..., Done]
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     """Run ``perdure threads …`` on ``threads.db`` in an empty folder, in this process."""
     monkeypatch.chdir(tmp_path)
-    for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 

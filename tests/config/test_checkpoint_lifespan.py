@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.errors import BadSetting, BadUrl
+from perdure.errors import BadSetting, BadUrl, KeyMissing
 
 
 def answer(state: MessagesState) -> dict[str, Any]:
@@ -48,9 +48,19 @@ def test_the_url_is_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.
         asyncio.run(turn(None))
     monkeypatch.setenv("DATABASE_URL", f"sqlite:///{tmp_path / 'threads.db'}")
     assert asyncio.run(turn(None, migrate=True)) == "1"
-    monkeypatch.setenv("PERDURE_KEY_FILE", "key")
-    with pytest.raises(BadSetting, match="pass encryption_key"):
-        asyncio.run(turn(None))
+
+
+def test_the_keys_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    monkeypatch.setenv("PERDURE_KEYS", str(tmp_path / "key"))
+    assert asyncio.run(turn(url, migrate=True)) == "1"
+    monkeypatch.setenv("PERDURE_KEYS", str(tmp_path / "nowhere"))
+    with pytest.raises(BadSetting, match="nowhere cannot be read"):
+        asyncio.run(turn(url))
+    monkeypatch.delenv("PERDURE_KEYS")
+    with pytest.raises(KeyMissing, match="is encrypted"):
+        asyncio.run(turn(url))
 
 
 def test_a_closed_checkpointer_is_closed_and_a_graph_that_forgets_is_refused() -> None:

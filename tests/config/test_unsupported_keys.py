@@ -87,7 +87,7 @@ def test_the_documentation_lists_what_becomes_of_every_key() -> None:
         **read,
         **refusals,
         **passed_over,
-        "encryption": "refused without a key file: its own code is not called",
+        "encryption": "refused without keys: its own code is not called",
     }
 
 

@@ -15,9 +15,11 @@ from perdure.model.ops import Commit, Drop, Expect
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER, Partition
 from perdure.model.runs.messages import MESSAGE_MAX
-from perdure.storage.encryption import EncryptedDriver, Keyring, admit
+from perdure.storage.encryption import DataKeys, EncryptedDriver, Keyring
+from perdure.storage.key_providers import LocalKeys
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run
+from perdure.storage.stored_keys import admit
 from perdure.testing.conformance import rows
 from perdure.testing.faults import FaultyDriver
 from tests import backends
@@ -189,24 +191,24 @@ def test_a_document_has_a_largest_size(driver: Driver) -> None:
 
 def test_documents_in_the_clear_admit_no_key(driver: MemoryDriver) -> None:
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
-    keyring = Keyring.of(bytes(32))
+    keyring = Keyring(DataKeys.create(0))
     put(driver, "a", n=1)
     with pytest.raises(DecryptionError, match="in the clear"):
-        admit(driver, keyring, "memory://")
+        admit(driver, LocalKeys((bytes(32),)), "memory://")
     with pytest.raises(
         DecryptionError, match="what the server keeps as 'threads': document c/a is stored in the clear"
     ):
         get(EncryptedDriver(driver, keyring), "a")
     other = MemoryDriver()
     put(EncryptedDriver(other, keyring), "a", n=1)
-    with pytest.raises(DecryptionError, match="document c/a is encrypted; pass the key"):
+    with pytest.raises(DecryptionError, match="document c/a is encrypted; pass its key"):
         get(EncryptedDriver(other, None), "a")
 
 
 def test_every_backend_keeps_documents(anywhere: Driver) -> None:
     driver = anywhere
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
-    sealed = EncryptedDriver(driver, Keyring.of(bytes(32)))
+    sealed = EncryptedDriver(driver, Keyring(DataKeys.create(0)))
     largest = "x" * (MESSAGE_MAX - len('{"x":""}'))
     for door, at in ((driver, AT), (sealed, AT._replace(thread="sealed"))):
         for n, name in enumerate(rows.NAMES):

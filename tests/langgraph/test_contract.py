@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.storage.encryption import Keyring
+from perdure.storage.encryption import DataKeys, Keyring
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Backend, Narrow, SaverContract
@@ -17,8 +17,6 @@ from tests.backends import BACKENDS, fresh
 
 # They look for chunks in records of their own.
 pytestmark = pytest.mark.packs_late
-
-KEY = bytes(range(32))
 
 
 class TestOnEveryBackend(SaverContract):
@@ -34,7 +32,7 @@ class TestSealed(SaverContract):
     @pytest.fixture(params=[pytest.param("memory", marks=pytest.mark.slow), "sqlite"])
     def backend(self, request: pytest.FixtureRequest) -> Iterator[Backend]:
         with fresh(request.param) as driver:
-            yield Backend(driver, Keyring.of(KEY))
+            yield Backend(driver, Keyring(DataKeys.create(0)))
 
 
 class TestNarrow(SaverContract):
@@ -46,4 +44,4 @@ class TestNarrow(SaverContract):
 
     @pytest.fixture(params=[pytest.param("clear", marks=pytest.mark.slow), "sealed"])
     def backend(self, request: pytest.FixtureRequest, opened: Driver) -> Backend:
-        return Backend(opened, Keyring.of(KEY) if request.param == "sealed" else None)
+        return Backend(opened, Keyring(DataKeys.create(0)) if request.param == "sealed" else None)

@@ -345,15 +345,15 @@ def test_an_item_that_was_moved_or_stripped_is_refused() -> None:
     from perdure.model.ops import Commit, Fetch, Put, Range
     from perdure.model.records import ITEM
     from perdure.model.store_items import partition_of
-    from perdure.storage.encryption import Keyring
+    from perdure.storage.encryption import DataKeys, Keyring
     from perdure.storage.memory import MemoryDriver
 
     driver = MemoryDriver()
-    sealed = Backend(driver, Keyring.of(KEY)).store()
+    sealed = Backend(driver, Keyring(DataKeys.create(0))).store()
     sealed.put(HOME, "k", {"n": 1}, ttl=5)
     ((record,),) = driver.perform(Fetch(partition_of("", HOME), (Range(ITEM),)))
     with pytest.raises(
-        DecryptionError, match=r"store namespace \('users', 'ada'\): item k is encrypted; pass the key"
+        DecryptionError, match=r"store namespace \('users', 'ada'\): item k is encrypted; pass its key"
     ):
         Backend(driver).store().get(HOME, "k")
     longer = {**record.fields, "expires_at": record.fields["expires_at"] + 1}

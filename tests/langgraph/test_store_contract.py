@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from perdure.storage.encryption import Keyring
+from perdure.storage.encryption import DataKeys, Keyring
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver
 from perdure.testing.conformance import Awaited, Backend, Narrow, StoreContract
 from tests.backends import BACKENDS, fresh
 
-KEYRING = Keyring.of(bytes(range(32)))
+KEYRING = Keyring(DataKeys.create(0))
 
 REMOVES_BY_ITSELF = {"dynamodb"}
 """Backends that remove expired items unasked, so that a sweep finds none."""

@@ -18,7 +18,7 @@ from langgraph.store.base import GetOp, ListNamespacesOp, MatchCondition, Op, Pu
 from langgraph.store.memory import InMemoryStore
 
 from perdure.model.store_items import MINUTE
-from perdure.storage.encryption import Keyring
+from perdure.storage.encryption import DataKeys, Keyring
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.expiry import Hand
 from tests.backends import BACKENDS, fresh
@@ -212,7 +212,7 @@ class Stores(RuleBasedStateMachine):
 
 def machine(backend: str, sealed: bool) -> Any:
     name = f"{backend}{'_sealed' if sealed else ''}"
-    keyring = Keyring.of(bytes(32)) if sealed else None
+    keyring = Keyring(DataKeys.create(0)) if sealed else None
     kind: Any = type(f"Stores_{name}", (Stores,), {"backend": backend, "keyring": keyring})
     local = backend in ("memory", "sqlite")
     test = kind.TestCase

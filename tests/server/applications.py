@@ -25,7 +25,7 @@ from perdure.web.connections import LimitedConnection
 from tests.backends import EMPTY
 from tests.servers import postgres
 
-VARIABLES = ("PERDURE_DB", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEY_FILE")
+VARIABLES = ("PERDURE_DB", "DATABASE_URL", "LANGGRAPH_DEV", "PERDURE_DEVELOPMENT", "PERDURE_KEYS")
 QUICK = Settings(poll=0.2, drain=5)
 _PATIENCE_S = 60.0
 

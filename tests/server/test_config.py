@@ -271,8 +271,10 @@ def test_a_misspelt_key_is_ignored_with_a_hint() -> None:
 
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     langgraph(encryption={"path": "./enc.py:encryption"})
-    assert "everything would be stored in the clear; pass --key-file" in refused()
-    assert usable(has_key=True).ignored == ("encryption in langgraph.json",)
+    assert "everything would be stored in the clear; pass --keys" in refused()
+    Path("key").write_bytes(bytes(32))
+    assert usable(keys="key").ignored == ("encryption in langgraph.json",)
+    assert usable({"PERDURE_KEYS": "key"}).keys is not None
 
 
 # Variables of a .env file
@@ -319,7 +321,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ("port = 1\n", "perdure.toml has port, which is not a setting; did you mean http.port?"),
         (
             "zzzzzz = 1\n",
-            "zzzzzz, which is not a setting; there is database_url, graphs, assistants",
+            "zzzzzz, which is not a setting; there is database_url, keys, graphs, assistants",
         ),
         ("http = 3\n", "http in perdure.toml is 3; write it as a table, [http]"),
         (
@@ -419,7 +421,7 @@ def test_a_flag_that_cannot_work_is_called_by_its_name() -> None:
 
 
 def test_a_variable_that_is_no_setting_is_told() -> None:
-    config = usable({"PERDURE_LIMITS_BODY_BYTE": "1", "PERDURE_KEY_FILE": "k", "OTHER": "x"})
+    config = usable({"PERDURE_LIMITS_BODY_BYTE": "1", "PERDURE_TENANT": "k", "OTHER": "x"})
     assert config.ignored == (
         "PERDURE_LIMITS_BODY_BYTE in the environment; did you mean PERDURE_LIMITS_BODY_BYTES?",
     )

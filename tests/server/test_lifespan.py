@@ -197,11 +197,18 @@ def test_memory_on_request_is_said(caplog: pytest.LogCaptureFixture) -> None:
     run(answers(app, "1: hi"))
 
 
-def test_a_key_that_would_be_passed_over_is_refused(near: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PERDURE_KEY_FILE", "key")
-    assert "stored in the clear" in str(_refused(app_with(near)))
+def test_the_keys_of_the_environment_are_used(
+    near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    monkeypatch.setenv("PERDURE_KEYS", str(tmp_path / "nowhere"))
+    assert "nowhere cannot be read" in str(_refused(app_with(near)))
+    monkeypatch.setenv("PERDURE_KEYS", str(tmp_path / "key"))
     with sqlite() as fresh:
-        run(answers(app_with(fresh.url, migrate=True, encryption_key=b"k" * 32), "1: hi"))
+        run(answers(app_with(fresh.url, migrate=True), "1: hi"))
+        monkeypatch.delenv("PERDURE_KEYS")
+        assert "is encrypted" in str(_refused(app_with(fresh.url)))
+        run(answers(app_with(fresh.url, encryption_key=b"k" * 32), "2: hi"))
 
 
 def test_sqlalchemy_s_form_of_a_url_is_understood() -> None:

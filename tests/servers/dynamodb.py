@@ -46,7 +46,7 @@ def started() -> tuple[subprocess.Popen[bytes], str]:
         **os.environ,
         "GATEWAY_PORT": str(port),
         "BIND_HOST": "127.0.0.1",
-        "SERVICES": "dynamodb",
+        "SERVICES": "dynamodb,kms",
         "STATE_DIR": folder.name,
         "LOG_LEVEL": "ERROR",
     }

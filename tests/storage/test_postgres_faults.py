@@ -38,7 +38,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect
 from perdure.model.records import CHUNK, GC, TAG, Partition
 from perdure.storage.batching import PendingRequest
-from perdure.storage.encryption import EncryptedDriver, Keyring
+from perdure.storage.encryption import DataKeys, EncryptedDriver, Keyring
 from perdure.storage.port import Driver
 from perdure.storage.postgres import connection as link
 from perdure.storage.postgres.backend import PostgresDriver
@@ -334,7 +334,7 @@ def test_a_lost_answer_is_settled_although_a_chunk_is_stored_as_another_sealed_i
     pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
     chunk = Put(CHUNK, (b"digest",), {"generation": 1}, b"body")
     with through_lossy(single) as (driver, relay):
-        sealed = EncryptedDriver(driver, Keyring.of(bytes(32)))
+        sealed = EncryptedDriver(driver, Keyring(DataKeys.create(0)))
         assert sealed.perform(Commit(AT, (Put(GC, (), version=1), chunk))) == Committed()
         relay.losing = 1
         assert sealed.perform(Commit(AT, (Put(GC, (), expect=1, version=2), chunk))) == Committed()

@@ -10,22 +10,28 @@ event loop, call them by ``asyncio.to_thread``.
 
 from perdure.admin.archives import new_archive, open_archive
 from perdure.admin.cross_thread_check import examine
+from perdure.admin.key_rotation import encryption_keys, rotate_keys
 from perdure.admin.listing import partitions, tenants
 from perdure.admin.moving import digest_of, move
 from perdure.engine.threads.thread_digest import Digest
 from perdure.engine.transfer.transfer import State, TransferResult
 from perdure.model.records import Partition
+from perdure.storage.stored_keys import DataKey, EncryptionKeys
 
 __all__ = [
+    "DataKey",
     "Digest",
+    "EncryptionKeys",
     "Partition",
     "State",
     "TransferResult",
     "digest_of",
+    "encryption_keys",
     "examine",
     "move",
     "new_archive",
     "open_archive",
     "partitions",
+    "rotate_keys",
     "tenants",
 ]

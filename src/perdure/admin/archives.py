@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
 from perdure.errors import DecryptionError
-from perdure.model.ops import Fetch, Get
-from perdure.model.records import RESERVED, SEAL
 from perdure.storage.archive import Archive
-from perdure.storage.encryption import Keyring, admit
+from perdure.storage.key_providers import EncryptionKey, provider_of
+from perdure.storage.stored_keys import admit, is_encrypted
 
 
 @contextmanager
-def new_archive(
-    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None
-) -> Iterator[SyncDatabase]:
+def new_archive(path: Path, *, encryption_key: EncryptionKey | None = None) -> Iterator[SyncDatabase]:
     """Create a file to move threads into. It appears at ``path``, complete, when the block ends without an
     error. With a key everything that a user could have typed is encrypted."""
     archive = Archive.create(path)
@@ -31,7 +28,7 @@ def new_archive(
 
 @contextmanager
 def open_archive(
-    path: Path, *, encryption_key: bytes | Collection[bytes] | None = None, sealed_only: bool = False
+    path: Path, *, encryption_key: EncryptionKey | None = None, sealed_only: bool = False
 ) -> Iterator[SyncDatabase]:
     """Open the threads in a file as a read-only database.
 
@@ -46,7 +43,7 @@ def open_archive(
     """
     archive = Archive.read(path)
     try:
-        (sealed,) = archive.perform(Fetch(RESERVED, (Get(SEAL, ("key",)),)))
+        sealed = is_encrypted(archive)
         if sealed_only and not sealed:
             raise DecryptionError(
                 f"{path} is in the clear, although a key was given for it; nothing of it was used. If you "
@@ -57,7 +54,6 @@ def open_archive(
         archive.close()
 
 
-def _open(archive: Archive, path: Path, key: bytes | Collection[bytes] | None) -> SyncDatabase:
-    keyring = None if key is None else Keyring.of(key)
-    admit(archive, keyring, str(path))
+def _open(archive: Archive, path: Path, key: EncryptionKey | None) -> SyncDatabase:
+    keyring = admit(archive, None if key is None else provider_of(key), str(path))
     return over(archive, keyring=keyring)

@@ -20,6 +20,7 @@ from perdure.cli.demo import demo
 from perdure.cli.dev import dev
 from perdure.cli.init import init
 from perdure.cli.inspect import inspect
+from perdure.cli.keys import keys
 from perdure.cli.limits import limits
 from perdure.cli.memory import memory
 from perdure.cli.questions import questions
@@ -54,6 +55,7 @@ app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")
+app.add_typer(keys, name="keys")
 flow_help(app)
 
 

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from perdure.cli.suggestions import Group
-from perdure.errors import BadUrl, DecryptionError
+from perdure.errors import BadUrl
 from perdure.storage.url import SCHEMES, redact
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.database.handle import DatabaseHandle
     from perdure.model.model_calls import Prices
+    from perdure.storage.key_providers import KeyProvider
 
 app = typer.Typer(
     cls=Group,
@@ -44,8 +45,6 @@ out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() el
 err = Console(stderr=True, highlight=False, emoji=False)
 
 R = TypeVar("R")
-Keys = tuple[bytes, ...]
-"""Encryption keys of a key file, the one that encrypts first."""
 
 Db = Annotated[
     str | None,
@@ -55,13 +54,15 @@ Db = Annotated[
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
 Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="The threads' tenant; none by default")]
-KeyFile = Annotated[
-    typer.FileBinaryRead | None,
+Keys = Annotated[
+    str | None,
     typer.Option(
-        "--key-file",
-        envvar="PERDURE_KEY_FILE",
-        help="The file with the encryption key, 32 bytes or 64 hex digits; for a rotation a line of hex "
-        "digits for each key, the new one first",
+        "--keys",
+        metavar="KEYS",
+        envvar="PERDURE_KEYS",
+        help="What wraps the keys of an encrypted database: a file with 32 bytes or 64 hex digits, or with a "
+        "line of these for each key, of which the first wraps; aws-kms:KEY?region=…; or module:function. "
+        "Else keys in perdure.toml here",
     ),
 ]
 
@@ -221,21 +222,21 @@ def _jsonable(value: Any) -> Any:
 
 @contextmanager
 def open_database(
-    url: str | None, tenant: str = "", key: typer.FileBinaryRead | Keys | None = None
+    url: str | None, tenant: str = "", keys: str | KeyProvider | None = None
 ) -> Iterator[SyncDatabase]:
     """Open the database of a command.
 
     Args:
         url: The database's URL, if one was given.
         tenant: The tenant whose threads are used.
-        key: The encryption keys, or the file that contains them.
+        keys: The provider of the encryption keys, or what names it.
 
     Raises:
         BadUrl: There is no URL.
     """
     from perdure.database.opening import connect_sync
 
-    with connect_sync(url_of(url), tenant=tenant, encryption_key=key_of(key)) as database:
+    with connect_sync(url_of(url), tenant=tenant, encryption_key=keys_of(keys)) as database:
         yield database
 
 
@@ -260,7 +261,7 @@ def url_of(url: str | None) -> str:
         BadSetting: The file is invalid.
         BadUrl: There is no URL.
     """
-    url = url or _url_in(Path("perdure.toml"))
+    url = url or _setting_here("database_url")
     if url is None:
         raise BadUrl(
             "which database? Pass --db sqlite:///threads.db, set PERDURE_DB or DATABASE_URL, or write "
@@ -269,15 +270,16 @@ def url_of(url: str | None) -> str:
     return url
 
 
-def _url_in(path: Path) -> str | None:
-    """Return the database of a settings file, if there is the file and it names one."""
+def _setting_here(key: str) -> str | None:
+    """Return a setting of ``perdure.toml`` in the current folder, if there is the file and it has it."""
+    path = Path("perdure.toml")
     if not path.is_file():
         return None
     from perdure.config.settings import SETTINGS
     from perdure.config.sources import of_file, value_of
 
-    entry = of_file(path).entries.get("database_url")
-    return None if entry is None else str(value_of(SETTINGS["database_url"], entry))
+    entry = of_file(path).entries.get(key)
+    return None if entry is None else str(value_of(SETTINGS[key], entry))
 
 
 def prices_here() -> Prices:
@@ -291,32 +293,29 @@ def prices_here() -> Prices:
     return read_prices(Path(), os.environ)
 
 
-def key_of(key_file: typer.FileBinaryRead | Keys | None) -> Keys | None:
-    """Return the encryption keys in a file, if one was named; keys are returned unchanged. The first one
-    encrypts, all of them decrypt.
-
-    The file is read once.
+def keys_of(keys: str | KeyProvider | None) -> KeyProvider | None:
+    """Return the provider of encryption keys that was passed or set, or else that of ``perdure.toml`` in the
+    current folder; ``None`` without any. A provider is returned as it is.
 
     Raises:
-        DecryptionError: The file contains no key.
+        BadSetting: There is none of this name, or the file is invalid.
+        DecryptionError: A key file contains no key.
     """
-    if key_file is None or isinstance(key_file, tuple):
-        return key_file
-    from perdure.storage.encryption import KEY_SIZE
+    return named_keys(_setting_here("keys") if keys is None else keys)
 
-    data = key_file.read()
-    try:
-        text = data.decode("ascii")
-        whole = bytes.fromhex(text)
-        keys = (whole,) if len(whole) == KEY_SIZE else tuple(map(bytes.fromhex, text.split()))
-    except (UnicodeDecodeError, ValueError):
-        keys = (data,)
-    if not keys or any(len(key) != KEY_SIZE for key in keys):
-        raise DecryptionError(
-            f"{key_file.name} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed, or "
-            "a line of these for each key"
-        )
-    return keys
+
+def named_keys(keys: str | KeyProvider | None) -> KeyProvider | None:
+    """Return the provider of encryption keys that was passed, and no other; ``None`` without one.
+
+    Raises:
+        BadSetting: There is none of this name.
+        DecryptionError: A key file contains no key.
+    """
+    if not isinstance(keys, str):
+        return keys
+    from perdure.storage.key_providers import provider_named
+
+    return provider_named(keys)
 
 
 def _version(value: bool) -> None:

@@ -14,12 +14,11 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
     Keys,
     Tenant,
     err,
     handle_in,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from perdure.config.retention import RetentionSettings
     from perdure.database.blocking import SyncDatabase
     from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
+    from perdure.storage.key_providers import KeyProvider
 
 care = typer.Typer(
     cls=Group,
@@ -75,7 +75,7 @@ def run_(
     all_tenants: AllTenants = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Sweep all threads: remove expired ones, and old checkpoints of the others.
@@ -86,7 +86,7 @@ def run_(
     """
     if dry_run and not once:
         once = True
-    key = key_of(key_file)
+    key = keys_of(keys)
     flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
     settings = _settings(config, flags, key is not None)
     if once:
@@ -110,14 +110,14 @@ def run_(
 def status(
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     all_tenants: AllTenants = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the sweep that is under way, and when the last one ended."""
     from perdure.engine.retention import sweep
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         state, _ = handle_in(database).run(sweep.read_progress(None if all_tenants else tenant))
     if as_json:
         print_json(asdict(state))
@@ -201,7 +201,7 @@ def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Rete
 
 def _sweep_once(
     settings: RetentionSettings,
-    place: tuple[str | None, str, Keys | None],
+    place: tuple[str | None, str, KeyProvider | None],
     all_tenants: bool,
     dry_run: bool,
     as_json: bool,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import KeyFile, err, key_of
+from perdure.cli.app import Keys, err
 from perdure.cli.logs import LogLevel, write_log
 from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
@@ -38,7 +38,7 @@ def dev(
     port: Port = None,
     works: Works = True,
     log_level: ServerLog = LogLevel.INFO,
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Serve a project for development, and load it anew whenever a file of it changes.
 
@@ -61,15 +61,15 @@ def dev(
         ) from error
 
     write_log(log_level)
-    key = key_of(key_file)
     flags: dict[str, Any] = {
         "file": config,
         "graphs": graphs or (),
         "db": db,
         "host": host,
         "development": True,
+        "keys": keys,
     }
-    asked = load(**flags, port=port, environ=os.environ, has_key=key is not None)
+    asked = load(**flags, port=port, environ=os.environ)
     if asked.database_url.startswith("memory:"):
         raise BadSetting(
             "perdure dev needs a database that outlives a reload, and memory:// does not; leave --db out for "
@@ -79,11 +79,10 @@ def dev(
         # Later processes are announced under the same address, whatever the configuration says then.
         port = listener.getsockname()[1]
         terms = DevelopmentTerms(
-            load=partial(_load, {**flags, "host": asked.http.host, "port": port, "has_key": key is not None}),
+            load=partial(_load, {**flags, "host": asked.http.host, "port": port}),
             announce=_announce,
             announce_failure=_announce_failure,
             works=works,
-            encryption_key=key,
             log_level=log_level.upper(),
         )
         serve_reloading(asked, terms, listener, _announce_end)

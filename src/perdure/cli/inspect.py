@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import KeyFile, Keys, Tenant, err, key_of, prices_here, url_of
+from perdure.cli.app import Keys, Tenant, err, keys_of, prices_here, url_of
 from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redact
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from perdure.inspector.serve import Presentation
     from perdure.model.model_calls import Prices
     from perdure.runtime.agents.agent import Agent
+    from perdure.storage.key_providers import KeyProvider
 
 ALL, REPLAY = "all", "replay"
 
@@ -51,7 +52,7 @@ def inspect(
     host: Annotated[str, typer.Option(help="Listen on this address")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one", min=0, max=65535)] = 8770,
     browser: Annotated[bool, typer.Option(help="Open the page in your browser")] = True,
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Look at threads in your browser: their timeline, state, changes, branches, queue and storage.
 
@@ -93,7 +94,7 @@ def inspect(
     if work and allowed == frozenset({REPLAY}):
         raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
     given = _Given(places, _choose_compared(compare, places), allowed, work, all_tenants, prices_here())
-    key = key_of(key_file)
+    key = keys_of(keys)
     with listen(host, port) as listener:
         try:
             if allowed - {REPLAY}:
@@ -124,7 +125,7 @@ class _Given(NamedTuple):
         return f"allowed: {', '.join(sorted(self.allowed))}" if self.allowed else "only read"
 
 
-def _serve_for_reading(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
+def _serve_for_reading(url: str, tenant: str, key: KeyProvider | None, given: _Given, place: _Place) -> None:
     import asyncio
 
     from perdure.database.base import handle_of
@@ -157,7 +158,9 @@ async def _load(places: dict[str, str]) -> dict[str, Agent]:
     return {name: await load_agent(find(each)) for name, each in places.items()}
 
 
-async def _serve_for_acting(url: str, tenant: str, key: Keys | None, given: _Given, place: _Place) -> None:
+async def _serve_for_acting(
+    url: str, tenant: str, key: KeyProvider | None, given: _Given, place: _Place
+) -> None:
     from perdure.database.base import handle_of
     from perdure.database.opening import connect
     from perdure.inspector.access import LocalAccess, LocalReplays

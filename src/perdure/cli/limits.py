@@ -10,7 +10,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     add_listing,
     handle_in,
@@ -55,7 +55,7 @@ def list_limits(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many keys")] = 100,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the keys of limits that are in use: what is used now, what waits, and when there is more.
@@ -64,7 +64,7 @@ def list_limits(
     """
     from perdure.runtime.operations import limit_states
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
         found, last = run_coroutine(limit_states.read_entries(handle, tenant, name, limit))
         changed = run_coroutine(limit_states.read_amounts(handle, tenant))
@@ -86,13 +86,13 @@ def show(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one key of a limit, with the processes that have a share of it."""
     from perdure.runtime.operations import limit_states
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         found = run_coroutine(limit_states.read_entry(handle_in(database), tenant, name, _key_of(key)))
     if as_json:
         print_json(found)
@@ -118,7 +118,7 @@ def set_(
     ] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Set what a limit allows, in place of what is configured, for all processes and the keys of a tenant.
@@ -140,7 +140,7 @@ def set_(
     given = {field: value for field, value in given.items() if value is not None}
     if bool(given) == clear:
         raise typer.BadParameter("give the amounts to set, e.g. --rate 600, or else --clear")
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
         if clear:
             run_coroutine(limit_states.clear_amounts(handle, tenant, name))
@@ -160,7 +160,7 @@ def reset(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Let the rate, the tokens and the budget of a key begin anew, as if nothing was used yet.
@@ -170,7 +170,7 @@ def reset(
     from perdure.runtime.operations import limit_states
 
     parts = _key_of(key)
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         run_coroutine(limit_states.reset(handle_in(database), tenant, name, parts))
     if as_json:
         print_json({"limit": name, "key": parts, "reset": True})

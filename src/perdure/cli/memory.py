@@ -13,13 +13,12 @@ import typer
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
     Keys,
     Tenant,
     Yes,
     add_listing,
     handle_in,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -31,6 +30,7 @@ from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.storage.key_providers import KeyProvider
 
 memory = typer.Typer(
     cls=Group, help="Look at, export and forget what is known of users.", no_args_is_help=True
@@ -88,14 +88,14 @@ def list_memory(
     namespace: Namespace = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the users of whom something is known, or what is known of one, oldest first."""
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with _open_store(db, tenant, key_file) as kept:
+    with _open_store(db, tenant, keys) as kept:
         if user is None:
             for name in users(kept.store(), root=root):
                 if as_json:
@@ -131,13 +131,13 @@ def export_memory(
     namespace: Namespace = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Print all that is known of a user, with its history, as one JSON object."""
     from perdure.memory import Memory
 
     root = _root(namespace)
-    with _open_store(db, tenant, key_file) as kept:
+    with _open_store(db, tenant, keys) as kept:
         exported = Memory(kept.store(), user, root=root).export()
         if not exported["facts"] and not exported["summaries"]:
             _refuse_elsewhere(kept, tenant, user, root)
@@ -155,7 +155,7 @@ def forget(
     namespace: Namespace = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove a fact in all its versions, the summary of a thread, or all that is known of a user.
@@ -166,7 +166,7 @@ def forget(
     from perdure.memory import Memory
     from perdure.runtime.agent_memory.memory_turns import lane_of
 
-    key, root = key_of(key_file), _root(namespace)
+    key, root = keys_of(keys), _root(namespace)
     with open_database(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
         known = Memory(kept.store(), user, root=root)
         what = "all that is known of" if id is None else f"{printable(id)} of"
@@ -186,9 +186,7 @@ def forget(
 
 
 @contextmanager
-def _open_store(
-    db: str | None, tenant: str, key_file: typer.FileBinaryRead | Keys | None
-) -> Iterator[SyncDatabase]:
+def _open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> Iterator[SyncDatabase]:
     """Open the database of the store in which servers and workers with these settings keep memories: one of
     its own, if the settings name one, or else that of the threads.
 
@@ -198,7 +196,7 @@ def _open_store(
     """
     from perdure.config.resolve import resolve_config
 
-    key = key_of(key_file)
+    key = keys_of(keys)
     settled = resolve_config(file=None, flags={}, environ=os.environ, has_key=key is not None)
     with open_database(settled.store_url() or db, tenant, key) as database:
         yield database

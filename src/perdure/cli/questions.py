@@ -12,7 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     add_listing,
@@ -53,7 +53,7 @@ def list_questions(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first")] = 100,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the questions that wait for an answer, the oldest first, with what is asked.
@@ -63,7 +63,7 @@ def list_questions(
     """
     from perdure.runtime.operations import entries
 
-    with open_walk(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, keys, prefix) as found:
         asked = run_coroutine(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
     for question in asked[:limit]:
@@ -133,7 +133,7 @@ def answer(
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Answer the question of a thread. A worker with the graph goes on.
@@ -148,7 +148,7 @@ def answer(
     from perdure.runtime.operations import open_questions
 
     partition = Partition(tenant, thread_id)
-    with open_walk(db, tenant, key_file) as found:
+    with open_walk(db, tenant, keys) as found:
         given: Any
         if value is not None:
             given = value if as_text else _json_or_text(value)
@@ -211,7 +211,7 @@ def signal(
     one: Annotated[bool, typer.Option("--one", help="End one wait, if several branches wait for it")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Give a signal to a thread, whose graph goes on where it waits for one of this name.
@@ -220,7 +220,7 @@ def signal(
     """
     from perdure.runtime.operations import open_questions
 
-    with open_walk(db, tenant, key_file) as found:
+    with open_walk(db, tenant, keys) as found:
         given = None if value is None else _json_or_text(value)
         try:
             sent = open_questions.give_signal(

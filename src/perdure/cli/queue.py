@@ -17,7 +17,7 @@ from rich.table import Table
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     err,
@@ -60,7 +60,7 @@ def inbox(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     limit: Limit = 30,
     text: Text = False,
     as_json: AsJson = False,
@@ -73,7 +73,7 @@ def inbox(
     def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
         return inboxes.latest(partition, count, last.message.seq if last else None)
 
-    found = _newest(db, key_file, partition, limit, page)
+    found = _newest(db, keys, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
     _print((_message(each, text) for each in found), headings, "No messages.", as_json, text)
 
@@ -82,7 +82,7 @@ def runs(
     thread_id: ThreadId,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     limit: Limit = 30,
     as_json: AsJson = False,
 ) -> None:
@@ -94,7 +94,7 @@ def runs(
     def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
         return running.latest(partition, count, last.first if last else None)
 
-    found = _newest(db, key_file, partition, limit, page)
+    found = _newest(db, keys, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
     _print(map(_run, found), headings, "No runs.", as_json)
 
@@ -104,7 +104,7 @@ def outbox(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     limit: Limit = 30,
     text: Text = False,
     as_json: AsJson = False,
@@ -117,7 +117,7 @@ def outbox(
     def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
         return outboxes.replies(partition, count, last.seq if last else None)
 
-    found = _newest(db, key_file, partition, limit, page)
+    found = _newest(db, keys, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
     _print((_reply(each, text) for each in found), headings, "No replies.", as_json, text)
 
@@ -128,7 +128,7 @@ def dead(
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     text: Text = False,
     as_json: AsJson = False,
 ) -> None:
@@ -142,7 +142,7 @@ def dead(
     from perdure.engine.queue import inbox as inboxes
 
     rows: list[dict[str, Any]] = []
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         partitions = (
             [p for p in admin.partitions(database, tenant) if p.space == THREADS]
             if thread_id is None
@@ -176,7 +176,7 @@ def stuck(
     ] = 10_000,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Count threads on which no worker makes progress, by the name of the graph or channel.
@@ -184,7 +184,7 @@ def stuck(
     Those that wait have been due for long: no running worker has that graph or channel. Those that fail are
     retried: the log of the workers has the errors. For damaged threads run `perdure fsck`.
     """
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         found = database.find_stuck(older, all_tenants=all_tenants, most=most)
     rows = [
         {
@@ -223,7 +223,7 @@ def retry(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Send a reply again that is dead or held in doubt, or run a failed run again.
 
@@ -234,7 +234,7 @@ def retry(
     """
     if [reply is not None, run is not None, failed].count(True) != 1 or (thread_id is None and not failed):
         raise typer.BadParameter("name a thread with --reply NUMBER or --run RUN, or pass --failed")
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         if reply is not None and thread_id is not None:
             _resend(database, Partition(tenant, thread_id), reply)
         elif run is not None and thread_id is not None:
@@ -305,14 +305,14 @@ def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> 
 
 def _newest(
     db: Db,
-    key_file: KeyFile,
+    keys: Keys,
     partition: Partition,
     limit: int,
     page: Callable[[int, R | None], Program[tuple[R, ...]]],
 ) -> list[R]:
     """Return at most ``limit`` results of ``page``, read in parts, as each may be large."""
     results: list[R] = []
-    with open_database(db, partition.tenant, key_file) as database:
+    with open_database(db, partition.tenant, keys) as database:
         while count := min(limit - len(results), _PAGE):
             found = handle_in(database).run(page(count, results[-1] if results else None))
             results += found

@@ -11,11 +11,11 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     err,
     json_text,
-    key_of,
+    keys_of,
     legible,
     out,
     print_json,
@@ -58,7 +58,7 @@ def replay(
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Run recorded steps again with your changed code, and show where it does something else.
@@ -91,7 +91,7 @@ def replay(
         whole_process=True,
     )
     agent = asyncio.run(load_agent(find(graph)))
-    database = open_for_reading(url_of(db), tenant=tenant, encryption_key=key_of(key_file))
+    database = open_for_reading(url_of(db), tenant=tenant, encryption_key=keys_of(keys))
     differs = False
     try:
         for thread_id in thread_ids:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     add_listing,
     err,
@@ -113,13 +113,13 @@ class _Open(NamedTuple):
 
 
 @contextmanager
-def open_walk(db: str | None, tenant: str, key_file: Any, prefix: str = "") -> Iterator[_Open]:
+def open_walk(db: str | None, tenant: str, keys: Any, prefix: str = "") -> Iterator[_Open]:
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
     from perdure.runtime.operations.thread_walk import ThreadWalk
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
         now = handle.run(ask(Now()))
         yield _Open(database, ThreadWalk(handle, tenant, prefix=prefix), now)
@@ -152,7 +152,7 @@ def list_runs(
     ] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a tenant, newest first, each with its thread, its state and its error.
@@ -163,7 +163,7 @@ def list_runs(
     from perdure.runtime.operations import entries
     from perdure.runtime.operations.run_search import RunQuery, newest
 
-    with open_walk(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, keys, prefix) as found:
         state = "failed" if by_error else status
         query = RunQuery(state=state, user=user, since=since_us(since, found.now), error=error)
         if by_error:
@@ -232,7 +232,7 @@ def show(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a run: its state, its error with the traceback, and from where it can be run again.
@@ -241,7 +241,7 @@ def show(
     """
     from perdure.runtime.operations import entries, run_search
 
-    with open_walk(db, tenant, key_file) as found:
+    with open_walk(db, tenant, keys) as found:
         detail = run_coroutine(run_search.show(found.walk, run_id, thread))
     entry = entries.detail_entry(detail)
     if as_json:
@@ -292,7 +292,7 @@ def rerun(
     prefix: Prefix = "",
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a failed run again, or all of them, from the last step that is stored.
@@ -311,7 +311,7 @@ def rerun(
         raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
     if failed and thread is not None:
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
-    with open_walk(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, keys, prefix) as found:
         if run_id is not None:
             detail = run_coroutine(run_search.show(found.walk, run_id, thread))
             again, was_repeated = run_coroutine(repeat(found.database, tenant, detail.found))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import KeyFile, err, key_of
+from perdure.cli.app import Keys, err
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redact
@@ -57,7 +57,7 @@ def serve(
         typer.Option("--page/--no-page", help="A chat page at /chat", show_default="only with --dev"),
     ] = None,
     log_level: ServerLog = LogLevel.INFO,
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Serve graphs to the clients of LangGraph's server.
 
@@ -84,7 +84,6 @@ def serve(
         ) from error
 
     write_log(log_level)
-    key = key_of(key_file)
     asked = load(
         file=config,
         graphs=graphs or (),
@@ -94,7 +93,7 @@ def serve(
         development=dev,
         page=page,
         environ=os.environ,
-        has_key=key is not None,
+        keys=keys,
     )
     if asked.development:
         from perdure.runtime.failures.failure_location import show_failures
@@ -113,11 +112,11 @@ def serve(
         if workers > 1:
             ready()
             level = log_level.upper()
-            code = serve_many(asked, listener, workers, works=works, encryption_key=key, log_level=level)
+            code = serve_many(asked, listener, workers, works=works, log_level=level)
             if code:
                 raise typer.Exit(code)
         else:
-            run_server(asked, listener, works=works, encryption_key=key, ready=ready)
+            run_server(asked, listener, works=works, ready=ready)
     err.print("Stopped. Every accepted run is stored.")
 
 

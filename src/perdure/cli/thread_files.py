@@ -12,7 +12,7 @@ from rich.table import Table
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     handle_in,
@@ -38,7 +38,7 @@ def files(
     namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the files that an agent keeps in its state, as deep agents do, or print the text of one."""
@@ -47,7 +47,7 @@ def files(
     listed: list[ThreadFile] = []
     parts: list[str] = []
     after, start = "", 0
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
         partition = handle.partition(thread_id)
         if path is None:

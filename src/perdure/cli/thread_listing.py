@@ -13,7 +13,7 @@ import typer
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     err,
     legible,
@@ -70,7 +70,7 @@ def list_threads(
     sizes: Annotated[bool, typer.Option("--bytes", help="Measure each thread, by reading all of it")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List the threads of a tenant, with the time since their last change, their status, title and user.
@@ -81,7 +81,7 @@ def list_threads(
     """
     from perdure.runtime.operations.thread_search import ThreadQuery
 
-    with open_walk(db, tenant, key_file, prefix) as found:
+    with open_walk(db, tenant, keys, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
         query = ThreadQuery(
             title=title, user=user, error=error, tag=tag, since=since_us(since, found.now), words=words
@@ -138,7 +138,7 @@ def top(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of threads to show")] = 20,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """List a tenant's largest threads, by their bytes in the database, each with its largest channel.
@@ -147,7 +147,7 @@ def top(
     """
     from rich.progress import track
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         names = [thread.thread_id for thread in database.threads()]
         found: list[tuple[int, str, str]] = []
         hidden = as_json or not sys.stderr.isatty()

@@ -11,7 +11,7 @@ from rich.table import Table
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     Yes,
@@ -60,7 +60,7 @@ def show(
     steps: Annotated[int, typer.Option(min=1, max=1000, help="The newest steps to show")] = 20,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and the way by its
@@ -68,7 +68,7 @@ def show(
 
     Costs are shown if the table "prices" of perdure.toml has the models.
     """
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         view = database.show(thread_id, checkpoint, namespace)
         way = read_way(database, thread_id, namespace, steps)
         agents = read_agents(database, thread_id, namespace, checkpoint)
@@ -102,13 +102,13 @@ def history(
     *,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first")] = 30,
     namespace: Namespace = "",
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a thread, newest first."""
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         views = database.timeline(thread_id, namespace, limit)
     if as_json:
         for view in views:
@@ -140,14 +140,14 @@ def digest(
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the digest of a thread's content: history, values, pending writes, tags and heads.
 
     It does not depend on the backend or the encryption key.
     """
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         unreadable = 0
         for name in thread_ids or [thread.thread_id for thread in database.threads()]:
             try:
@@ -175,10 +175,10 @@ def tag(
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tag")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Tag a checkpoint: no pruning removes it, and a fork can start from it later."""
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         if remove:
             database.untag(thread_id, name)
             line = f"{printable(thread_id)}: the tag {printable(name)} is gone"
@@ -199,7 +199,7 @@ def fork(
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on from an earlier checkpoint: its copy becomes the latest one, and the next message builds on it.
@@ -207,7 +207,7 @@ def fork(
     What came after it stays as a branch. With --into the thread itself is left as it is. Refused while a run
     of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
         if into is not None:
             database.checkpointer().copy_thread(thread_id, into)
@@ -246,7 +246,7 @@ def prune(
     dry_run: DryRun = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints: those that are neither among the newest nor young enough.
@@ -257,7 +257,7 @@ def prune(
         raise typer.BadParameter("name threads, or pass --all for every thread of the tenant")
     if keep_last is None and older_than is None:
         raise typer.BadParameter("which checkpoints? Pass --keep-last 50, --older-than 30d, or both")
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         prune_threads(database, thread_ids, keep_last, older_than, dry_run=dry_run, as_json=as_json)
 
 
@@ -267,12 +267,12 @@ def delete(
     yes: Yes = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Remove a thread with everything in it, or the parts of one that was copied incompletely."""
     from perdure import admin
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         if Partition(tenant, thread_id) not in admin.partitions(database, tenant):
             database.show(thread_id)
         require_consent(f"Remove the thread {printable(thread_id)} with everything in it?", yes)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     handle_in,
     open_database,
@@ -33,7 +33,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Show it once, also on a terminal")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how it is going: runs a minute, what waits, errors, and latencies by graph and user.
@@ -44,7 +44,7 @@ def top(
     """
     from perdure.runtime.operations.overview import read
 
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
         found = run_coroutine(read(handle, tenant))
         if as_json:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from perdure.cli.app import KeyFile, Tenant, key_of
+from perdure.cli.app import Keys, Tenant
 from perdure.cli.logs import LogLevel, write_log
 from perdure.errors import BadUrl, NotAllowed
 from perdure.storage.url import backend_of, redact
@@ -100,7 +100,7 @@ def worker(
         typer.Option(help="The database, e.g. sqlite:///threads.db; else PERDURE_DB or DATABASE_URL"),
     ] = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Run graphs for accepted messages, in a process of its own.
 
@@ -146,7 +146,6 @@ def worker(
         "deadline": deadline,
         "drain": drain,
     }
-    key = key_of(key_file)
     asked = load(
         file=config,
         graphs=graphs or (),
@@ -156,11 +155,11 @@ def worker(
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         environ=os.environ,
-        has_key=key is not None,
+        keys=keys,
     )
     if not backend_of(asked.database_url).SCHEMA_VERSION:
         raise BadUrl(
             f"{redact(asked.database_url)} is this process's alone: no message would ever get here. Name a "
             "database that others can reach"
         )
-    work(asked, For(tenant, all_tenants, key))
+    work(asked, For(tenant, all_tenants))

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.care.sweeper import RetentionOptions
-from perdure.cli.app import Keys
 from perdure.cli.signals import leave, watch_stop_signals
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.stores import store_database
@@ -44,11 +43,10 @@ _log = logging.getLogger("perdure.worker")
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Tenant whose messages a worker takes, or all tenants, and the keys with which they are encrypted."""
+    """Tenant whose messages a worker takes, or all tenants."""
 
     tenant: str
     all_tenants: bool
-    key: Keys | None
 
 
 def work(config: WorkerConfig, whose: For) -> None:
@@ -97,13 +95,13 @@ async def _work(
                     url,
                     migrate=config.development,
                     tenant=whose.tenant,
-                    encryption_key=whose.key,
+                    encryption_key=config.keys,
                     retention=replace(config.retention.rules, thread_ttl=True),
                 ) as database,
             ):
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
                 store = await store_database(
-                    closing, config.store_url, development=config.development, key=whose.key
+                    closing, config.store_url, development=config.development, key=config.keys
                 )
                 runtime = _runtime(config, whose, (database, store), agents, replying, observers, name=name)
                 retention = config.retention

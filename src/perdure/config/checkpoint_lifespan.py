@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from perdure.config.sources import GivenValue, value_of
 from perdure.database.opening import connect
 from perdure.errors import BadSetting
 from perdure.langgraph.saver import PerdureSaver
+from perdure.storage.key_providers import EncryptionKey, provider_named
 from perdure.storage.url import plain_url, redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
@@ -47,7 +48,7 @@ async def checkpoint_lifespan(
     *,
     migrate: bool | None = None,
     tenant: str = "",
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
 ) -> AsyncIterator[PerdureSaver]:
     """Open the database for a block, and yield a checkpointer over it.
 
@@ -58,15 +59,16 @@ async def checkpoint_lifespan(
         migrate: Migrate a database without this release's schema, as is the default in development;
             otherwise it raises ``MigrationRequired``, which names the command.
         tenant: The tenant that owns the threads.
-        encryption_key: Key, or keys, that encrypt stored data.
+        encryption_key: What wraps the keys of stored data, as for ``connect``; by default what
+            ``PERDURE_KEYS`` names.
 
     Raises:
         BadSetting: No database is set.
         MigrationRequired: The database has not this release's schema.
     """
-    url = url_of(db_url, has_key=encryption_key is not None)
+    url, key = url_of(db_url), keys_of(encryption_key)
     is_migrated = is_development() if migrate is None else migrate
-    async with connect(url, migrate=is_migrated, tenant=tenant, encryption_key=encryption_key) as database:
+    async with connect(url, migrate=is_migrated, tenant=tenant, encryption_key=key) as database:
         _log.info("threads are kept in %s", redact(url))
         yield database.checkpointer()
 
@@ -146,23 +148,27 @@ def _tell_of_langgraph_dev(name: str) -> None:
     )
 
 
-def url_of(given: str | None = None, *, has_key: bool = False) -> str:
+def keys_of(given: EncryptionKey | None) -> EncryptionKey | None:
+    """Return what wraps the keys of stored data: what the caller gave, or what the environment names.
+
+    Raises:
+        BadSetting: There is none of this name.
+    """
+    named = next((os.environ[name] for name in SETTINGS["keys"].variables if os.environ.get(name)), None)
+    return provider_named(named) if given is None and named else given
+
+
+def url_of(given: str | None = None) -> str:
     """Return the URL of the database: the given one, or that of the environment.
 
     Args:
         given: The URL, if the caller names one.
-        has_key: True if stored data is encrypted.
 
     Raises:
-        BadSetting: There is none, or a key of the environment would not be used.
+        BadSetting: There is none.
     """
     environ = os.environ
     development = is_development(environ)
-    if not has_key and environ.get("PERDURE_KEY_FILE"):
-        raise BadSetting(
-            "PERDURE_KEY_FILE is set, and checkpoint_lifespan was given no key: everything would be stored "
-            "in the clear; pass encryption_key, or unset the variable"
-        )
     variables = SETTINGS["database_url"].variables
     url = given or next((environ[name] for name in variables if environ.get(name)), None)
     if url is None and not development:

@@ -25,6 +25,7 @@ from perdure.model.model_calls import Prices
 from perdure.runtime.agents.loading import parse_places
 from perdure.runtime.agents.module_files import names_file
 from perdure.runtime.settings import Settings
+from perdure.storage.key_providers import KeyProvider, provider_named
 from perdure.storage.url import plain_url
 
 DEVELOPMENT_FOLDER = ".perdure"
@@ -118,6 +119,17 @@ class ResolvedConfig:
                 f"or write database_url in perdure.toml; in development it is {DEVELOPMENT_URL}"
             )
         return DEVELOPMENT_URL if url is None else plain_url(str(url))
+
+    def key_provider(self) -> KeyProvider | None:
+        """Return what wraps the keys of the databases, or ``None`` if they are not encrypted.
+
+        Raises:
+            BadSetting: There is none of this name.
+            DecryptionError: A key file contains no key.
+        """
+        if "keys" not in self:
+            return None
+        return provider_named(str(self["keys"]), self.entries["keys"].base)
 
     def graphs(self, command: str) -> dict[str, GraphPlace]:
         """Return the graphs by name.
@@ -263,7 +275,7 @@ def resolve_config(
     graphs: Sequence[str] = (),
     flags: Mapping[str, tuple[Any, str]],
     environ: Mapping[str, str],
-    has_key: bool,
+    has_key: bool = False,
 ) -> ResolvedConfig:
     """Read and merge all sources once.
 
@@ -274,7 +286,7 @@ def resolve_config(
         flags: Values of other flags by key, each with the flag's name; ``None`` for those that were not
             given.
         environ: The environment.
-        has_key: True if stored data is encrypted.
+        has_key: True if stored data is encrypted with keys that are given elsewhere.
 
     Raises:
         BadSetting: A source cannot be read, or has an invalid setting.
@@ -300,7 +312,7 @@ def resolve_config(
         empty_tables=[name for layer in files for name in layer.empty_tables],
         env_file=sources.env_file_of(entries["env"]) if "env" in entries else None,
     )
-    if not has_key:
+    if not has_key and "keys" not in settled:
         _refuse_unsealed(ignored)
     return settled
 
@@ -345,5 +357,5 @@ def _refuse_unsealed(ignored: Sequence[str]) -> None:
     if asked:
         raise BadSetting(
             f"{asked} is not supported, and without it everything would be stored in the clear; pass "
-            "--key-file with the file of an encryption key, set PERDURE_KEY_FILE to it, or take it out"
+            "--keys with a key file or aws-kms:KEY, set PERDURE_KEYS, or take it out"
         )

@@ -228,6 +228,7 @@ _LISTED = [
         derived="`sqlite:///.perdure/dev.db` in development, else none",
         secret=True,
     ),
+    _setting("keys", TEXT, flag="--keys", secret=True),
     _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
     _setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
     _setting("schema", SCHEMAS, langgraph=True),

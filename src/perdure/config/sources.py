@@ -22,7 +22,7 @@ from perdure.errors import BadSetting, MissingExtra
 
 OWN, LANGGRAPH = "perdure.toml", "langgraph.json"
 _PREFIX = "PERDURE_"
-_OTHERS = frozenset(("PERDURE_TENANT", "PERDURE_KEY_FILE"))
+_OTHERS = frozenset(("PERDURE_TENANT",))
 """Variables that other parts of the command line read."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 
 from langgraph.store.base import IndexConfig
@@ -13,10 +13,11 @@ from perdure.database import opening
 from perdure.database.asynchronous import Database
 from perdure.langgraph.search.index import SearchConfig, SearchIndex
 from perdure.langgraph.store import PerdureStore
+from perdure.storage.key_providers import EncryptionKey
 
 
 async def store_database(
-    stack: AsyncExitStack, url: str | None, *, development: bool, key: bytes | Collection[bytes] | None
+    stack: AsyncExitStack, url: str | None, *, development: bool, key: EncryptionKey | None
 ) -> Database | None:
     """Open the store's own database, if it has one; ``stack`` closes it.
 
@@ -24,7 +25,7 @@ async def store_database(
         stack: Closes the database.
         url: The URL, or ``None`` if the store is kept with the threads.
         development: True to create or upgrade its schema.
-        key: The encryption key, or keys.
+        key: What wraps the keys of its database.
 
     Raises:
         BadUrl: The URL cannot be used.
@@ -43,7 +44,7 @@ def store_of_environment(
     *,
     tenant: str = "",
     index: SearchIndex | SearchConfig | IndexConfig | None = None,
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
 ) -> Iterator[PerdureStore]:
     """Yield the store that the environment describes, for a graph that is compiled without a runtime.
 
@@ -56,7 +57,8 @@ def store_of_environment(
         environ: The environment; that of the process by default.
         tenant: Owner of the items.
         index: The index for ``search(query=…)``, as for ``Database.store``.
-        encryption_key: The encryption key, or keys.
+        encryption_key: What wraps the keys of stored data, as for ``connect``; by default what
+            ``PERDURE_KEYS`` names.
 
     Raises:
         BadSetting: A variable is missing or cannot work. No other store takes the place of the one that is
@@ -67,5 +69,6 @@ def store_of_environment(
     url = settled.store_url() or settled.database_url()
     make_folder_of(url)
     migrate = bool(settled["development"]) or url.startswith("memory:")
-    with opening.connect_sync(url, tenant=tenant, migrate=migrate, encryption_key=encryption_key) as database:
+    key = settled.key_provider() if encryption_key is None else encryption_key
+    with opening.connect_sync(url, tenant=tenant, migrate=migrate, encryption_key=key) as database:
         yield database.store(ttl=settled.store_ttl(), index=index)

@@ -20,6 +20,7 @@ from perdure.config.retention import RetentionSettings, read_retention
 from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
+from perdure.storage.key_providers import KeyProvider
 
 
 class HostPort(NamedTuple):
@@ -42,6 +43,7 @@ class WorkerConfig:
     """
 
     database_url: str = field(repr=False)
+    keys: KeyProvider | None
     graphs: Mapping[str, GraphPlace]
     agents: AgentSettings
     assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
@@ -73,7 +75,7 @@ def load(
     metrics_host: str | None = None,
     metrics_port: int | None = None,
     environ: Mapping[str, str],
-    has_key: bool = False,
+    keys: str | None = None,
 ) -> WorkerConfig:
     """Return the configuration of a worker. A flag that was not given is ``None``.
 
@@ -86,7 +88,7 @@ def load(
         metrics_host: The host at which metrics are served.
         metrics_port: The port at which metrics are served.
         environ: The environment.
-        has_key: True if stored data is encrypted.
+        keys: What wraps the keys of stored data.
 
     Raises:
         BadSetting: A source cannot be read, or has an invalid setting.
@@ -97,16 +99,17 @@ def load(
         graphs=graphs,
         flags={
             "database_url": (db, "--db"),
+            "keys": (keys, "--keys"),
             "metrics.host": (metrics_host, "--metrics-host"),
             "metrics.port": (metrics_port, "--metrics-port"),
             **flags,
         },
         environ=environ,
-        has_key=has_key,
     )
     named = settled.graphs("perdure worker app:graph")
     return WorkerConfig(
         database_url=settled.database_url(),
+        keys=settled.key_provider(),
         graphs=named,
         agents=agent_settings(settled, named),
         assistants=settled.assistants("perdure worker app:graph"),

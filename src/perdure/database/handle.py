@@ -32,6 +32,7 @@ from perdure.storage.port import (
     arun,
     run,
 )
+from perdure.storage.stored_keys import StoredKeys
 
 R = TypeVar("R")
 
@@ -51,18 +52,26 @@ class DatabaseHandle:
         tenant: The tenant of threads unless a call names another.
         digest: Names chunks of stored values.
         retention: What is kept of the threads; everything by default.
+        keys: The keys with which it is encrypted, if it is.
 
     Attributes:
         closed_first: What ``close`` closes while the database still answers.
     """
 
     def __init__(
-        self, driver: Driver, *, tenant: str, digest: Digester, retention: RetentionRules | None = None
+        self,
+        driver: Driver,
+        *,
+        tenant: str,
+        digest: Digester,
+        retention: RetentionRules | None = None,
+        keys: StoredKeys | None = None,
     ) -> None:
         self.driver = driver
         self.tenant = tenant
         self.digest = digest
         self.retention = retention or RetentionRules()
+        self.keys = keys
         self._stores: WeakSet[PerdureStore] = WeakSet()
         self._large_channels: dict[int, LargeChannels] = {}
         self.closed_first: list[Closeable] = []
@@ -164,8 +173,8 @@ class DatabaseHandle:
         return (lambda: None) if bell is None else bell.listen(notify)
 
     def alias(self, *names: str) -> str:
-        """Return 16 hex digits that stand for names. With an encryption key, the first key makes them, and
-        they reveal nothing without it."""
+        """Return 16 hex digits that stand for names. In an encrypted database they reveal nothing without its
+        keys, and stay the same when these are rotated."""
         text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -17,9 +17,11 @@ from perdure.model.arguments import require_text
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.values.chunks import Digester
 from perdure.storage.credentials import Password
-from perdure.storage.encryption import EncryptedDriver, Keyring, admit
+from perdure.storage.encryption import EncryptedDriver, Keyring
+from perdure.storage.key_providers import EncryptionKey, provider_of
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
+from perdure.storage.stored_keys import StoredKeys, admit
 from perdure.storage.url import has_one_thread, open_driver, redact
 
 
@@ -28,7 +30,7 @@ def open_database(
     *,
     migrate: bool = False,
     tenant: str = "",
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
     retention: Retention | RetentionRules | None = None,
     password: Password | None = None,
     wrap: Callable[[Driver], Driver] = lambda driver: driver,
@@ -39,10 +41,10 @@ def open_database(
     that fails on purpose.
     """
     require_text("tenant", tenant)
-    keyring = None if encryption_key is None else Keyring.of(encryption_key)
+    provider = None if encryption_key is None else provider_of(encryption_key)
     driver = open_driver(url, migrate=migrate, password=password)
     try:
-        admit(driver, keyring, redact(url))
+        keyring = admit(driver, provider, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -50,7 +52,7 @@ def open_database(
 
 
 def open_for_reading(
-    url: str, *, tenant: str = "", encryption_key: bytes | Collection[bytes] | None = None
+    url: str, *, tenant: str = "", encryption_key: EncryptionKey | None = None
 ) -> SyncDatabase:
     """Open a database that is only read, e.g. a copied file; the caller closes it.
 
@@ -58,10 +60,10 @@ def open_for_reading(
     store does not postpone its expiry.
     """
     require_text("tenant", tenant)
-    keyring = None if encryption_key is None else Keyring.of(encryption_key)
+    provider = None if encryption_key is None else provider_of(encryption_key)
     driver = open_read_only(url)
     try:
-        admit(driver, keyring, redact(url))
+        keyring = admit(driver, provider, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -81,16 +83,18 @@ def over(
     Args:
         driver: The driver.
         tenant: As for ``connect``.
-        keyring: The encryption keys, which ``admit`` has checked.
+        keyring: The keys of the database, from ``admit``.
         retention: What is kept of the threads; everything by default.
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
-    digest = Digester(*(keyring.digest_keys if keyring is not None else ()))
+    digest = Digester() if keyring is None else Digester(keyring.digest_key)
     whole = wrap(EncryptedDriver(driver, keyring))
     shown = whole
     if retention is not None and retention.expires:
         shown = ExpiringDriver(whole, retention)
-    return SyncDatabase(DatabaseHandle(shown, tenant=tenant, digest=digest, retention=retention))
+    keys = keyring if isinstance(keyring, StoredKeys) else None
+    handle = DatabaseHandle(shown, tenant=tenant, digest=digest, retention=retention, keys=keys)
+    return SyncDatabase(handle)
 
 
 def connect_sync(
@@ -98,7 +102,7 @@ def connect_sync(
     *,
     migrate: bool = False,
     tenant: str = "",
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
     retention: Retention | RetentionRules | None = None,
     password: Password | None = None,
 ) -> AbstractContextManager[SyncDatabase, None]:
@@ -123,7 +127,7 @@ def connect(
     *,
     migrate: bool = False,
     tenant: str = "",
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
     retention: Retention | RetentionRules | None = None,
     password: Password | None = None,
 ) -> Unopened:
@@ -133,7 +137,8 @@ def connect(
         url: ``sqlite:///relative/path.db``, ``sqlite:////absolute/path.db``, ``memory://`` or a server's URL.
         migrate: Create or upgrade the schema.
         tenant: Separates threads of equal names.
-        encryption_key: 32 bytes, or several such keys of which the first encrypts and all decrypt.
+        encryption_key: A provider that wraps the keys of the database, such as ``perdure.keys.FileKeys``, or
+            a wrapping key of 32 bytes, or several such keys of which the first wraps and all unwrap.
         retention: What is kept of the threads; everything by default.
         password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or it
             and the time at which it ends (a ``datetime``, or seconds since 1970), at once or awaited. It is
@@ -144,7 +149,7 @@ def connect(
         BadUrl: The URL cannot be used.
         Unavailable: The database does not answer.
         MigrationRequired: The schema is not this release's, and ``migrate`` is false.
-        DecryptionError: The database is encrypted with other keys, or not at all.
+        DecryptionError: The database is encrypted with other keys (``KeyMissing``), or not at all.
     """
     opened_with = partial(
         open_database,

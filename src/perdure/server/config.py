@@ -24,6 +24,7 @@ from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.retention_policy import ThreadTtl
+from perdure.storage.key_providers import KeyProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class Config:
     """
 
     database_url: str = field(repr=False)
+    keys: KeyProvider | None
     graphs: Mapping[str, GraphPlace]
     assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
     agents: AgentSettings
@@ -162,7 +164,7 @@ def load(
     development: bool | None = None,
     page: bool | None = None,
     environ: Mapping[str, str],
-    has_key: bool = False,
+    keys: str | None = None,
 ) -> Config:
     """Return the configuration of a server. Flags take precedence over files.
 
@@ -176,7 +178,7 @@ def load(
         development: development mode.
         page: serve the chat page.
         environ: environment variables.
-        has_key: stored data is encrypted with a key that is given elsewhere.
+        keys: what wraps the keys of stored data.
 
     Raises:
         BadSetting: a setting is missing or cannot work.
@@ -186,13 +188,13 @@ def load(
         graphs=graphs,
         flags={
             "database_url": (db, "--db"),
+            "keys": (keys, "--keys"),
             "http.host": (host, "--host"),
             "http.port": (port, "--port"),
             "development": (development, "--dev"),
             "http.page": (page, "--page"),
         },
         environ=environ,
-        has_key=has_key,
     )
     is_development = bool(settled["development"])
     claims = settled["auth.tenant_claims"]
@@ -201,6 +203,7 @@ def load(
     graphs_named = settled.graphs("perdure serve ./agent.py:graph")
     return Config(
         database_url=settled.database_url(),
+        keys=settled.key_provider(),
         graphs=graphs_named,
         assistants=settled.assistants("perdure serve ./agent.py:graph"),
         agents=agent_settings(settled, graphs_named),

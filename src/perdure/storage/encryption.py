@@ -1,31 +1,28 @@
 """Encryption between the engine and a driver: bodies are sealed when written and opened when read.
 
 Bodies hold everything that a user could have typed; clear columns hold ids, versions, channel names, and a
-checkpoint's source, step and run id. A body is sealed with AES-256-GCM under a key derived for its thread,
-and bound to its tenant, thread, kind, id and clear columns: if it is moved or changed, it cannot be opened.
+checkpoint's source, step and run id. A body is sealed with AES-256-GCM under a key derived for its thread
+from a data key, which it names, and bound to its tenant, thread, kind, id and clear columns: if it is moved
+or changed, it cannot be opened. Where the data keys come from is decided in ``stored_keys``.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import ormsgpack
 
-from perdure.errors import DecryptionError, KeyMissing, MissingExtra, PerdureError
+from perdure.errors import DecryptionError, KeyMissing, PerdureError
 from perdure.model.ops import (
     Commit,
     Committed,
-    Expect,
     Fetch,
     FindItems,
     FindNearest,
-    FindThreads,
-    Get,
     IndexHit,
     Op,
     Put,
@@ -37,11 +34,8 @@ from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
     ITEM,
-    RESERVED,
-    SEAL,
     SERVER,
     SESSIONS,
-    SPACES,
     STORE,
     THREADS,
     Partition,
@@ -50,6 +44,7 @@ from perdure.model.records import (
 from perdure.model.store_items import labels_of
 from perdure.model.values.compression import SEALED, compress_body
 from perdure.model.well_formed import require_names
+from perdure.storage.key_providers import KEY_SIZE, REMEDY
 from perdure.storage.port import (
     Answers,
     CommitLimits,
@@ -63,9 +58,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-KEY_SIZE = 32
 _MAGIC = SEALED
-_WORD = "key"
 _ID_SIZE = 4
 _NONCE_SIZE = 12
 _HEADER = len(_MAGIC) + _ID_SIZE + _NONCE_SIZE
@@ -73,22 +66,56 @@ OVERHEAD = _HEADER + 16
 """Bytes that sealing adds to a body."""
 
 
-class Keyring:
-    """Encryption keys: the first seals, all open. Rotate by putting a new key first."""
+@dataclass(frozen=True, slots=True)
+class SecretKey:
+    """A key of values, the id by which they name it, and the time at which it was created, in seconds since
+    1970."""
 
-    def __init__(self, keys: Collection[bytes]) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-            from cryptography.hazmat.primitives.hashes import SHA256
-            from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-        except ImportError as error:
-            raise MissingExtra('encryption needs an extra: pip install "perdure[encryption]"') from error
-        if not keys or any(len(key) != KEY_SIZE for key in keys):
-            raise ValueError(
-                f"an encryption key is {KEY_SIZE} random bytes, e.g. secrets.token_bytes({KEY_SIZE})"
-            )
-        self._keys = {sha256(b"perdure.key" + key).digest()[:_ID_SIZE]: key for key in keys}
-        self._first = next(iter(self._keys))
+    id: bytes
+    created_at: int
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DataKeys:
+    """The keys of a database: those of values, of which the first seals and all open, and that of the names
+    of chunks."""
+
+    secrets: tuple[SecretKey, ...]
+    digest_key: bytes = field(repr=False)
+
+    @classmethod
+    def create(cls, now: int) -> DataKeys:
+        """Return the keys of a new database."""
+        return cls((), secrets.token_bytes(KEY_SIZE)).add_key(now)
+
+    def add_key(self, now: int) -> DataKeys:
+        """Return them with a new key of values before the others."""
+        known = {each.id for each in self.secrets}
+        key_id = secrets.token_bytes(_ID_SIZE)
+        while key_id in known:
+            key_id = secrets.token_bytes(_ID_SIZE)
+        return replace(self, secrets=(SecretKey(key_id, now, secrets.token_bytes(KEY_SIZE)), *self.secrets))
+
+
+class UnknownDataKey(KeyMissing):
+    """A value is sealed with a key that a keyring does not have; ``data_key`` is its id."""
+
+    def __init__(self, message: str, data_key: bytes) -> None:
+        super().__init__(message)
+        self.data_key = data_key
+
+
+class Keyring:
+    """The keys of a database in this process."""
+
+    def __init__(self, keys: DataKeys) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+        self.replace(keys)
+        self.digest_key = keys.digest_key
 
         def derive(key_id: bytes, info: bytes) -> bytes:
             return HKDF(SHA256(), KEY_SIZE, salt=None, info=b"perdure." + info).derive(self._keys[key_id])
@@ -98,22 +125,36 @@ class Keyring:
             return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_place(partition))))
 
         self._cipher = cipher
-        self.digest_keys: tuple[bytes, ...] = tuple(derive(key_id, b"digest") for key_id in self._keys)
 
-    @classmethod
-    def of(cls, keys: bytes | Collection[bytes]) -> Keyring:
-        """Return a keyring of one key or several."""
-        return cls((keys,) if isinstance(keys, bytes) else tuple(keys))
+    def replace(self, keys: DataKeys) -> None:
+        """Seal with the first of these keys from now on, and open with all of them."""
+        self._keys = {each.id: each.key for each in keys.secrets}
+        self._first = keys.secrets[0].id
+
+    def knows(self, data_key: bytes) -> bool:
+        """Return True if the key of this id is here."""
+        return data_key in self._keys
+
+    def look(self) -> None:
+        """Look for newer keys, in the background and now and then; here there are none."""
+
+    def learn(self, unknown: UnknownDataKey) -> None:
+        """Look for a key that is not known, blocking; here there is none, and ``unknown`` is raised."""
+        raise unknown
+
+    async def alearn(self, unknown: UnknownDataKey) -> None:
+        """Do the same as ``learn``, without blocking the event loop."""
+        raise unknown
+
+    def close(self) -> None:
+        """Look for newer keys no more."""
 
     def seal(self, partition: Partition, put: Put) -> Put:
-        nonce = secrets.token_bytes(_NONCE_SIZE)
-        bound = _pack_context(partition, put)
-        body = self._cipher(self._first, partition).encrypt(nonce, compress_body(put), bound)
-        return put._replace(body=_MAGIC + self._first + nonce + body)
-
-    def is_sealed_by_first(self, body: bytes) -> bool:
-        """Return True if a body was sealed with the first key."""
-        return body[len(_MAGIC) :].startswith(self._first)
+        nonce, key_id = secrets.token_bytes(_NONCE_SIZE), self._first
+        body = self._cipher(key_id, partition).encrypt(
+            nonce, compress_body(put), _pack_context(partition, put)
+        )
+        return put._replace(body=_MAGIC + key_id + nonce + body)
 
     def open(self, partition: Partition, record: Record) -> Record:
         from cryptography.exceptions import InvalidTag
@@ -129,9 +170,10 @@ class Keyring:
             )
         key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
         if key_id not in self._keys:
-            raise KeyMissing(
-                f"{where} is sealed with key {key_id.hex()}, which is not among the keys given "
-                f"({', '.join(k.hex() for k in self._keys)}); add the old key after the new one"
+            raise UnknownDataKey(
+                f"{where} is encrypted with the data key {key_id.hex()}, which is not among those that this "
+                f"process knows ({', '.join(each.hex() for each in self._keys)})",
+                key_id,
             )
         nonce = body[_HEADER - _NONCE_SIZE : _HEADER]
         try:
@@ -143,43 +185,6 @@ class Keyring:
                 f"{where} was changed or moved since it was written; it was not used"
             ) from error
         return record._replace(body=clear)
-
-
-def admit(driver: Driver, keyring: Keyring | None, url: str) -> None:
-    """Raise ``DecryptionError`` unless the given keys, or their absence, match the database. An empty
-    database takes the key with which it is first opened; one with threads in the clear takes none. A database
-    that is open for reading only is not changed.
-
-    Args:
-        driver: The driver of the database.
-        keyring: The keys, ``None`` for none.
-        url: The database's URL for errors.
-    """
-    (found,) = driver.perform(Fetch(RESERVED, (Get(SEAL, (_WORD,)),)))
-    if keyring is None:
-        if found:
-            raise DecryptionError(f"{url} is encrypted; pass the key: perdure.connect(url, encryption_key=…)")
-        return
-    if found:
-        try:
-            keyring.open(RESERVED, found[0])
-        except DecryptionError as error:
-            raise DecryptionError(f"{url} is encrypted with another key than the ones given") from error
-        if keyring.is_sealed_by_first(found[0].body):
-            return
-    elif any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
-        raise DecryptionError(
-            f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
-            "encrypted database and move them there"
-        )
-    if driver.capabilities.is_read_only:
-        return
-    version = found[0].version if found else 0
-    put = Put(SEAL, (_WORD,), {}, _WORD.encode(), expect=version or Expect.ABSENT, version=version + 1)
-    outcome = driver.perform(Commit(RESERVED, (keyring.seal(RESERVED, put),)))
-    if not isinstance(outcome, Committed):
-        # Another process was first; its key has to be one of the given ones.
-        admit(driver, keyring, url)
 
 
 class EncryptedDriver(WrappingDriver):
@@ -205,10 +210,31 @@ class EncryptedDriver(WrappingDriver):
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
     def perform(self, effect: Effect[R]) -> R:
-        return self._up(effect, self._inner.perform(self._down(effect)))
+        answer = self._inner.perform(self._down(effect))
+        try:
+            return self._up(effect, answer)
+        except UnknownDataKey as unknown:
+            if self._keyring is None:
+                raise
+            # Another process began to use it.
+            self._keyring.learn(unknown)
+        return self._up(effect, answer)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        return self._up(effect, await self._inner.aperform(self._down(effect)))
+        answer = await self._inner.aperform(self._down(effect))
+        try:
+            return self._up(effect, answer)
+        except UnknownDataKey as unknown:
+            if self._keyring is None:
+                raise
+            await self._keyring.alearn(unknown)
+        return self._up(effect, answer)
+
+    def close(self) -> None:
+        """Close the driver; repeatable."""
+        if self._keyring is not None:
+            self._keyring.close()
+        super().close()
 
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch
@@ -227,6 +253,7 @@ class EncryptedDriver(WrappingDriver):
         if self._keyring is None:
             return effect
         if isinstance(effect, Commit):
+            self._keyring.look()
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
         if isinstance(effect, FindItems):
@@ -280,10 +307,7 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
         body = cast(object, record.body)
         if isinstance(body, bytes) and body.startswith(_MAGIC):
-            raise KeyMissing(
-                f"{_where(partition, record)} is encrypted; "
-                "pass the key: perdure.connect(url, encryption_key=…)"
-            )
+            raise KeyMissing(f"{_where(partition, record)} is encrypted; {REMEDY}")
 
 
 def _where(partition: Partition, record: Record) -> str:

@@ -29,6 +29,7 @@ from perdure.database.opening import open_database
 from perdure.errors import Contention, Fenced, HeadConflict, PerdureError, Unavailable
 from perdure.model.ops import Commit, Committed, Drop, Expect, Fetch, Find, Refused, Stage
 from perdure.model.program import Effect
+from perdure.storage.key_providers import EncryptionKey
 from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch
 
 __all__ = [
@@ -186,7 +187,7 @@ def faulty(
     on_effect: Callable[[int, Effect[Any]], None] | None = None,
     migrate: bool = False,
     tenant: str = "",
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
 ) -> Iterator[tuple[SyncDatabase, FaultyDriver]]:
     """Open a database as ``perdure.connect_sync`` does, with faults; yields the database and the driver that
     makes them. Arguments are those of ``connect_sync`` and ``FaultyDriver``."""

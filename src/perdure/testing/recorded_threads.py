@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,12 +10,11 @@ from perdure import admin
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import connect_sync
 from perdure.model.records import THREADS
+from perdure.storage.key_providers import EncryptionKey
 
 
 @contextmanager
-def from_export(
-    path: str | Path, *, encryption_key: bytes | Collection[bytes] | None = None
-) -> Iterator[SyncDatabase]:
+def from_export(path: str | Path, *, encryption_key: EncryptionKey | None = None) -> Iterator[SyncDatabase]:
     """Open a database in memory with the threads of a file, each under its id.
 
     The file is one that ``perdure export --output`` wrote. It is checked as a whole before it is
@@ -23,7 +22,7 @@ def from_export(
 
     Args:
         path: The file.
-        encryption_key: The key that the file is encrypted with, if it is, or several.
+        encryption_key: What wraps the keys of the file, if it is encrypted, as for ``connect``.
 
     Yields:
         The database. It belongs to the threads' tenant if all have the same, and is closed at the end.

@@ -22,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
     """Run ``perdure`` in an empty folder, in this process: its exit code, output and errors."""
     monkeypatch.chdir(tmp_path)
-    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEY_FILE"):
+    for name in ("PERDURE_DB", "DATABASE_URL", "PERDURE_TENANT", "PERDURE_KEYS"):
         monkeypatch.delenv(name, raising=False)
 
     def call(*words: str) -> tuple[int, str, str]:

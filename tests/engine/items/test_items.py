@@ -17,7 +17,7 @@ from perdure.model.ops import Commit, Delete, Expect, Fetch, FindExpired, Get, P
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, ITEM, Record
 from perdure.model.store_items import Write, name_of, partition_of
-from perdure.storage.encryption import EncryptedDriver, Keyring
+from perdure.storage.encryption import DataKeys, EncryptedDriver, Keyring
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, Driver, WrappingDriver, run
 from perdure.testing.conformance import Backend, Narrow
@@ -145,7 +145,7 @@ def test_the_only_writer_of_an_index_does_not_read_its_generation(name: str) -> 
 
 def test_a_sealed_item_keeps_its_time_of_creation() -> None:
     with fresh("sqlite") as driver:
-        store = Backend(EncryptedDriver(driver, Keyring.of(bytes(32)))).store()
+        store = Backend(EncryptedDriver(driver, Keyring(DataKeys.create(0)))).store()
         store.put(HOME, "k", {"n": 1})
         born = there(store.get(HOME, "k")).created_at
         store.put(HOME, "k", {"n": 2})

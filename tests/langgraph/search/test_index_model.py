@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from langgraph.store.base import Op, PutOp, Result, SearchItem, SearchOp
 from langgraph.store.memory import InMemoryStore
 
-from perdure.storage.encryption import Keyring
+from perdure.storage.encryption import DataKeys, Keyring
 from perdure.testing.conformance import Backend
 from perdure.testing.conformance.expiry import Hand
 from perdure.testing.conformance.meaning import DIMS, WORDS, embed, new_index
@@ -167,7 +167,7 @@ class IndexedStores(RuleBasedStateMachine):
 
 
 def machine(backend: str, sealed: bool) -> Any:
-    keyring = Keyring.of(bytes(32)) if sealed else None
+    keyring = Keyring(DataKeys.create(0)) if sealed else None
     kind: Any = type(f"Indexed_{backend}", (IndexedStores,), {"backend": backend, "keyring": keyring})
     test = kind.TestCase
     few, full = {"memory": (30, 1_000), "sqlite": (10, 200)}.get(backend, (3, 40))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import err, key_of, out, progress_bar, several
+from perdure.cli.app import err, named_keys, out, progress_bar, several
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -101,14 +101,14 @@ def copy(
         bool, typer.Option("--replace", help="Bring threads up to date that differ at the target")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and compare both; change nothing")] = False,
-    from_key_file: Annotated[
-        typer.FileBinaryRead | None,
-        typer.Option(help="The file with the encryption key of the source"),
+    from_keys: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="What wraps the keys of the source, as --keys elsewhere"),
     ] = None,
-    to_key_file: Annotated[
-        typer.FileBinaryRead | None,
+    to_keys: Annotated[
+        str | None,
         typer.Option(
-            help="The file with the encryption key of the target; without one it is written in the clear"
+            metavar="KEYS", help="What wraps the keys of the target; without it it is written in the clear"
         ),
     ] = None,
 ) -> None:
@@ -126,7 +126,7 @@ def copy(
     from perdure.database.opening import connect_sync, open_for_reading
 
     source, target = _databases(source, target, from_, to)
-    from_key, to_key = key_of(from_key_file), key_of(to_key_file)
+    from_key, to_key = named_keys(from_keys), named_keys(to_keys)
     with (
         closing(open_for_reading(source, encryption_key=from_key)) as here,
         connect_sync(target, encryption_key=to_key) as there,

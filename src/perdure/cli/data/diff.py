@@ -12,7 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     json_text,
@@ -43,7 +43,7 @@ def diff(
     namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what changed in a thread's state between two checkpoints.
@@ -51,7 +51,7 @@ def diff(
     Without ids: what the latest step changed. Lists are compared item by item, so that of a conversation the
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         newest = None if after is None else checkpoint_id(database, thread_id, after, namespace)
         new = database.show(thread_id, newest, namespace)
         old_id = new.parent_id if before is None else checkpoint_id(database, thread_id, before, namespace)

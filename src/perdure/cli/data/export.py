@@ -12,12 +12,12 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     err,
     handle_in,
     json_text,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -83,7 +83,7 @@ def export(
     authorization: Authorization = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
@@ -110,7 +110,7 @@ def export(
     from perdure.model.ops import Drop
     from perdure.model.program import ask
 
-    key = key_of(key_file)
+    key = keys_of(keys)
     if to is not None and (output is not None or form is not ExportForm.JSON):
         raise NotAllowed("--to is a place of its own; leave out --output and --as")
     server = ServerOptions(headers or [], authorization, graphs or [])
@@ -222,10 +222,10 @@ class ArchiveOptions:
     rename: str | None
     replace: bool
     dry_run: bool
-    file_key_file: typer.FileBinaryRead | None
+    file_keys: str | None
     db: str | None
     tenant: str
-    key_file: typer.FileBinaryRead | None
+    keys: str | None
 
 
 def import_archive(name: str, options: ArchiveOptions) -> None:
@@ -240,12 +240,12 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     from perdure.engine.transfer.transfer import State
 
     file, dry_run = Path(name), options.dry_run
-    key = key_of(options.key_file)
-    file_key = key_of(options.file_key_file) or key
+    key = keys_of(options.keys)
+    file_key = keys_of(options.file_keys) or key
     with (
         open_database(options.db, options.tenant, key) as database,
         admin.open_archive(
-            file, encryption_key=file_key, sealed_only=options.file_key_file is not None
+            file, encryption_key=file_key, sealed_only=options.file_keys is not None
         ) as archive,
     ):
         moves = _moves(archive, file, options.threads, options.rename, options.tenant)

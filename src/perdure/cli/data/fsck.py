@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, KeyFile, Tenant, err, open_database, out, print_json, several
+from perdure.cli.app import AsJson, Db, Keys, Tenant, err, open_database, out, print_json, several
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -44,7 +44,7 @@ def fsck(
     ] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue; and that
@@ -59,7 +59,7 @@ def fsck(
 
     if all_tenants and (thread_ids or tenant):
         raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         report = _Report(as_json, names_tenants=all_tenants)
         if repair and not thread_ids:
             _accept_losses(database, None if all_tenants else tenant, report)

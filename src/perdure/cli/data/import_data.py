@@ -12,10 +12,10 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     err,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -74,9 +74,11 @@ def import_(
         bool,
         typer.Option("--replace", help="Archive, sessions: replace those of the same id that differ"),
     ] = False,
-    file_key_file: Annotated[
-        typer.FileBinaryRead | None,
-        typer.Option(help="Archive: the key that it is sealed with; the database's key without"),
+    file_keys: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEYS", help="Archive: what wraps its keys; what wraps those of the database without it"
+        ),
     ] = None,
     table: Annotated[str, typer.Option("--table", help="Sessions: the table of a SQL database")] = "sessions",
     key: Annotated[
@@ -101,7 +103,7 @@ def import_(
     authorization: Authorization = None,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Import threads and the store from another saver, or from an archive of Perdure's.
@@ -139,17 +141,17 @@ def import_(
     if kind is SourceKind.ARCHIVE:
         import_archive(
             source,
-            ArchiveOptions(threads, rename, replace, dry_run, file_key_file, db, tenant, key_file),
+            ArchiveOptions(threads, rename, replace, dry_run, file_keys, db, tenant, keys),
         )
         return
-    if rename is not None or file_key_file is not None:
-        raise NotAllowed("--rename and --file-key-file belong to --from archive")
+    if rename is not None or file_keys is not None:
+        raise NotAllowed("--rename and --file-keys belong to --from archive")
     if kind is SourceKind.SESSIONS:
         from perdure.imports.histories.session_tables import SessionTable
 
         import_sessions(
             source,
-            SessionOptions(SessionTable(*names), threads, replace, dry_run, db, tenant, key_file, as_json),
+            SessionOptions(SessionTable(*names), threads, replace, dry_run, db, tenant, keys, as_json),
         )
         return
     if replace:
@@ -162,7 +164,7 @@ def import_(
     opened_source = server or open_source(kind, source)
     counts, items, records = ImportCounts(), None, None
     try:
-        with open_database(db, tenant, key_of(key_file)) as database:
+        with open_database(db, tenant, keys_of(keys)) as database:
             try:
                 with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
                     progress = _Progress(bar, len(threads) if threads else opened_source.count())
@@ -171,7 +173,7 @@ def import_(
                 if store and not threads:
                     items = _items(opened_source, database, options)
                 if server is not None and not threads:
-                    target = RecordTarget(url_of(db), tenant, key_of(key_file), dry_run)
+                    target = RecordTarget(url_of(db), tenant, keys_of(keys), dry_run)
                     records = import_records(server.api, target, {each.thread for each in counts.skipped})
             except KeyboardInterrupt:
                 err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)

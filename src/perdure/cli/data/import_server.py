@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, run_coroutine
+from perdure.cli.app import run_coroutine
 from perdure.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.source import ServerSource
+    from perdure.storage.key_providers import KeyProvider
 
 Headers = Annotated[
     list[str] | None,
@@ -109,7 +110,7 @@ class RecordTarget:
 
     url: str
     tenant: str
-    key: Keys | None
+    key: KeyProvider | None
     dry_run: bool
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     ThreadId,
     err,
@@ -184,7 +184,7 @@ def plan(
     history: Annotated[bool, typer.Option("--history", help="Try every older checkpoint too")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Try a deploy on the stored threads, and write nothing.
@@ -200,7 +200,7 @@ def plan(
     agent, found = _agent(_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
-    with open_database(db, tenant, key_file) as database:
+    with open_database(db, tenant, keys) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
         tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
@@ -244,17 +244,17 @@ def pin(
     version: Annotated[int, typer.Argument(min=1, help="The schema version to keep the thread at")],
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
 ) -> None:
     """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
-    _pin(thread_id, version, (db, tenant, key_file))
+    _pin(thread_id, version, (db, tenant, keys))
     out.print(escape(f"{printable(thread_id)} is pinned to schema version {version}"), soft_wrap=True)
 
 
 @schema.command()
-def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", key_file: KeyFile = None) -> None:
+def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", keys: Keys = None) -> None:
     """Remove the pin of a thread."""
-    _pin(thread_id, None, (db, tenant, key_file))
+    _pin(thread_id, None, (db, tenant, keys))
     out.print(escape(f"{printable(thread_id)} is not pinned any more"), soft_wrap=True)
 
 

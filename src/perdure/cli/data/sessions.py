@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     err,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -41,7 +41,7 @@ class SessionOptions:
     dry_run: bool
     db: str | None
     tenant: str
-    key_file: typer.FileBinaryRead | None
+    keys: str | None
     as_json: bool
 
 
@@ -55,7 +55,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     wanted = set(options.sessions or ())
     seen: set[str] = set()
     try:
-        with open_database(options.db, options.tenant, key_of(options.key_file)) as database:
+        with open_database(options.db, options.tenant, keys_of(options.keys)) as database:
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
             try:

@@ -14,11 +14,11 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     Db,
-    KeyFile,
+    Keys,
     Tenant,
     err,
     handle_in,
-    key_of,
+    keys_of,
     open_database,
     out,
     print_json,
@@ -55,7 +55,7 @@ def reindex(
     all_tenants: Annotated[bool, typer.Option("--all-tenants", help="The items of all tenants")] = False,
     db: Db = None,
     tenant: Tenant = "",
-    key_file: KeyFile = None,
+    keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
     """Embed the items that the store's index does not know, or knows from another embedding model.
@@ -69,7 +69,7 @@ def reindex(
     from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.store_items import labels_of
 
-    key = key_of(key_file)
+    key = keys_of(keys)
     url, index = _settings(config, db, key is not None)
     total, places = Reindexed(), 0
     with open_database(url, tenant, key) as database, closing(index):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from perdure.cli.app import AsJson, Db, KeyFile, add_listing, open_database, out, print_json, printable
+from perdure.cli.app import AsJson, Db, Keys, add_listing, open_database, out, print_json, printable
 from perdure.cli.suggestions import Group
 
 tenants = typer.Typer(cls=Group, help="Look at the tenants of a database.", no_args_is_help=True)
@@ -15,14 +15,14 @@ def group() -> None:
     """Look at the tenants of a database."""
 
 
-def list_tenants(db: Db = None, key_file: KeyFile = None, as_json: AsJson = False) -> None:
+def list_tenants(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> None:
     """List the tenants, by name, each with its number of threads.
 
     Threads without a tenant are those of the tenant ''.
     """
     from perdure import admin
 
-    with open_database(db, key=key_file) as database:
+    with open_database(db, keys=keys) as database:
         counts = admin.tenants(database)
     if as_json:
         for tenant, threads in counts.items():

@@ -95,7 +95,7 @@ def _partly_dead(
         record
         for record in packs
         if (pack := reader.packs.get(record.key)) is not None
-        and not all(_find_needed_names(names, record, reader, needed) for names in pack.names)
+        and not all(_is_needed(name, record, reader, needed) for name in pack.chunks)
     )
 
 
@@ -111,10 +111,11 @@ def _repack(
         age = record.fields["generation"]
         newest = max(newest, age)
         ops[record.key] = Delete(PACK, record.key, unchanged={"generation": age})
-        for names in reader.packs[record.key].names:
-            kept = _find_needed_names(names, record, reader, needed)
-            count += not kept
-            live.setdefault(record.key[0], {}).update((name, reader.bodies[name]) for name in kept)
+        for name, body in reader.packs[record.key].chunks.items():
+            if _is_needed(name, record, reader, needed):
+                live.setdefault(record.key[0], {})[name] = body
+            else:
+                count += 1
     for block, chunks in live.items():
         for made in make_packs(chunks, newest, block):
             # It may be one of them, whose chunks were counted to another one.
@@ -123,8 +124,6 @@ def _repack(
     return list(ops.values()), count
 
 
-def _find_needed_names(
-    names: Iterable[bytes], pack: Record, reader: ChunkReader, needed: AbstractSet[bytes]
-) -> list[bytes]:
-    """Return those names of a chunk by which it is needed from this pack."""
-    return [name for name in names if name in needed and reader.places[name] == (PACK, pack.key)]
+def _is_needed(name: bytes, pack: Record, reader: ChunkReader, needed: AbstractSet[bytes]) -> bool:
+    """Return True if a chunk is needed from this pack."""
+    return name in needed and reader.places[name] == (PACK, pack.key)

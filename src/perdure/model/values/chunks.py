@@ -6,7 +6,6 @@ of the database cannot test a guess about the content.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from hashlib import blake2b
 
 from perdure.model.values.compression import decompress
@@ -19,27 +18,21 @@ CHUNK_MAX = 256 * 1024
 class Digester:
     """Digest function for the names of chunks.
 
-    With keys (16 to 64 bytes each) the names reveal nothing about the content. The first key makes names;
-    names made with any of them are recognised.
+    With a key (16 to 64 bytes) the names reveal nothing about the content.
     """
 
-    __slots__ = ("_key", "_keys")
+    __slots__ = ("_key",)
 
-    def __init__(self, *keys: bytes) -> None:
-        self._keys = keys or (b"",)
-        self._key = self._keys[0]
+    def __init__(self, key: bytes = b"") -> None:
+        self._key = key
 
     def __call__(self, body: bytes) -> bytes:
         """Return the name of a chunk."""
-        return _digest(body, self._key)
+        return blake2b(body, digest_size=DIGEST_SIZE, key=self._key, person=b"perdure.chunk").digest()
 
     def names(self, digest: bytes, body: bytes) -> bool:
-        """Return True if a chunk's bytes match its name under any of the keys."""
-        return any(_digest(body, key) == digest for key in self._keys)
-
-    def name_all(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
-        """Yield the names of chunks, first under the key that makes names, then under each other key."""
-        return ([_digest(body, key) for body in bodies] for key in self._keys)
+        """Return True if a chunk's bytes match its name."""
+        return self(body) == digest
 
     def plain(self, digest: bytes, stored: bytes) -> bytes | None:
         """Return a chunk's bytes, given its name and what is stored, which may be compressed. ``None`` if
@@ -48,7 +41,3 @@ class Digester:
         if body is not None and self.names(digest, body):
             return body
         return stored if self.names(digest, stored) else None
-
-
-def _digest(body: bytes, key: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST_SIZE, key=key, person=b"perdure.chunk").digest()

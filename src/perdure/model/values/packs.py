@@ -107,21 +107,19 @@ class Pack(NamedTuple):
 
     Attributes:
         stored: length of the record's body.
-        names: the names of each chunk, one under each key of the digester.
-        chunks: bodies of the chunks by all their names.
+        chunks: bodies of the chunks by their names, in the order in which they are stored.
     """
 
     stored: int
-    names: list[tuple[bytes, ...]]
     chunks: dict[bytes, bytes]
 
     def sizes(self) -> dict[bytes, int]:
         """Return each chunk's part of the bytes of the record."""
-        entries = [len(refs.entry(self.chunks[names[0]])) for names in self.names]
+        entries = [len(refs.entry(body)) for body in self.chunks.values()]
         total = sum(entries)
         parts = [size * self.stored // total for size in entries]
         parts[0] += self.stored - sum(parts)
-        return {name: part for names, part in zip(self.names, parts, strict=True) for name in names}
+        return dict(zip(self.chunks, parts, strict=True))
 
 
 def read_pack(record: Record, digest: Digester) -> Pack:
@@ -140,9 +138,7 @@ def read_pack(record: Record, digest: Digester) -> Pack:
         bodies = []
     if not bodies or body[:start] != _FORMAT + crc32(body[start:]).to_bytes(_SUM):
         raise Corrupt(f"pack {format_name(record.key[1])} is damaged; run `perdure fsck`")
-    names = list(zip(*digest.name_all(bodies), strict=True))
-    chunks = {name: body for some, body in zip(names, bodies, strict=True) for name in some}
-    return Pack(len(record.body), names, chunks)
+    return Pack(len(record.body), {digest(body): body for body in bodies})
 
 
 def format_name(name: object) -> str:

@@ -123,7 +123,7 @@ class Graft:
     def arrive(self, digest: bytes, body: bytes) -> bytes:
         """Register a payload, which must match its name; return its name at the target."""
         self._check(digest, body)
-        new = digest if self._target.names(digest, body) else self._target(body)
+        new = self._target(body)
         self._arrived[digest] = Named(new, _content_digest(b"payload", body))
         return new
 
@@ -171,7 +171,7 @@ class Graft:
             content = b"".join(named.content for run in runs for named in run)
             names = [b"".join(named.name for named in run) for run in runs]
             new = b"".join(map(refs.entry, names)) if role.height < 0 else names[0]
-        name = digest if new == body and self._target.names(digest, body) else self._target(new)
+        name = self._target(new)
         self.fresh[name] = new
         self._made[role, digest] = Named(name, content)
         return self._made[role, digest]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from perdure.care.sweeper import RetentionOptions
-from perdure.config.checkpoint_lifespan import compile_graph, is_development, url_of
+from perdure.config.checkpoint_lifespan import compile_graph, is_development, keys_of, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, NotFound
@@ -37,6 +37,7 @@ from perdure.server.auth.identity import Gate, Open
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter
 from perdure.server.runs.webhooks import of_variables
+from perdure.storage.key_providers import EncryptionKey
 from perdure.storage.url import redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
@@ -108,7 +109,7 @@ def checkpoint_lifespan(
     tenant: str = "",
     gate: Gate | None = None,
     settings: Settings | None = None,
-    encryption_key: bytes | Collection[bytes] | None = None,
+    encryption_key: EncryptionKey | None = None,
     retention: Retention | RetentionRules | None = None,
 ) -> Lifespan:
     """Return a lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own. An
@@ -127,7 +128,8 @@ def checkpoint_lifespan(
         tenant: the tenant that owns the threads.
         gate: authenticates and authorises requests to the routes; without one anyone may use them.
         settings: settings of the runtime.
-        encryption_key: key, or keys, that encrypt stored data.
+        encryption_key: what wraps the keys of stored data, as for ``connect``; by default what
+            ``PERDURE_KEYS`` names at the start.
         retention: what is kept of the threads; everything by default. With it the application sweeps the
             tenant's threads once an hour, for 5% of its time; of several processes one sweeps.
 
@@ -145,7 +147,7 @@ def checkpoint_lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         development = is_development()
-        url = url_of(db_url, has_key=encryption_key is not None)
+        url = url_of(db_url)
         if hasattr(app.state, "perdure"):
             raise BadSetting(
                 "app.state.perdure is taken: one application has one checkpoint_lifespan; give it all graphs"
@@ -160,7 +162,7 @@ def checkpoint_lifespan(
                     url,
                     migrate=is_migrated,
                     tenant=tenant,
-                    encryption_key=encryption_key,
+                    encryption_key=keys_of(encryption_key),
                     retention=retention,
                 )
             )

@@ -34,7 +34,6 @@ def run_server(
     listener: socket.socket,
     *,
     works: bool = True,
-    encryption_key: bytes | Collection[bytes] | None = None,
     name: str | None = None,
     ended: Collection[str] = (),
     ready: Callable[[], None] = lambda: None,
@@ -45,13 +44,12 @@ def run_server(
         config: the configuration.
         listener: the listening socket.
         works: execute runs in this process, too.
-        encryption_key: key, or keys, that encrypt stored data.
         name: name of this process as the holder of runs.
         ended: names of processes that have ended, whose leases end with the start.
         ready: called once requests are accepted.
     """
     import_graphs(config)
-    opening = open_state(config, works=works, encryption_key=encryption_key, name=name, ended=ended)
+    opening = open_state(config, works=works, name=name, ended=ended)
     run(_serve(config, listener, opening, ready))
 
 

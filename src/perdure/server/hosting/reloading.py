@@ -80,7 +80,6 @@ class DevelopmentTerms(NamedTuple):
     announce: Callable[[Announcement], None]
     announce_failure: Callable[[str], None]
     works: bool
-    encryption_key: bytes | Collection[bytes] | None
     log_level: str
 
 
@@ -326,7 +325,6 @@ def _serve(
             replace(config, runtime=settings),
             listener,
             works=terms.works,
-            encryption_key=terms.encryption_key,
             name=process_name(os.getpid(), token),
             ended=ended,
             ready=ready,

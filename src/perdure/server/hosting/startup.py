@@ -61,7 +61,6 @@ async def open_state(
     config: Config,
     *,
     works: bool = True,
-    encryption_key: bytes | Collection[bytes] | None = None,
     name: str | None = None,
     ended: Collection[str] = (),
 ) -> AsyncIterator[ServerState]:
@@ -70,7 +69,6 @@ async def open_state(
     Args:
         config: the configuration.
         works: execute runs in this process; otherwise runs are accepted, and left to workers.
-        encryption_key: key, or keys, that encrypt stored data.
         name: name of this process as the holder of runs.
         ended: names of processes that have ended, whose leases end with the start.
     """
@@ -88,13 +86,11 @@ async def open_state(
             connect(
                 config.database_url,
                 migrate=config.development,
-                encryption_key=encryption_key,
+                encryption_key=config.keys,
                 retention=replace(config.retention.rules, thread_ttl=True),
             )
         )
-        store = await store_database(
-            stack, config.store_url, development=config.development, key=encryption_key
-        )
+        store = await store_database(stack, config.store_url, development=config.development, key=config.keys)
         chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
         made = _runtime(config, (database, store), agents, chats, settings=settings, works=works, name=name)
         if ended:

@@ -47,7 +47,6 @@ class _Given(NamedTuple):
 
     config: Config
     works: bool
-    encryption_key: bytes | Collection[bytes] | None
     log_level: str
 
 
@@ -65,7 +64,6 @@ def serve_many(
     processes: int,
     *,
     works: bool = True,
-    encryption_key: bytes | Collection[bytes] | None = None,
     log_level: str = "INFO",
 ) -> int:
     """Serve from several processes until SIGINT or SIGTERM, and return the exit code. A process that
@@ -76,7 +74,6 @@ def serve_many(
         listener: the listening socket, which all processes share.
         processes: number of processes.
         works: execute runs in these processes, too.
-        encryption_key: key, or keys, that encrypt stored data.
         log_level: level of Perdure's logger.
     """
     # Before the forks: they share what is imported, as long as no collection of garbage writes to it.
@@ -89,7 +86,7 @@ def serve_many(
 
     before = {number: signal.signal(number, stop) for number in STOPS}
 
-    given = _Given(config, works, encryption_key, log_level)
+    given = _Given(config, works, log_level)
     ended: deque[str] = deque(maxlen=_NAMED)
 
     def start_child() -> _Child:
@@ -136,7 +133,6 @@ def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection
             given.config,
             listener,
             works=given.works,
-            encryption_key=given.encryption_key,
             name=name,
             ended=ended,
         )

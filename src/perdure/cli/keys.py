@@ -1,0 +1,132 @@
+"""Commands on the keys of an encrypted database."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    Keys,
+    add_listing,
+    err,
+    open_database,
+    out,
+    print_json,
+    printable,
+    several,
+)
+from perdure.cli.suggestions import Group
+from perdure.errors import BadSetting
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.storage.stored_keys import EncryptionKeys
+
+keys = typer.Typer(cls=Group, help="See and rotate the keys of an encrypted database.", no_args_is_help=True)
+
+
+@keys.callback()
+def group() -> None:
+    """See and rotate the keys of an encrypted database."""
+
+
+def list_keys(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> None:
+    """List the data keys, newest first, and the wrapping key that a process needs to start.
+
+    The newest data key encrypts, all of them decrypt. No key itself is shown.
+    """
+    with open_database(db, keys=keys) as database:
+        found = _keys_in(database)
+    if as_json:
+        _print_json(found, {})
+        return
+    out.print(_describe(found), soft_wrap=True)
+    for number, each in enumerate(found.data_keys):
+        what = "decrypts" if number else "encrypts and decrypts"
+        out.print(f"{each.id}  {each.created_at:%Y-%m-%d %H:%M} UTC  {what}", soft_wrap=True)
+
+
+@keys.command()
+def rotate(
+    *,
+    data_key: Annotated[
+        bool,
+        typer.Option("--data-key", help="Begin a data key, too, for what is written from then on"),
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask the provider, and change nothing")] = False,
+    db: Db = None,
+    keys: Keys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Wrap the data keys anew with the first of the wrapping keys, while all processes go on.
+
+    To replace a wrapping key, name the new one before the old one, here and for
+    every process that starts from now on; rotate; then take the old one out:
+
+      perdure keys rotate --keys aws-kms:alias/new,alias/old
+
+    No value is written again. Archives and backups of before still need the old
+    wrapping key. Of two rotations at the same time one takes effect, and the
+    other ends with exit code 1.
+    """
+    from perdure import admin
+
+    with open_database(db, keys=keys) as database:
+        before = _keys_in(database)
+        after = admin.rotate_keys(database, data_key=data_key, dry_run=dry_run)
+    if as_json:
+        _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run})
+        return
+    if dry_run:
+        err.print("Nothing was changed; the provider answered, and a rotation would lead to:", soft_wrap=True)
+    out.print(_describe(after), soft_wrap=True)
+    if data_key:
+        name = "a new data key" if dry_run else f"the new data key {after.data_keys[0].id}"
+        older = several(len(after.data_keys) - 1, "earlier data key")
+        out.print(f"{name} encrypts what is written; {older} for what was written before", soft_wrap=True)
+    if before.wrapping_key != after.wrapping_key:
+        err.print(
+            escape(
+                f"Processes that start from now on do not need {printable(before.wrapping_key)}; archives "
+                "and backups of before do."
+            ),
+            soft_wrap=True,
+        )
+
+
+def _keys_in(database: SyncDatabase) -> EncryptionKeys:
+    from perdure import admin
+
+    found = admin.encryption_keys(database)
+    if found is None:
+        raise BadSetting(
+            "the database is not encrypted: it has no keys. Copy it to an empty one with keys: perdure copy "
+            "--to-keys"
+        )
+    return found
+
+
+def _describe(keys: EncryptionKeys) -> str:
+    name = escape(printable(keys.wrapping_key))
+    return f"wrapped with {name} at {keys.wrapped_at:%Y-%m-%d %H:%M} UTC"
+
+
+def _print_json(keys: EncryptionKeys, more: dict[str, object]) -> None:
+    for number, each in enumerate(keys.data_keys):
+        print_json(
+            {
+                "data_key": each.id,
+                "created_at": each.created_at.isoformat(),
+                "encrypts": number == 0,
+                "wrapping_key": keys.wrapping_key,
+                "wrapped_at": keys.wrapped_at.isoformat(),
+                **more,
+            }
+        )
+
+
+add_listing(keys, list_keys)

@@ -1,0 +1,430 @@
+"""The keys of a database: one record, in which the data keys are encrypted with a key that a provider wraps.
+
+A database has data keys, of which the newest encrypts, and one key for the names of chunks, which stays, so
+that no rotation renames what is stored. They are in one record, encrypted with a key that belongs to the
+record alone, which is beside them in the form that the provider wrapped. So a start costs one call of the
+provider, and a rotation replaces one record, by compare-and-set. A process that meets a data key which it
+does not know reads the record again; a process that writes does so once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import inf
+from typing import Any, NamedTuple, TypeVar, cast
+
+import ormsgpack
+
+from perdure.errors import (
+    BadSetting,
+    Conflict,
+    DecryptionError,
+    KeyMissing,
+    PerdureError,
+    TooLarge,
+    Unavailable,
+)
+from perdure.model.ops import Commit, Committed, Expect, Expectation, Fetch, FindThreads, Get, Put
+from perdure.model.records import RESERVED, SEAL, SPACES, Record
+from perdure.storage.encryption import DataKeys, Keyring, SecretKey, UnknownDataKey
+from perdure.storage.key_providers import KEY_SIZE, REMEDY, KeyProvider, ask, require_cryptography
+from perdure.storage.port import Driver
+
+T = TypeVar("T")
+
+_log = logging.getLogger("perdure.storage.keys")
+
+_PLACE = Get(SEAL, ("key",))
+_FORMAT = b"perdure.keys 1"
+_NONCE_SIZE = 12
+_ANSWER_S = 20.0
+_LOOK_S = 60.0
+"""Seconds after which a process that writes looks for a newer data key."""
+_AGAIN_S = 5.0
+"""Seconds for which a data key that was not found is not looked for again."""
+_UNFOUND_MOST = 256
+_DATA_KEYS_MOST = 1000
+_KEY_ID_MOST = 2048
+_WRAPPED_MOST = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """A key that encrypts values.
+
+    Attributes:
+        id: Its id in what it encrypted, eight hex digits.
+        created_at: When it was created.
+    """
+
+    id: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EncryptionKeys:
+    """The keys of an encrypted database.
+
+    Attributes:
+        wrapping_key: The provider's id of the key that wraps the others.
+        wrapped_at: When they were wrapped.
+        data_keys: The keys of values, newest first: the first encrypts, all decrypt.
+    """
+
+    wrapping_key: str
+    wrapped_at: datetime
+    data_keys: tuple[DataKey, ...]
+
+
+class _Opened(NamedTuple):
+    """The record of the keys as it was read, or as it is to be stored."""
+
+    version: int
+    body: bytes
+    wrapping_key: str
+    wrapped_at: int
+    keys: DataKeys
+
+    def view(self) -> EncryptionKeys:
+        data_keys = tuple(DataKey(key.id.hex(), _time(key.created_at)) for key in self.keys.secrets)
+        return EncryptionKeys(self.wrapping_key, _time(self.wrapped_at), data_keys)
+
+
+class _Wrapping(NamedTuple):
+    """A provider, and the database that it is used for."""
+
+    provider: KeyProvider
+    url: str
+    has_threads: bool
+
+    def seal(self, keys: DataKeys, version: int) -> _Opened:
+        """Wrap the keys with a new record's key, and verify that the provider unwraps it again.
+
+        Raises:
+            PerdureError: The provider failed.
+        """
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        record_key = secrets.token_bytes(KEY_SIZE)
+        key_id, wrapped = self._wrap(record_key)
+        if self.unwrap(key_id, wrapped) != record_key:
+            raise DecryptionError(
+                f"{self.url}: {self._name} does not unwrap what it wrapped with {key_id}; nothing was changed"
+            )
+        now, nonce = int(time.time()), secrets.token_bytes(_NONCE_SIZE)
+        clear = ormsgpack.packb(
+            [now, keys.digest_key, [[key.id, key.created_at, key.key] for key in keys.secrets]]
+        )
+        sealed = nonce + AESGCM(record_key).encrypt(nonce, clear, _pack_context(key_id, wrapped))
+        return _Opened(version, _pack(key_id, wrapped, sealed), key_id, now, keys)
+
+    def open(self, record: Record) -> _Opened:
+        """Return the keys of a record.
+
+        Raises:
+            KeyMissing: The provider does not have its wrapping key.
+            DecryptionError: It was changed.
+            PerdureError: The provider failed.
+        """
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        key_id, wrapped, sealed = _parts(record, self.url)
+        record_key = self.unwrap(key_id, wrapped)
+        try:
+            cipher, bound = AESGCM(record_key), _pack_context(key_id, wrapped)
+            clear = cipher.decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
+            at, digest_key, entries = ormsgpack.unpackb(clear)
+        except (InvalidTag, ValueError) as error:
+            # What is too short to be encrypted is a ValueError.
+            raise DecryptionError(
+                f"{self.url}: {self._name} returned another key than the one that was wrapped with {key_id}, "
+                "or the record of the keys was changed since; it was not used"
+            ) from error
+        found = tuple(SecretKey(data_key, created_at, key) for data_key, created_at, key in entries)
+        return _Opened(record.version, record.body, key_id, at, DataKeys(found, digest_key))
+
+    def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
+        plain = self._ask(lambda: self.provider.unwrap(key_id, wrapped), key_id)
+        if not isinstance(cast(object, plain), bytes) or len(plain) != KEY_SIZE:
+            raise DecryptionError(f"{self.url}: {self._name} returned no key for {key_id}")
+        return plain
+
+    @property
+    def _name(self) -> str:
+        return f"the key provider {type(self.provider).__name__}"
+
+    def _wrap(self, plain: bytes) -> tuple[str, bytes]:
+        answer: Any = self._ask(lambda: self.provider.wrap(plain), None)
+        if not (
+            isinstance(answer, tuple)
+            and len(answer) == 2
+            and isinstance(answer[0], str)
+            and isinstance(answer[1], bytes)
+            and 0 < len(answer[0]) <= _KEY_ID_MOST
+            and answer[0].isprintable()
+            and 0 < len(answer[1]) <= _WRAPPED_MOST
+        ):
+            raise BadSetting(f"{self.url}: {self._name} did not return (key_id, wrapped) from wrap()")
+        if plain in answer[1]:
+            raise BadSetting(f"{self.url}: {self._name} returned the key itself from wrap()")
+        return answer[0], answer[1]
+
+    def _ask(self, call: Callable[[], Coroutine[Any, Any, T]], key_id: str | None) -> T:
+        what = "to wrap its keys" if key_id is None else f"for the key {key_id}, which wraps its keys"
+        try:
+            return ask(call, _ANSWER_S, has_threads=self.has_threads)
+        except KeyMissing as error:
+            if key_id is None:
+                raise KeyMissing(f"{self.url}: {error}") from error
+            raise KeyMissing(
+                f"{self.url} is encrypted, and needs the key {key_id}, which {self._name} does not have: "
+                f"{error}. Give it that key"
+            ) from error
+        except DecryptionError as error:
+            raise DecryptionError(
+                f"{self.url}: {self._name} cannot unwrap its keys with {key_id}: {error}"
+            ) from error
+        except TimeoutError as error:
+            raise Unavailable(
+                f"{self.url}: {self._name} did not answer within {_ANSWER_S:.0f} seconds {what}"
+            ) from error
+        except PerdureError as error:
+            raise type(error)(f"{self.url}: {self._name}, {what}: {error}") from error
+        except Exception as error:  # of a provider, whatever it is
+            raise Unavailable(f"{self.url}: {self._name} failed ({type(error).__name__}) {what}") from error
+
+
+def admit(driver: Driver, provider: KeyProvider | None, url: str) -> StoredKeys | None:
+    """Return the keys of a database, which an empty one is given when it is first opened with an encryption
+    key. A database that is open for reading only is not changed.
+
+    Args:
+        driver: The driver of the database.
+        provider: What wraps and unwraps its keys; ``None`` for a database in the clear.
+        url: The database's URL for errors.
+
+    Raises:
+        DecryptionError: The encryption key, or its absence, does not match the database.
+        KeyMissing: The wrapping key is not among those that are given.
+        Unavailable: The provider failed.
+    """
+    (found,) = driver.perform(Fetch(RESERVED, (_PLACE,)))
+    if provider is None:
+        if found:
+            raise KeyMissing(
+                f"{url} is encrypted, and its keys are wrapped with {_parts(found[0], url)[0]}; {REMEDY}"
+            )
+        return None
+    require_cryptography()
+    wrapping = _Wrapping(provider, url, driver.capabilities.has_threads)
+    if found:
+        return StoredKeys(driver, wrapping, wrapping.open(found[0]))
+    if any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
+        raise DecryptionError(
+            f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
+            "encrypted database and move them there"
+        )
+    first = wrapping.seal(DataKeys.create(int(time.time())), 1)
+    if not driver.capabilities.is_read_only and not _store(driver, first, Expect.ABSENT):
+        # Another process was first.
+        return admit(driver, provider, url)
+    return StoredKeys(driver, wrapping, first)
+
+
+def is_encrypted(driver: Driver) -> bool:
+    """Return True if a database has keys."""
+    (found,) = driver.perform(Fetch(RESERVED, (_PLACE,)))
+    return bool(found)
+
+
+class StoredKeys(Keyring):
+    """The keyring of an open database, with what is needed to read it again and to rotate it."""
+
+    def __init__(self, driver: Driver, wrapping: _Wrapping, opened: _Opened) -> None:
+        super().__init__(opened.keys)
+        self._driver = driver
+        self._wrapping = wrapping
+        self._opened = opened
+        self._lock = threading.Lock()
+        self._attempt: Future[Exception | None] | None = None
+        self._look_at = time.monotonic() + _LOOK_S
+        self._unfound: dict[bytes, float] = {}
+
+        self._is_closed = False
+
+    def view(self) -> EncryptionKeys:
+        """Read the keys again, and return them without what is secret, blocking."""
+        found = self._wrapping.open(self._fetch())
+        self._take(found)
+        return found.view()
+
+    def rotate(self, *, data_key: bool, dry_run: bool) -> EncryptionKeys:
+        """Wrap the keys anew with the provider's present wrapping key, blocking, and return them.
+
+        Args:
+            data_key: Create a data key as well, which encrypts from now on.
+            dry_run: Only ask the provider.
+
+        Raises:
+            Conflict: Another process rotated them meanwhile; nothing was changed.
+            KeyMissing: The provider does not have the key with which they are wrapped.
+            TooLarge: There are too many data keys.
+            PerdureError: The provider failed, or the database; nothing was changed.
+        """
+        before = self._wrapping.open(self._fetch())
+        self._take(before)
+        keys = before.keys.add_key(int(time.time())) if data_key else before.keys
+        if len(keys.secrets) > _DATA_KEYS_MOST:
+            raise TooLarge(
+                f"{self._wrapping.url} has {_DATA_KEYS_MOST} data keys, the most there may be; copy it to an "
+                "empty database, which has one"
+            )
+        after = self._wrapping.seal(keys, before.version + 1)
+        if not dry_run:
+            if not _store(self._driver, after, before.version):
+                raise Conflict(
+                    f"another process rotated the keys of {self._wrapping.url} at the same time; nothing was "
+                    "changed. Look at them (perdure keys ls), and rotate again if it is needed"
+                )
+            self._take(after)
+        return after.view()
+
+    def look(self) -> None:
+        """Begin to read the keys again, in the background, if that was long ago. Never blocks."""
+        if time.monotonic() >= self._look_at and self._wrapping.has_threads:
+            self._begin()
+
+    def learn(self, unknown: UnknownDataKey) -> None:
+        """Read the keys again, blocking, for one that this process does not know.
+
+        Raises:
+            KeyMissing: It is not among them, or they cannot be read.
+        """
+        for attempt in self._attempts(unknown):
+            attempt.result()
+
+    async def alearn(self, unknown: UnknownDataKey) -> None:
+        """Do the same as ``learn``, without blocking the event loop."""
+        for attempt in self._attempts(unknown):
+            await asyncio.wrap_future(attempt)
+
+    def close(self) -> None:
+        """Look for newer keys no more."""
+        self._is_closed = True
+
+    def _attempts(self, unknown: UnknownDataKey) -> Iterator[Future[Exception | None]]:
+        """Yield attempts to wait for until the key is known: one that is under way, which may have read too
+        early, and one of its own."""
+        key_id = unknown.data_key
+        failed: Exception | None = None
+        if not self.knows(key_id) and time.monotonic() >= self._unfound.get(key_id, -inf):
+            is_own = False
+            while not (is_own or self.knows(key_id)):
+                attempt, is_own = self._begin()
+                yield attempt
+                failed = attempt.result()
+            if not self.knows(key_id):
+                self._note_unfound(key_id)
+        if not self.knows(key_id):
+            why = "" if failed is None else f"; its keys could not be read again: {failed}"
+            raise KeyMissing(f"{unknown}{why}") from failed
+
+    def _note_unfound(self, key_id: bytes) -> None:
+        with self._lock:
+            if len(self._unfound) >= _UNFOUND_MOST:
+                self._unfound.clear()
+            self._unfound[key_id] = time.monotonic() + _AGAIN_S
+
+    def _begin(self) -> tuple[Future[Exception | None], bool]:
+        """Return the attempt to read the keys again that is under way, and whether it was begun now."""
+        with self._lock:
+            if self._attempt is not None:
+                return self._attempt, False
+            attempt = self._attempt = Future[Exception | None]()
+            # A waiter that is cancelled does not end it for the others.
+            attempt.set_running_or_notify_cancel()
+            self._look_at = time.monotonic() + _LOOK_S
+        if self._wrapping.has_threads:
+            threading.Thread(target=self._work, args=(attempt,), name="perdure-keys", daemon=True).start()
+        else:
+            self._work(attempt)
+        return attempt, True
+
+    def _work(self, attempt: Future[Exception | None]) -> None:
+        failed: Exception | None = None
+        try:
+            found = self._fetch()
+            if found.body != self._opened.body:
+                self._take(self._wrapping.open(found))
+        except Exception as error:  # of the driver or the provider, whatever it is
+            failed = error
+            if not self._is_closed:
+                _log.warning("the keys could not be read again, and those at hand are used: %s", error)
+        with self._lock:
+            self._attempt = None
+        attempt.set_result(failed)
+
+    def _fetch(self) -> Record:
+        (found,) = self._driver.perform(Fetch(RESERVED, (_PLACE,)))
+        if not found:
+            raise DecryptionError(f"{self._wrapping.url}: the record of its keys was removed")
+        return found[0]
+
+    def _take(self, new: _Opened) -> None:
+        """Use keys that were read or stored, unless newer ones are used already."""
+        with self._lock:
+            if new.version < self._opened.version:
+                return
+            there = {each.id for each in new.keys.secrets}
+            if new.keys.digest_key != self.digest_key or any(
+                each.id not in there for each in self._opened.keys.secrets
+            ):
+                raise DecryptionError(
+                    f"{self._wrapping.url}: keys are missing from the record of its keys, which was replaced "
+                    "by another or an earlier one; it was not used"
+                )
+            self.replace(new.keys)
+            self._opened = new
+
+
+def _store(driver: Driver, opened: _Opened, expect: Expectation) -> bool:
+    put = Put(SEAL, _PLACE.key, {}, opened.body, expect=expect, version=opened.version)
+    return isinstance(driver.perform(Commit(RESERVED, (put,))), Committed)
+
+
+def _parts(record: Record, url: str) -> tuple[str, bytes, bytes]:
+    """Return the id of the wrapping key, the wrapped record's key and what is encrypted with it."""
+    try:
+        form, key_id, wrapped, sealed = ormsgpack.unpackb(record.body)
+    except (ValueError, TypeError):
+        form, key_id, wrapped, sealed = None, None, None, None
+    if (
+        form != _FORMAT
+        or not (isinstance(key_id, str) and isinstance(wrapped, bytes) and isinstance(sealed, bytes))
+        or _pack(key_id, wrapped, sealed) != record.body
+    ):
+        raise DecryptionError(
+            f"{url}: the record of its keys is damaged, or of another release; it was not used"
+        )
+    return key_id, wrapped, sealed
+
+
+def _pack(key_id: str, wrapped: bytes, sealed: bytes) -> bytes:
+    return ormsgpack.packb([_FORMAT, key_id, wrapped, sealed])
+
+
+def _pack_context(key_id: str, wrapped: bytes) -> bytes:
+    return ormsgpack.packb([_FORMAT, key_id, wrapped])
+
+
+def _time(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

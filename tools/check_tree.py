@@ -53,8 +53,6 @@ PARTICIPLES = {
     "stuck": "the command of this name",
 }
 """Names that are participles, and why each may stay."""
-UNNAMED = "retention"
-"""A folder that is written anew, whose names come with that."""
 OLD_WORDS = {"put_off": "postpone", "ring": "notify", "settle": "resolve", "take_back": "roll_back"}
 """Words of this house for what the field has a term for."""
 
@@ -99,7 +97,7 @@ def findings(path: Path, folder: str) -> Iterator[tuple[int, str, str]]:
                 yield number, f"{what} ({found.group()})", mend
         if path.suffix in {".md", ".py"} and (found := WORDS.search(line)):
             yield number, f"{found.group()!r}", f"write {found.group().replace('no', 'not a', 1)!r}"
-    if path.suffix == ".py" and folder in NAMED and UNNAMED not in path.parts:
+    if path.suffix == ".py" and folder in NAMED:
         yield from find_misnamed("\n".join(lines))
 
 

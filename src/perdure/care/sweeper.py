@@ -116,7 +116,7 @@ class Sweeper:
         try:
             step = advance(steps)
             while not isinstance(step, ProgramResult):
-                if isinstance(step, float):
+                if isinstance(step, float | int):
                     time.sleep(step)
                     step = advance(steps)
                 else:
@@ -133,7 +133,7 @@ class Sweeper:
         """Return the result of steps, without blocking the event loop."""
         step = advance(steps)
         while not isinstance(step, ProgramResult):
-            wait = asyncio.sleep(step) if isinstance(step, float) else arun(step, self._driver)
+            wait = asyncio.sleep(step) if isinstance(step, float | int) else arun(step, self._driver)
             step = advance(steps, await wait)
         return step.result
 

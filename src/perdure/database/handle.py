@@ -198,7 +198,7 @@ class DatabaseHandle:
             Fenced: The lease is over.
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
-        await self.arun(removal.take_back(partition, run_id, self.digest, self.budget, epoch, within))
+        await self.arun(removal.roll_back(partition, run_id, self.digest, self.budget, epoch, within))
 
     async def measure(self, partition: Partition) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

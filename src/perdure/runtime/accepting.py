@@ -98,13 +98,14 @@ class Acceptance:
             return await self._accept(partition, message, terms)
         is_next = self._context.works and not terms.debounce.quiet
         is_next = is_next and not self._worker.dispatch.will_serve(partition)
-        ticket = None
         try:
             ticket = await self._accept(partition, mark_counted(message, turn), terms)
-        finally:
-            if ticket is None or ticket.is_duplicate:
-                limits.refuse(turn)
-        if not ticket.is_duplicate:
+        except BaseException:
+            limits.refuse(turn)
+            raise
+        if ticket.is_duplicate:
+            limits.refuse(turn)
+        else:
             limits.note_accepted(partition, message, turn, is_next=is_next)
         return ticket
 

@@ -18,7 +18,7 @@ from perdure.model.records import DOCUMENT, EPOCH, Partition
 from perdure.model.runs.messages import Message
 from perdure.model.runs.queue import IN, LATER
 from perdure.runtime import Runtime
-from perdure.runtime.worker.backlog import Foreign
+from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.testing.conformance import rows
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, stored, working
@@ -193,7 +193,7 @@ def test_what_comes_as_a_thread_was_served_waits_for_no_poll(near: Storage, talk
             dispatch, go_on = runtime._worker.dispatch, asyncio.Event()
             serve = dispatch._work[IN]
 
-            async def end_late(partition: Partition) -> bool | Foreign | None:
+            async def end_late(partition: Partition) -> bool | Foreign | Limited | None:
                 more = await serve(partition)
                 await go_on.wait()
                 return more

@@ -174,9 +174,9 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     # still arriving.
     is_known = head is None if checkpoint is None else head is not None and checkpoint.made_at is not None
     checks = [
-        unchanged(DOCUMENT, OF_THREAD, documents),
-        unchanged(EPOCH, (), epochs),
-        *(unchanged(LANE, (name,), lane) for name, lane in zip(_LANES, lanes, strict=True)),
+        check_unchanged(DOCUMENT, OF_THREAD, documents),
+        check_unchanged(EPOCH, (), epochs),
+        *(check_unchanged(LANE, (name,), lane) for name, lane in zip(_LANES, lanes, strict=True)),
         *(Check(HEAD, each.key, each.version) for each in heads),
     ]
     if head is None:
@@ -198,7 +198,7 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     )
 
 
-def unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
+def check_unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...]) -> Check:
     """Return the check that a record is as it was read, or still absent."""
     return Check(kind, key, found[0].version if found else Expect.ABSENT)
 

@@ -119,7 +119,7 @@ def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
     heads = contents.latest.items() & {checkpoint.name for checkpoint in contents.checkpoints}
     large = {
         namespace
-        for together in leaving_together(plan)
+        for together in group_leaving(plan)
         if sum(counts[namespace] + 1 for namespace in together) > room_of(budget)
         for namespace in together
     } & {namespace for namespace, _ in heads}
@@ -127,7 +127,7 @@ def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
     return replace(first, writes=_plan_writes(contents, first.removed)) if first.removed else None
 
 
-def leaving_together(plan: Plan) -> list[list[str]]:
+def group_leaving(plan: Plan) -> list[list[str]]:
     """Return the namespaces that lose their heads, in groups that go at once. With the root, the last of its
     group, go the subgraphs whose state a new run would find under the names of their nodes."""
     leaving = sorted(op.key[0] for op in plan.heads if isinstance(op, Delete))
@@ -220,7 +220,7 @@ def _plan_writes(
         for c in contents.checkpoints
         if (c.namespace, c.id) in removed
     }
-    for write in _left_by_the_removed(contents, removed, runs):
+    for write in _find_left_writes(contents, removed, runs):
         key = record_key(write)
         before = aside.get(write.aside.key) if write.idx < 0 else None
         if before is None:
@@ -265,7 +265,7 @@ def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[P
     ]
 
 
-def _left_by_the_removed(
+def _find_left_writes(
     contents: Contents, removed: Collection[Name], runs: frozenset[str]
 ) -> list[PendingWrite]:
     """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from perdure.engine.range_reads import all_partitions, read_all
 from perdure.engine.retention import plan as planning
-from perdure.engine.retention.plan import Planner, leaving_together, room_of
+from perdure.engine.retention.plan import Planner, group_leaving, room_of
 from perdure.engine.retention.whole_threads import NO_QUEUES, everywhere, remove_whole
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
@@ -91,7 +91,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
         raise refusals[0]
 
 
-def take_back(
+def roll_back(
     partition: Partition,
     run_id: str,
     digest: Digester,
@@ -111,13 +111,13 @@ def take_back(
     """
     planner = planning.remove_runs(frozenset((run_id,)), within)
 
-    def fenced(contents: Contents) -> Plan:
+    def plan_fenced(contents: Contents) -> Plan:
         if epoch is not None:
             guards(partition, contents.view, epoch)
         return planner(contents)
 
     try:
-        yield from prune(partition, fenced, digest, budget)
+        yield from prune(partition, plan_fenced, digest, budget)
     except MissingChunk:
         # A damaged thread: what nothing needs any more stays in it, but the run is taken back.
         return
@@ -262,7 +262,7 @@ def _divide(
     staying = [[group] for ns, some in groups.items() if ns not in last for group in some]
     leaving = [
         [group for ns in namespaces for group in (*groups.get(ns, ()), (last[ns],))]
-        for namespaces in leaving_together(plan)
+        for namespaces in group_leaving(plan)
     ]
     packing = _Packing(contents, budget)
     for unit in (*([(move,)] for move in moves), *(leaving + staying if ROOT in last else staying + leaving)):

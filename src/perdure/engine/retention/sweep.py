@@ -143,7 +143,8 @@ class RetentionProgress:
     def of(cls, body: Mapping[str, Any]) -> RetentionProgress:
         """Return the progress from its plain data, as ``asdict`` has it."""
         results = {name: RetentionResult(**body[name]) for name in ("swept", "last")}
-        return cls(**{**body, **results})
+        fields: dict[str, Any] = {**body, **results}
+        return cls(**fields)
 
 
 def read_progress(tenant: str | None) -> Program[tuple[RetentionProgress, int]]:

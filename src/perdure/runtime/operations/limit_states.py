@@ -106,7 +106,8 @@ async def set_amounts(
     merged = {**before, **amounts}
     try:
         # What is declared is not known here; each amount is checked by itself.
-        SharedLimit(**{"rate": 1, **merged})
+        fields: dict[str, Any] = {"rate": 1, **merged}
+        SharedLimit(**fields)
     except ValueError as error:
         raise BadSetting(f"limit {limit!r}: {error}; nothing was set") from None
     now = await handle.arun(ask(Now()))

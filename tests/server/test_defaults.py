@@ -171,11 +171,11 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
         "store.index.fields": lambda at: tuple(at.store._index.fields),
         "store.index.text": lambda at: at.store._index.extractor is not None,
         "store.ttl.refresh_on_read": lambda at: _ensure_refresh(at.store.ttl_config, None),
-        "checkpointer.ttl.strategy": lambda at: at.host.sweeps._options.ttl.strategy,
+        "checkpointer.ttl.strategy": lambda at: at.host.runtime.database.retention.usual_ttl.strategy,
         "checkpointer.ttl.sweep_interval_minutes": lambda at: (
-            at.host.sweeps._options.ttl.sweep_interval_minutes
+            at.host.runtime.database.retention.usual_ttl.sweep_interval_minutes
         ),
-        "checkpointer.ttl.sweep_limit": lambda at: at.host.sweeps._options.ttl.sweep_limit,
+        "checkpointer.ttl.sweep_limit": lambda at: at.host.runtime.database.retention.usual_ttl.sweep_limit,
         "retention.keep_tagged": lambda at: at.config.retention.rules.default.keep_tagged,
         "retention.share": lambda at: at.host.sweeps._options.share,
         "metrics.host": lambda at: at.workers.metrics.host,

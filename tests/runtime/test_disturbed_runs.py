@@ -77,7 +77,7 @@ async def logged(runtime: Runtime) -> list[str]:
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
-@pytest.mark.parametrize("seed", range(300 if FULL else 5))
+@pytest.mark.parametrize("seed", range(300 if FULL else 3))
 def test_a_run_in_trouble_ends_as_one_without(near: Storage, seed: int, durability: Durability) -> None:
     async def main() -> None:
         assert await disturbed(seed, near, durability) == await undisturbed(seed)

@@ -97,10 +97,10 @@ def test_what_cannot_work_is_named_without_the_secret(
 def test_a_channel_without_its_extra_names_the_command(name: str, extra: str, absent: str) -> None:
     code = (
         f"import sys; sys.modules[{absent!r}] = None\n"
-        "from perdure.channels.configured import configured\n"
+        "from perdure.channels.configured import configure_channels\n"
         "from perdure.errors import MissingExtra\n"
         "try:\n"
-        f"    configured({{{extra!r}: {{'token': 't', 'phone_id': 'p'}}}}, ['agent'])\n"
+        f"    configure_channels({{{extra!r}: {{'token': 't', 'phone_id': 'p'}}}}, ['agent'])\n"
         "except MissingExtra as error:\n"
         "    print(error)\n"
     )

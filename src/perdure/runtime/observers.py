@@ -54,10 +54,11 @@ _LEVELS = {
     "thread.deleted": logging.INFO,
     "thread.follow_not_renewed": logging.WARNING,
     "thread.older": logging.WARNING,
+    "limit.full": logging.INFO,
+    "limit.unpriced": logging.WARNING,
     "worker.error": logging.ERROR,
     "worker.failing": logging.WARNING,
     "worker.left_behind": logging.WARNING,
-    "limit.unpriced": logging.WARNING,
     "worker.unavailable": logging.WARNING,
     "worker.unserved": logging.WARNING,
 }

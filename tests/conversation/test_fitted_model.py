@@ -171,7 +171,7 @@ def test_the_model_s_own_settings_hold() -> None:
 
 
 def test_a_model_with_tools_bound_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"fitted\(model, limit\).bind_tools"):
+    with pytest.raises(TypeError, match=r"fit_model\(model, limit\).bind_tools"):
         fit_model(Scripted().bind_tools([look]), 100)  # type: ignore[arg-type]
 
 

@@ -118,7 +118,7 @@ REPLACES = """
     import socket
     from perdure.server.config import load
     from perdure.server.hosting import supervisor
-    from perdure.web.listening import listening
+    from perdure.web.listening import listen
 
 
     def work(given, listener, token, ended):
@@ -131,7 +131,7 @@ REPLACES = """
     supervisor._SHORT_S = float(sys.argv[1])
     if __name__ == "__main__":
         config = load(file=None, graphs=["./agent.py:graph"], db="sqlite:///d.db", environ={})
-        with listening("127.0.0.1", 0) as listener:
+        with listen("127.0.0.1", 0) as listener:
             sys.exit(supervisor.serve_many(config, listener, 1))
 """
 

@@ -66,7 +66,7 @@ def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:
                 yield view, {"what": what, "keep_last": "1"}
         elif view == "tenants":
             continue
-        elif view in ("about", "threads", "queue", "care", "log", "runs", "questions", "overview"):
+        elif view in ("about", "threads", "queue", "care", "log", "runs", "questions", "overview", "limits"):
             yield view, {}
         else:
             for thread_id in (names.idle, names.asks, names.failed, names.busy):

@@ -293,7 +293,7 @@ def truncate(path: Path) -> None:
     assert beside(path, "-wal").stat().st_size == 0
 
 
-MOMENTS = ["before_commit", "committed", "after_commit", "check", "_log_header", "_read_stored"]
+MOMENTS = ["before_commit", "note_commits", "after_commit", "check", "_log_header", "_read_stored"]
 
 
 @pytest.mark.parametrize("is_refused", [False, True], ids=["stored", "refused"])

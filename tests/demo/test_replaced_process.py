@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from perdure.web.listening import listen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -21,7 +20,6 @@ PROGRAM = """
 import os, signal, socket, sys
 sys.path.insert(0, sys.argv[2])
 from perdure.demo.replaced_process import serve_replaced
-from perdure.web.listening import listening
 
 
 def serve(listener, is_again):

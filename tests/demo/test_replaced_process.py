@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.web.listening import listen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -104,7 +104,7 @@ BREAKS = [
         rewritten(
             steering.Taking,
             "ops",
-            "return lane.joined(upto).put(0), replace(run, last=upto).put()",
+            "return lane.join(upto).put(0), replace(run, last=upto).put()",
             "return ()",
         ),
         steers=True,

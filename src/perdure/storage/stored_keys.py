@@ -258,7 +258,6 @@ class StoredKeys(Keyring):
         self._attempt: Future[Exception | None] | None = None
         self._look_at = time.monotonic() + _LOOK_S
         self._unfound: dict[bytes, float] = {}
-
         self._is_closed = False
 
     def view(self) -> EncryptionKeys:

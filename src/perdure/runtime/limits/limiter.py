@@ -149,10 +149,6 @@ class Limiter:
             if self._limits.setdefault(name, limit) != limit:
                 raise BadSetting(f"limit {name!r} is declared twice, with different amounts; declare it once")
 
-    def get_limit(self, name: str) -> SharedLimit | None:
-        """Return the limit of a name as it was declared."""
-        return self._limits.get(name)
-
     def submit(self, work: Coroutine[Any, Any, R]) -> Future[R]:
         """Run a coroutine in the loop of the limits."""
         return asyncio.run_coroutine_threadsafe(work, self._ensure_loop())

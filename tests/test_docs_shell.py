@@ -30,7 +30,7 @@ from perdure.storage.url import open_driver
 from tests.docs_pages import ROOT, SHELL, TUTORIALS, Block, all_blocks, commands, script
 from tests.server.served_processes import process_of
 from tests.servers import postgres
-from tests.servers.postgres import free_port
+from tests.servers.ports import free_port
 from tests.test_docs_code import AGENT
 
 WITHIN_S = 120

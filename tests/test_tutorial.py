@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["tutorial", "tutorial-care"]
@@ -67,12 +68,6 @@ def script(page: str, port: int) -> str:
         elif ".run" in block.info:
             parts += [f"echo '{_MARK} {block.line}'", block.text]
     return "\n".join(parts).replace("localhost:2024", f"127.0.0.1:{port}")
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 @pytest.mark.timeout(WITHIN_S + 60)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from bench.proxy import Counts, Proxy
+from tests.servers.ports import free_port
 
 _WAIT_S = 20.0
 
@@ -155,9 +156,7 @@ def test_the_end_of_a_stream_arrives_after_its_bytes() -> None:
 
 
 def test_a_server_that_is_not_there_is_a_closed_connection() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with Proxy("127.0.0.1", port) as proxy, _dial(proxy) as client, suppress(ConnectionResetError):
         assert client.recv(1) == b""
 

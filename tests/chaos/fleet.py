@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from langgraph_sdk.client import LangGraphClient
 
 import perdure
 from tests.chaos import talker
+from tests.servers.ports import free_port
 
 WITHIN_S = 60.0
 """How long anything is waited for. Nothing takes that long but a machine that has something else to do."""
@@ -116,7 +116,7 @@ class Server(Member):
     """A server that accepts runs and leaves them to workers."""
 
     def __init__(self, name: str, database: str, folder: Path) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         place = f"{GRAPH}=./agents.py:graph"
         words = ("serve", place, "--no-work", "--db", database, "--port", str(self.port))
         super().__init__(name, words, folder)
@@ -188,9 +188,3 @@ def fleet(database: str) -> Iterator[Fleet]:
         finally:
             for member in sailing.members:
                 member.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

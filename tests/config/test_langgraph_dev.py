@@ -31,7 +31,7 @@ from bench.served.hosts import HOSTS, LANGGRAPH, Site
 from bench.servers import Missing
 from perdure.config import checkpoint_lifespan
 from tests.conftest import missing
-from tests.servers.postgres import free_port
+from tests.servers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MODULE = """

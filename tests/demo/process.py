@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -42,13 +41,6 @@ def need_the_parts() -> None:
 def command(database: Path, *more: str, model: Sequence[str] = LOCAL_MODEL) -> list[str]:
     """The command line of a demo over a file."""
     return [sys.executable, "-m", "perdure.demo", "--db", f"sqlite:///{database}", *model, *more]
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 class Demo:

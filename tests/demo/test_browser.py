@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.demo.endpoint import STEPS, endpoint
-from tests.demo.process import free_port, need_the_parts, running
+from tests.demo.process import need_the_parts, running
 from tests.server.browsing import answered, ask, bodies, browsing, launched, wait_for, written
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

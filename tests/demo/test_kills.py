@@ -18,7 +18,8 @@ import httpx
 import pytest
 
 from tests.demo.endpoint import OUTLINE, STEPS, WORDS, Endpoint, endpoint
-from tests.demo.process import Demo, free_port, need_the_parts, running, saying, wait_for
+from tests.demo.process import Demo, need_the_parts, running, saying, wait_for
+from tests.servers.ports import free_port
 
 pytestmark = pytest.mark.timeout(360)
 MOMENTS = 20

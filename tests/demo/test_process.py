@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.demo.process import command, free_port, need_the_parts, running, saying, wait_for
+from tests.demo.process import command, need_the_parts, running, saying, wait_for
+from tests.servers.ports import free_port
 from tests.web.heads import is_cut_off
 
 LONG = "Tell me a story of a lighthouse keeper and the sea."

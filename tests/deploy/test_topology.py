@@ -10,7 +10,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -28,6 +27,7 @@ from tests.backends import EMPTY
 from tests.deploy.test_files import DEPLOY, SERVICES
 from tests.server.acceptance.serving import Line, Place
 from tests.server.issuer import AUDIENCE, ISSUER, SECRET, token
+from tests.servers.ports import free_port
 
 PROGRAM = Path(sys.executable).with_name("perdure")
 STEPS = 40
@@ -137,9 +137,7 @@ class Topology:
 
     async def server(self, service: str) -> Served:
         """A server that is ready."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            place = Place(free.getsockname()[1])
+        place = Place(free_port())
         process = self.start(self.command(service), place.port)
 
         async def is_ready() -> bool:

@@ -24,8 +24,8 @@ from examples.database import database_of
 from examples.movies.accounts import secret_of
 from examples.movies.database import open_engine
 from perdure.errors import BadSetting
-from tests.demo.process import free_port
 from tests.server.browsing import browsing, launched, wait_for
+from tests.servers.ports import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

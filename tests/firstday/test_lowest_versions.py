@@ -18,7 +18,7 @@ import pytest
 from tests.backends import EMPTY
 from tests.conftest import missing
 from tests.firstday.running import ENVIRONMENT
-from tests.servers.postgres import free_port
+from tests.servers.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = {"demo", "memory"}

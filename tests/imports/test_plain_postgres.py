@@ -23,7 +23,7 @@ from tests.imports import parity, test_plain_tables, test_two_tables, threads
 from tests.imports.histories.test_conversations import chat
 from tests.imports.stocks import postgres_url
 from tests.imports.test_two_tables import IDS, pending
-from tests.servers import postgres
+from tests.servers.ports import free_port
 
 STATES = ("jsonb", "json", "text", "varchar", "bytea")
 TIMES = {
@@ -296,4 +296,4 @@ def test_the_command_imports_it_and_says_what_is_wrong(url: str, tmp_path: Path)
 
 def test_a_server_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="does not answer"):
-        open_source(SourceKind.PLAIN, f"postgresql://u:secret@127.0.0.1:{postgres.free_port()}/x")
+        open_source(SourceKind.PLAIN, f"postgresql://u:secret@127.0.0.1:{free_port()}/x")

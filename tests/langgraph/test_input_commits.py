@@ -348,7 +348,8 @@ def test_a_run_that_is_cancelled_or_left_leaves_nothing_open(
             await stream.aclose()
         else:
             task = asyncio.ensure_future(app.ainvoke(given(), config()))
-            await asyncio.sleep(0.005)
+            while not any(isinstance(effect, Commit) for effect in driver.effects):
+                await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as cancelled:
                 await task

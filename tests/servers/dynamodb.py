@@ -6,7 +6,6 @@ import atexit
 import importlib.util
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests.conftest import missing
+from tests.servers.ports import free_port
 
 REGION = "eu-central-1"
 READY_SECONDS = 30
@@ -38,9 +38,7 @@ def started() -> tuple[subprocess.Popen[bytes], str]:
     """The emulator's process and address."""
     if importlib.util.find_spec("ministack") is None:
         missing("ministack", "install it with: pip install ministack")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folder = tempfile.TemporaryDirectory(prefix="perdure-dynamodb-")
     env = {
         **os.environ,

@@ -18,6 +18,7 @@ from typing import Any
 from tests.conftest import missing
 from tests.servers import postgres
 from tests.servers.certificates import Issued
+from tests.servers.ports import free_port
 from tests.servers.postgres import Postgres
 
 _READY_S = 60
@@ -34,7 +35,7 @@ class PgBouncer:
             raise AssertionError
         self._program = program
         self.folder = Path(tempfile.mkdtemp(prefix="perdure-pgb-", dir="/tmp"))
-        self.port = postgres.free_port()
+        self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self._as: dict[str, Any] = {}
         if os.geteuid() == 0:

@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import missing
+from tests.servers.ports import free_port
 
 LOCALE = "en_US.UTF-8"
 _USER = "postgres"
@@ -158,12 +158,6 @@ def empty(server: Postgres | None = None, **parameters: Any) -> Iterator[str]:
     yield server.url(**{"schema": name, "pool": 4, **parameters})
     with psycopg.connect(server.url(), autocommit=True) as connection:
         connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE'.encode())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _binaries(folder: Path) -> Path:

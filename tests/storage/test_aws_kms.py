@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from perdure.model.records import RESERVED, SEAL
 from perdure.storage.key_providers import provider_named
 from perdure.storage.url import open_driver
 from tests.servers import kms
+from tests.servers.ports import free_port
 
 pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
 
@@ -120,9 +120,7 @@ def test_a_setting_that_cannot_work_is_refused(text: str, reason: str) -> None:
 
 
 def test_a_service_that_does_not_answer_is_unavailable() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     away = AwsKms("alias/a", region=kms.REGION, endpoint=f"http://127.0.0.1:{port}")
     with pytest.raises(Unavailable, match="AWS KMS does not answer"):
         asyncio.run(away.wrap(bytes(32)))

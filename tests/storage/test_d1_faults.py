@@ -42,8 +42,9 @@ from perdure.storage.d1.url import D1Url
 from perdure.testing.conformance import rows
 from perdure.testing.conformance.concurrency import at_once
 from perdure.testing.conformance.rows import HERE
-from tests.servers import d1, postgres
+from tests.servers import d1
 from tests.servers.d1_proxy import Change, Fault, Instead, Lose, Proxy, Request, proxy
+from tests.servers.ports import free_port
 
 DAY = 86_400
 THERE = Partition("", "other")
@@ -320,7 +321,7 @@ def test_a_service_without_a_connection_is_waited_for_no_longer_than_the_patienc
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CLOUDFLARE_API_TOKEN", "token")
-    endpoint = f"http://127.0.0.1:{postgres.free_port()}/client/v4"
+    endpoint = f"http://127.0.0.1:{free_port()}/client/v4"
     target = D1Url.of(f"d1://account/database?patience=0.5&endpoint={endpoint}")
     with closing(target.connect()) as transport:
         naps: list[float] = []

@@ -19,6 +19,7 @@ from perdure.storage.outage import Outage, patience_of
 from perdure.storage.url import open_driver
 from tests.servers import postgres
 from tests.servers.lossy import Lossy
+from tests.servers.ports import free_port
 from tests.storage.test_postgres_faults import through_lossy
 
 AT = Partition("", "thread")
@@ -126,7 +127,7 @@ def test_a_call_waits_for_a_server_no_longer_than_the_patience_of_its_url(
 
 
 def test_a_server_that_comes_back_within_the_patience_fails_no_call(single: str) -> None:
-    port = postgres.free_port()
+    port = free_port()
     passed = single.replace(f":{postgres.durable().port}/", f":{port}/") + "&patience=30"
     relay = Lossy(postgres.durable().port, port)
     with closing(open_driver(passed)) as driver, ThreadPoolExecutor(2) as pool:

@@ -52,6 +52,7 @@ from perdure.storage.redis.driver import RedisDriver
 from perdure.testing.conformance import rows
 from tests.servers import valkey
 from tests.servers.lossy import Lossy
+from tests.servers.ports import free_port
 from tests.servers.valkey import Server
 from tests.storage.climbers import climb, eventually, height, step
 from tests.storage.next_layout import next_layout
@@ -277,7 +278,7 @@ def test_all_calls_of_a_moment_hear_within_one_patience_that_the_server_is_away(
 def test_a_replica_is_told_apart(server: Server) -> None:
     backend.migrate(server.url)
     with closing(backend.open_driver(f"{server.url}?patience=0.5")) as driver, server.client() as client:
-        client.execute_command("REPLICAOF", "127.0.0.1", valkey.free_port())
+        client.execute_command("REPLICAOF", "127.0.0.1", free_port())
         with pytest.raises(perdure.Unavailable, match="give the address of the primary"):
             driver.perform(Commit(AT, step(1)))
         client.execute_command("REPLICAOF", "NO", "ONE")
@@ -360,7 +361,7 @@ def test_a_host_out_of_reach_is_said_at_once() -> None:
     # Whoever waits this out is ended by the time limit of the test.
     for scheme in ("redis", "redis+cluster"):
         with pytest.raises(perdure.Unavailable, match="cannot be reached; check host and port"):
-            backend.open_driver(f"{scheme}://127.0.0.1:{valkey.free_port()}/0?patience=3600")
+            backend.open_driver(f"{scheme}://127.0.0.1:{free_port()}/0?patience=3600")
 
 
 def test_a_database_is_migrated_once_and_newer_ones_are_left_alone() -> None:

@@ -20,7 +20,8 @@ import pytest
 
 import perdure
 from tests.servers import postgres
-from tests.servers.postgres import Postgres, free_port
+from tests.servers.ports import free_port
+from tests.servers.postgres import Postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHIN_S = 60.0

@@ -23,7 +23,7 @@ from bench.served import rooms
 from bench.served.hosts import HOSTS, LANGGRAPH, Site
 from bench.servers import Missing
 from tests.conftest import missing
-from tests.servers.postgres import free_port
+from tests.servers.ports import free_port
 
 LANGGRAPH_DEV, PERDURE = "langgraph dev", "perdure serve"
 WORDS = ("hello", "ask", "both", "send", "inner", "tool")

@@ -29,6 +29,7 @@ from perdure.server.config import Cors, Http
 from perdure.server.resources import ServerState
 from perdure.web.connections import LimitedConnection
 from tests.server.graphs import graphs
+from tests.servers.ports import free_port
 
 P = ParamSpec("P")
 
@@ -151,7 +152,7 @@ class ServerProcess(Place):
     """A server in a process of its own, which can be killed."""
 
     def __init__(self, database: str, lease: float = 1.5) -> None:
-        super().__init__(_free_port())
+        super().__init__(free_port())
         self._process = _processes().Process(target=_serve, args=(database, self.port, lease), daemon=True)
         self._process.start()
 
@@ -252,9 +253,3 @@ def _end(peer: socket.socket) -> None:
     with suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
     peer.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from perdure.runtime.options import WEBHOOK
 from tests.runtime.graphs import Heard, Storage, eventually, eventually_stored, go, settings, vanish
 from tests.server.graphs import graphs
 from tests.server.receiving import SECRET, begun, made, notices, opened, receiving, said, texts
+from tests.servers.ports import free_port
 
 # ---------------------------------------------------------------- what is told
 
@@ -260,9 +260,7 @@ def test_what_the_receiver_refuses_is_dead_at_once(memory: Storage, status: int)
 
 def test_nobody_who_listens_is_tried_again(memory: Storage) -> None:
     async def main() -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         async with made(memory) as runtime:
             await begun(runtime, f"http://127.0.0.1:{port}/?{SECRET}", "chat", "hi")
 

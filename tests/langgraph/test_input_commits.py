@@ -16,6 +16,7 @@ from bench.proxy import Proxy
 from perdure import SyncDatabase
 from perdure.langgraph.loop_state import ThreadId
 from perdure.model.ops import Commit, Fetch
+from perdure.model.program import Effect
 from perdure.model.records import WRITE
 from perdure.storage.port import CommitLimits
 from perdure.testing.conformance import Narrow
@@ -347,9 +348,16 @@ def test_a_run_that_is_cancelled_or_left_leaves_nothing_open(
                 break
             await stream.aclose()
         else:
+            committing = asyncio.Event()
+
+            async def before(effect: Effect[Any]) -> None:
+                if isinstance(effect, Commit):
+                    committing.set()
+                await asyncio.sleep(0.03)
+
+            driver.before = before
             task = asyncio.ensure_future(app.ainvoke(given(), config()))
-            while not any(isinstance(effect, Commit) for effect in driver.effects):
-                await asyncio.sleep(0)
+            await committing.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as cancelled:
                 await task

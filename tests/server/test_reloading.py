@@ -167,6 +167,10 @@ def test_a_project_that_is_broken_from_the_start_is_served_once_it_is_mended(pro
         (project / "agent.py").write_text(AGENT)
         server.logs("watching the files")
         assert server.ask("ada", "hello") == "one "
+        (project / "agent.py").write_text("import os\nos._exit(8)\n")
+        server.logs("ended with 8 while it loaded the project")
+        refused = server.request("GET", "/ready")
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
         assert server.interrupt() == 0
 
 
@@ -275,7 +279,8 @@ def test_a_file_that_is_saved_just_before_it_is_watched_is_noticed(
     with receiver, sender:
         watching = reloading._Watching(receiver, {str(file)}, tmp_path, began_ns)
         try:
-            assert watching.wait(multiprocessing.Process(), stopping, pytest.fail) == (str(file),)
+            found = watching.wait(multiprocessing.Process(), stopping, lambda _: stopping.set())
+            assert found == (str(file),)
         finally:
             limit.cancel()
 

@@ -129,13 +129,22 @@ def serve_reloading(
             process = child_process.start(_serve, terms, listener, token, tuple(ended), sender, reason)
             sender.close()
             current[:] = [process]
+
+            def refuse(exit_code: int, processes: list[BaseProcess] = current) -> None:
+                announce_end(
+                    f"The process ended with {exit_code} while it loaded the project. The next save is "
+                    "waited for."
+                )
+                processes.append(child_process.start(_serve_refusals, listener))
+
             watching = _Watching(
                 receiver, {str(path.absolute()) for path in config.files}, config.root, began_ns
             )
-            changed = watching.wait(process, stopping, announce_end)
+            changed = watching.wait(process, stopping, refuse)
             has_served = has_served or watching.has_served()
             exit_code = process.exitcode
-            _stop(process)
+            for each in current:
+                _stop(each)
             receiver.close()
             ended.append(process_name(process.pid or 0, token))
             for path in changed:
@@ -188,10 +197,11 @@ class _Watching:
         return self._report.state == "serving"
 
     def wait(
-        self, process: BaseProcess, stopping: threading.Event, announce_end: Callable[[str], None]
+        self, process: BaseProcess, stopping: threading.Event, refuse: Callable[[int], None]
     ) -> tuple[str, ...]:
         """Return the files that have changed; none if the process has ended by itself, or all is to stop. A
-        process that ends before it serves would do so again, so that a change is waited for."""
+        process that ends before it serves would do so again, so that a change is waited for, and ``refuse``
+        is called with its exit code."""
         while not stopping.is_set():
             self._receive()
             watched = self._report
@@ -223,10 +233,7 @@ class _Watching:
                 if exit_code is not None and self._report.state == "serving":
                     return ()
                 if exit_code is not None and self._report.state == "loading":
-                    announce_end(
-                        f"The process ended with {exit_code} while it loaded the project. The next save is "
-                        "waited for."
-                    )
+                    refuse(exit_code)
                     self._report = self._report._replace(state="failed")
                 if self._report != watched:
                     break
@@ -334,7 +341,7 @@ def _serve(
     except Exception as error:
         reports.add("failed", own_places(error))
         terms.announce_failure(_failure_text(error))
-        run(_refuse(listener))
+        _serve_refusals(listener)
 
 
 def _failure_text(error: Exception) -> str:
@@ -375,7 +382,7 @@ class _Reports:
             time.sleep(_REPORT_S)
 
 
-async def _refuse(listener: socket.socket) -> None:
+def _serve_refusals(listener: socket.socket) -> None:
     """Answer every request with 503 until SIGTERM: clients that reconnect keep trying."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
@@ -396,4 +403,4 @@ async def _refuse(listener: socket.socket) -> None:
         timeout_graceful_shutdown=1,
         server_header=False,
     )
-    await Server(settings, nothing, nothing).serve(sockets=[listener])
+    run(Server(settings, nothing, nothing).serve(sockets=[listener]))

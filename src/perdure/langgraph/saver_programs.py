@@ -28,7 +28,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.queue.questions import Asked
 from perdure.engine.retention import removal, whole_threads
-from perdure.engine.retention.plan import keep_as_asked, keep_tagged
+from perdure.engine.retention.checkpoint_plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
 from perdure.engine.threads.steering import Taking

@@ -17,7 +17,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.checks.fsck_report import Damage
-from perdure.engine.retention.plan import Planner, keep_by, keep_tagged
+from perdure.engine.retention.checkpoint_plan import Planner, keep_by, keep_tagged
 from perdure.engine.retention.removal import prune
 from perdure.engine.threads.chunk_reads import ChunkReader, reachable
 from perdure.engine.threads.tags import set_tag
@@ -39,7 +39,7 @@ from perdure.storage.port import CommitLimits, run
 from perdure.testing.conformance.backend import at, put
 from perdure.testing.faults import Fault, FaultyDriver, fail
 from tests.engine.queue.queues import always
-from tests.engine.retention.test_plan import HERE, PLANNERS, stored_threads
+from tests.engine.retention.test_checkpoint_plan import HERE, PLANNERS, stored_threads
 from tests.engine.transfer.test_transfer import Hooked, Narrow, rows
 from tests.model.test_retention import checkpoint
 

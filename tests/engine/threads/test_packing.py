@@ -12,7 +12,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine.retention import removal
-from perdure.engine.retention.plan import keep_by
+from perdure.engine.retention.checkpoint_plan import keep_by
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.chunk_reads import FEW, ChunkReader, resolve
 from perdure.engine.threads.packing import pack

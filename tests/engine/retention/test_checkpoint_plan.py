@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.engine.retention.plan import Planner, keep_by, keep_tagged, remove_runs
+from perdure.engine.retention.checkpoint_plan import Planner, keep_by, keep_tagged, remove_runs
 from perdure.engine.threads.thread_records import Contents
 from perdure.engine.threads.thread_state import HeadView, View
 from perdure.model.checkpoint import PendingWrite

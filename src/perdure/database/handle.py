@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakSet
 
 from perdure.care.sweeper import RetentionOptions, Sweeper
-from perdure.engine.retention import removal
+from perdure.engine.retention import checkpoint_removal
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
 from perdure.langgraph.store import PerdureStore
@@ -198,7 +198,9 @@ class DatabaseHandle:
             Fenced: The lease is over.
             CannotTakeBack: The checkpoint to return to was pruned since.
         """
-        await self.arun(removal.roll_back(partition, run_id, self.digest, self.budget, epoch, within))
+        await self.arun(
+            checkpoint_removal.roll_back(partition, run_id, self.digest, self.budget, epoch, within)
+        )
 
     async def measure(self, partition: Partition) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

@@ -23,7 +23,7 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from perdure.engine.retention import removal
+from perdure.engine.retention import checkpoint_removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
@@ -341,11 +341,17 @@ class PerdureSaver(SaverPrograms):
         Raises:
             CannotTakeBack: At the end, if such a head was pruned since; such a thread is left unchanged.
         """
-        run(removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
+        run(
+            checkpoint_removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget),
+            self._driver,
+        )
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """See ``delete_for_runs``."""
-        await arun(removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget), self._driver)
+        await arun(
+            checkpoint_removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget),
+            self._driver,
+        )
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread under another id."""

@@ -27,7 +27,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.queue.questions import Asked
-from perdure.engine.retention import removal, whole_threads
+from perdure.engine.retention import checkpoint_removal, whole_threads
 from perdure.engine.retention.checkpoint_plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
@@ -544,7 +544,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         refuse_text("thread_ids", thread_ids)
         planner = keep_as_asked(strategy, keep_last)
         for partition in map(self._partition, thread_ids):
-            yield from removal.prune(partition, planner, self._digest, self._budget)
+            yield from checkpoint_removal.prune(partition, planner, self._digest, self._budget)
             if planner is keep_tagged:
                 self.forget_thread(partition)
 

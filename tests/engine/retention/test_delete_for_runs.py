@@ -11,7 +11,7 @@ from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
 from perdure.database.base import handle_of
-from perdure.engine.retention import removal
+from perdure.engine.retention import checkpoint_removal
 from perdure.engine.threads import tags
 from perdure.engine.threads.thread_records import read
 from perdure.model.ops import Fetch, Range
@@ -22,7 +22,7 @@ from perdure.testing.conformance.backend import THREAD, at, latest
 
 
 def test_a_run_of_more_checkpoints_than_a_page_is_removed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removal, "_PAGE", 4)
+    monkeypatch.setattr(checkpoint_removal, "_PAGE", 4)
     backend = Backend(MemoryDriver())
     saver = backend.saver()
     for thread in ("t1", "t2", "t3"):

@@ -11,7 +11,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.retention import removal
+from perdure.engine.retention import checkpoint_removal
 from perdure.engine.retention.checkpoint_plan import keep_by
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.chunk_reads import FEW, ChunkReader, resolve
@@ -175,7 +175,7 @@ def test_what_is_packed_in_the_middle_of_a_prune_is_in_no_pack_either(db: perdur
     graph.update_state(config("ada"), {"messages": [RemoveMessage(secret.id)]})
     handle = handle_of(db)
     driver: Any = Between(handle.driver, lambda: pack_all(db))
-    run(removal.prune(ADA, keep_by(keep_newest(1)), handle.digest, handle.budget), driver)
+    run(checkpoint_removal.prune(ADA, keep_by(keep_newest(1)), handle.digest, handle.budget), driver)
     assert driver.is_done
     assert not holds_the_secret(db)
     assert db.fsck("ada") == []

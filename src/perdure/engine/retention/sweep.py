@@ -12,7 +12,7 @@ from operator import add
 from typing import Any
 
 from perdure.engine import documents
-from perdure.engine.retention import removal
+from perdure.engine.retention import checkpoint_removal
 from perdure.engine.retention.checkpoint_plan import keep_by
 from perdure.engine.retention.expiry import EXPIRED, Clocks, read_at_rest
 from perdure.engine.retention.whole_threads import is_unfinished, remove_expired, remove_unfinished
@@ -328,12 +328,12 @@ def _prune(
     def count() -> Program[RetentionResult]:
         contents = yield from read(partition)
         plan = planner(contents)
-        size = (yield from removal.weigh(contents, plan, terms.digest)) if plan.removed else 0
+        size = (yield from checkpoint_removal.weigh(contents, plan, terms.digest)) if plan.removed else 0
         return RetentionResult(threads=1, checkpoints=len(plan.removed), bytes=size)
 
     counted = yield from read_undisturbed(partition, count)
     if counted.checkpoints and not terms.dry_run:
-        yield from removal.prune(partition, planner, terms.digest, terms.budget)
+        yield from checkpoint_removal.prune(partition, planner, terms.digest, terms.budget)
     return counted
 
 

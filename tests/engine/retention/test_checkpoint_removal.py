@@ -18,7 +18,7 @@ from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.checks.fsck_report import Damage
 from perdure.engine.retention.checkpoint_plan import Planner, keep_by, keep_tagged
-from perdure.engine.retention.removal import prune
+from perdure.engine.retention.checkpoint_removal import prune
 from perdure.engine.threads.chunk_reads import ChunkReader, reachable
 from perdure.engine.threads.tags import set_tag
 from perdure.engine.threads.thread_records import Contents, read, references

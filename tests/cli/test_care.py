@@ -14,8 +14,8 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.retention import sweep
-from perdure.engine.retention.expiry import Clocks
 from perdure.engine.retention.sweep import RetentionProgress, RetentionTerms
+from perdure.engine.retention.thread_expiry import Clocks
 from perdure.errors import Unavailable
 from tests.cli.test_commands import Shell, converse, shell
 

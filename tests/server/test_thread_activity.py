@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from perdure.database.base import handle_of
-from perdure.engine.retention.expiry import read_at_rest
+from perdure.engine.retention.thread_expiry import read_at_rest
 from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition
 from perdure.runtime import Runtime

@@ -1,6 +1,6 @@
 """Threads whose time is over go, or all of them but their latest state does; others stay.
 
-Covers perdure.engine.retention.expiry, perdure.model.retention_policy.
+Covers perdure.engine.retention.thread_expiry, perdure.model.retention_policy.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from perdure.engine import session_histories
 from perdure.engine.items import items
 from perdure.engine.range_reads import all_partitions
 from perdure.engine.retention import sweep
-from perdure.engine.retention.expiry import Clocks
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
+from perdure.engine.retention.thread_expiry import Clocks
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
 from perdure.model.ops import Now

@@ -14,8 +14,8 @@ import perdure
 from perdure import RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.retention import sweep
-from perdure.engine.retention.expiry import Clocks
 from perdure.engine.retention.sweep import RetentionResult, RetentionTerms
+from perdure.engine.retention.thread_expiry import Clocks
 from perdure.engine.threads import transfer_claim
 from perdure.engine.transact import Budget, commit_with_chunks
 from perdure.engine.transfer import importing

@@ -13,7 +13,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.range_reads import read_all
-from perdure.engine.retention import expiry, sweep, whole_threads
+from perdure.engine.retention import sweep, thread_expiry, whole_threads
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
@@ -44,9 +44,9 @@ def rules(**fields: Any) -> RetentionRules:
     return RetentionRules(Retention(**fields))
 
 
-def now(days: float = 0) -> expiry.Clocks:
+def now(days: float = 0) -> thread_expiry.Clocks:
     at = time.time_ns() // 1000 + round(days * DAY_US)
-    return expiry.Clocks(at, at)
+    return thread_expiry.Clocks(at, at)
 
 
 def stored(db: perdure.SyncDatabase, thread: str) -> int:
@@ -192,7 +192,7 @@ def test_a_thread_that_cannot_be_pruned_does_not_block_the_others(
 def test_a_tag_that_is_set_while_an_expired_thread_is_removed_keeps_it(db: perdure.SyncDatabase) -> None:
     talk(db, "a", 2)
     at = Partition("", "a")
-    thread = handle_of(db).run(expiry.read_at_rest(at))
+    thread = handle_of(db).run(thread_expiry.read_at_rest(at))
     assert thread.expires_at(rules(idle="1h")) is not None
     db.tag("a", "approved")
     assert not handle_of(db).run(whole_threads.remove_expired(at, thread))

@@ -25,7 +25,7 @@ from collections.abc import Collection, Sequence
 from perdure.engine import documents
 from perdure.engine.queue import crons
 from perdure.engine.range_reads import read_all
-from perdure.engine.retention.expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget
 from perdure.model.heads import ROOT

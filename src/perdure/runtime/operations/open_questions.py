@@ -15,7 +15,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.decoding import read_each
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.signals import Signal, signal_key
-from perdure.engine.retention.expiry import read_at_rest
+from perdure.engine.retention.thread_expiry import read_at_rest
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
 from perdure.model.checkpoint_times import time_of

@@ -15,7 +15,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import documents
-from perdure.engine.retention.expiry import EXPIRED, Clocks, ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, ThreadAtRest, read_at_rest
 from perdure.engine.retention.whole_threads import remove_expired
 from perdure.model.ops import Expect
 from perdure.model.records import OF_THREAD, Partition

@@ -14,7 +14,7 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.retention.whole_threads import remove_whole, write_versions
+from perdure.engine.retention.thread_removal import remove_whole, write_versions
 from perdure.langgraph.commit_plans import drop_partial_output
 from perdure.model.ops import Committed, Fetch, Range
 from perdure.model.records import GC, WRITE, Key, Partition

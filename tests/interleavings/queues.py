@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from perdure.engine.queue import accept_and_claim, ended_leases, events, inbox, runs, subscribers
-from perdure.engine.retention import whole_threads
+from perdure.engine.retention import thread_removal
 from perdure.model.ops import Fetch
 from perdure.model.program import ask
 from perdure.model.runs.messages import DEAD, FAILED, READY, SENDING, SENT, UNKNOWN
@@ -151,8 +151,8 @@ OPERATORS: Mapping[str, Does] = {
     "cancel the postponed one": lambda t: t.cancel("late", "rollback"),
     "remove run a": lambda t: t.remove_run("a"),
     "remove run b": lambda t: t.remove_run("b"),
-    "delete": lambda t: t.run(whole_threads.delete_thread(t.here)),
-    "delete at rest": lambda t: t.run(whole_threads.remove_resting(t.here)),
+    "delete": lambda t: t.run(thread_removal.delete_thread(t.here)),
+    "delete at rest": lambda t: t.run(thread_removal.remove_resting(t.here)),
     "retry the first reply": lambda t: t.retry(1),
 }
 WORKERS: Mapping[str, Does] = {

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
-from perdure.engine.retention.whole_threads import remove_expired
+from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.bounded_cache import BoundedCache

@@ -27,7 +27,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT
 
 from perdure.engine.queue.questions import Asked
-from perdure.engine.retention import checkpoint_removal, whole_threads
+from perdure.engine.retention import checkpoint_removal, thread_removal
 from perdure.engine.retention.checkpoint_plan import keep_as_asked, keep_tagged
 from perdure.engine.threads import checkpoint_loading, checkpoints, copying, history, packing
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, resolve
@@ -532,7 +532,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     def _delete_thread(self, thread_id: str) -> Program[None]:
         partition = self._partition(thread_id)
-        yield from whole_threads.delete_thread(partition)
+        yield from thread_removal.delete_thread(partition)
         self.forget_thread(partition)
 
     def _copy(self, source: str, target: str) -> Program[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
-from perdure.engine.retention import queue_retention, whole_threads
+from perdure.engine.retention import queue_retention, thread_removal
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply, Run
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, ROLLBACK
@@ -73,7 +73,7 @@ class Control:
         """Remove a thread with everything in it. A current run, in any process, can store nothing more."""
         leases = self._worker.runner.leases
         run_id = leases.run_of(partition)
-        await self._database.arun(whole_threads.delete_thread(partition))
+        await self._database.arun(thread_removal.delete_thread(partition))
         self.request_stop(partition, DELETED, run_id)
         if leases.run_of(partition) not in (None, run_id):
             # Claimed meanwhile: before the removal, or on a new thread of this name.
@@ -83,7 +83,7 @@ class Control:
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
         """Remove a thread without current work, and return True if it was removed. Any change of the thread
         meanwhile keeps it, and with ``only_unused`` any message that was ever accepted for it."""
-        removed = await self._database.arun(whole_threads.remove_resting(partition, only_unused=only_unused))
+        removed = await self._database.arun(thread_removal.remove_resting(partition, only_unused=only_unused))
         if removed:
             self._note_removed(partition)
         return removed

@@ -1,6 +1,6 @@
 """Crons over the memory driver: their queue record is due when the first of them is, whoever changes what.
 
-Covers perdure.engine.retention.whole_threads.
+Covers perdure.engine.retention.thread_removal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from perdure.engine.queue import crons
 from perdure.engine.queue.crons import MOST, Cron, Due
-from perdure.engine.retention import whole_threads
+from perdure.engine.retention import thread_removal
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.ops import Commit, Committed, Delete, Fetch, FindDue, Get, Put
 from perdure.model.program import Effect, Program
@@ -147,8 +147,8 @@ def bound(queue: Queue) -> Queue:
 
 
 REMOVALS: dict[str, Callable[[], Program[Any]]] = {
-    "delete": lambda: whole_threads.delete_thread(THREAD),
-    "resting": lambda: whole_threads.remove_resting(THREAD),
+    "delete": lambda: thread_removal.delete_thread(THREAD),
+    "resting": lambda: thread_removal.remove_resting(THREAD),
 }
 
 
@@ -183,7 +183,7 @@ def test_a_removal_that_is_cut_short_is_ended_by_the_next_one_or_by_the_cron(bou
 def test_one_that_cannot_be_read_does_not_keep_a_thread(bound: Queue) -> None:
     damaged = Put(DOCUMENT, ("cron", "other"), {"updated_at": 10}, b"{", version=bound.fresh)
     bound.memory.perform(Commit(PLACE, (damaged,)))
-    bound.run(whole_threads.delete_thread(THREAD))
+    bound.run(thread_removal.delete_thread(THREAD))
     bound.run(crons.remove(PLACE, "other"))
     assert left(bound) == ["none"]
 

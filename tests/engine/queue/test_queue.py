@@ -11,7 +11,7 @@ from perdure.engine.queue import inbox, journal, runs
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
-from perdure.engine.retention.whole_threads import delete_thread
+from perdure.engine.retention.thread_removal import delete_thread
 from perdure.errors import Corrupt, Fenced, NotFound, NotWaiting, QueueFull, RunInProgress, TooLarge
 from perdure.model.ops import Check, Commit, Delete, FindDue, Put
 from perdure.model.program import Effect

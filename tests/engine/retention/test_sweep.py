@@ -13,7 +13,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine.range_reads import read_all
-from perdure.engine.retention import sweep, thread_expiry, whole_threads
+from perdure.engine.retention import sweep, thread_expiry, thread_removal
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
@@ -195,7 +195,7 @@ def test_a_tag_that_is_set_while_an_expired_thread_is_removed_keeps_it(db: perdu
     thread = handle_of(db).run(thread_expiry.read_at_rest(at))
     assert thread.expires_at(rules(idle="1h")) is not None
     db.tag("a", "approved")
-    assert not handle_of(db).run(whole_threads.remove_expired(at, thread))
+    assert not handle_of(db).run(thread_removal.remove_expired(at, thread))
     assert db.tags("a")
 
 

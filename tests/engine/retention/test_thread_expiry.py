@@ -16,7 +16,7 @@ from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import documents
 from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, ThreadAtRest, read_at_rest
-from perdure.engine.retention.whole_threads import remove_expired
+from perdure.engine.retention.thread_removal import remove_expired
 from perdure.model.ops import Expect
 from perdure.model.records import OF_THREAD, Partition
 from perdure.model.retention_policy import ThreadTtl

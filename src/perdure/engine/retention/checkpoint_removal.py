@@ -13,7 +13,7 @@ from dataclasses import replace
 from perdure.engine.range_reads import all_partitions, read_all
 from perdure.engine.retention import checkpoint_plan as planning
 from perdure.engine.retention.checkpoint_plan import Planner, group_leaving, room_of
-from perdure.engine.retention.whole_threads import NO_QUEUES, everywhere, remove_whole
+from perdure.engine.retention.thread_removal import NO_QUEUES, everywhere, remove_whole
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable

@@ -15,7 +15,7 @@ from perdure.engine import documents
 from perdure.engine.retention import checkpoint_removal
 from perdure.engine.retention.checkpoint_plan import keep_by
 from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, read_at_rest
-from perdure.engine.retention.whole_threads import is_unfinished, remove_expired, remove_unfinished
+from perdure.engine.retention.thread_removal import is_unfinished, remove_expired, remove_unfinished
 from perdure.engine.threads.thread_records import read
 from perdure.engine.threads.thread_state import missing_head
 from perdure.engine.threads.undisturbed import read_undisturbed

@@ -15,7 +15,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.engine.retention.checkpoint_removal import delete_for_runs
 from perdure.engine.retention.thread_expiry import read_at_rest
-from perdure.engine.retention.whole_threads import remove_expired, remove_whole, write_versions
+from perdure.engine.retention.thread_removal import remove_expired, remove_whole, write_versions
 from perdure.engine.transact import Budget
 from perdure.errors import Unavailable
 from perdure.model.ops import Check, Committed, Expect, Fetch, Range

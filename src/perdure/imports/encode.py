@@ -16,7 +16,7 @@ from perdure.langgraph.cache.known_chunks import HeadRefs, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.records import Partition
-from perdure.model.retention import ORIGIN
+from perdure.model.removal_plan import ORIGIN
 from perdure.model.values.chunks import Digester
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.retention import keep_newest
+from perdure.model.removal_plan import keep_newest
 
 LABEL = "retention"
 """Key of a thread's metadata that names its policy."""

@@ -14,9 +14,9 @@ from perdure.model.checkpoint import PendingWrite
 from perdure.model.heads import belongs, loop_name
 from perdure.model.ops import Delete
 from perdure.model.records import TAG, Partition, Record
-from perdure.model.retention import Plan, keep_newest
+from perdure.model.removal_plan import Plan, keep_newest
 from perdure.model.write_records import record_key
-from tests.model.test_retention import threads
+from tests.model.test_removal_plan import threads
 
 HERE = Partition("", "ada")
 RUNS = ["r1", "r2"]

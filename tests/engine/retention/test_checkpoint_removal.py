@@ -29,7 +29,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, OF_THREAD, TAG, WRITE, Partition
-from perdure.model.retention import Name, keep_newest
+from perdure.model.removal_plan import Name, keep_newest
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import chunk_puts
@@ -41,7 +41,7 @@ from perdure.testing.faults import Fault, FaultyDriver, fail
 from tests.engine.queue.queues import always
 from tests.engine.retention.test_checkpoint_plan import HERE, PLANNERS, stored_threads
 from tests.engine.transfer.test_transfer import Hooked, Narrow, rows
-from tests.model.test_retention import checkpoint
+from tests.model.test_removal_plan import checkpoint
 
 DIGEST = Digester()
 BODIES = [b"value %d " % n * 8 for n in range(6)]

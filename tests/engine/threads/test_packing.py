@@ -21,7 +21,7 @@ from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Effect, Program
 from perdure.model.records import CHECKPOINT, CHUNK, PACK, Kind, Partition, Record
-from perdure.model.retention import keep_newest
+from perdure.model.removal_plan import keep_newest
 from perdure.model.values.packs import BLOCK, PACK_BYTES
 from perdure.storage.port import Capabilities, Driver, run
 from tests.backends import EMPTY

@@ -23,7 +23,7 @@ from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Op, Put,
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import BLOB, CHECKPOINT, GC, HEAD, LANE, SEAL, TAG, WRITE, Key, Partition, Record
-from perdure.model.retention import Name
+from perdure.model.removal_plan import Name
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import format_name
 from perdure.model.values.tree import Expansion

@@ -18,7 +18,7 @@ from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Delete, Op, Put
 from perdure.model.record_versions import successor
 from perdure.model.records import HEAD, WRITE, Key
-from perdure.model.retention import (
+from perdure.model.removal_plan import (
     Name,
     Plan,
     by_namespace,

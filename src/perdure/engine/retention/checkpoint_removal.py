@@ -30,7 +30,7 @@ from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, F
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, LANE, SEAL, WRITE, Partition
-from perdure.model.retention import Plan
+from perdure.model.removal_plan import Plan
 from perdure.model.values.chunks import Digester
 from perdure.model.write_records import read_writes, record_key, stored_bytes
 

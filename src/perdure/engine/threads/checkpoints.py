@@ -42,7 +42,7 @@ from perdure.model.ops import (
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
-from perdure.model.retention import ORIGIN
+from perdure.model.removal_plan import ORIGIN
 from perdure.model.values.packs import chunk_puts
 from perdure.model.write_records import new_puts, plan_puts, put_over, read_by_record, read_writes
 

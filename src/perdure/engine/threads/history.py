@@ -18,7 +18,7 @@ from perdure.model.heads import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Partition, Record
-from perdure.model.retention import ORIGIN
+from perdure.model.removal_plan import ORIGIN
 from perdure.model.write_records import read_writes
 
 PAGE = 64

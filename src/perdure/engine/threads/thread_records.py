@@ -11,7 +11,7 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import CHECKPOINT, HEAD, TAG, WRITE, Partition, Record
-from perdure.model.retention import Name, bases_of_run
+from perdure.model.removal_plan import Name, bases_of_run
 from perdure.model.write_records import read_writes
 
 

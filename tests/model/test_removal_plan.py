@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.retention import (
+from perdure.model.removal_plan import (
     ORIGIN,
     Name,
     Plan,

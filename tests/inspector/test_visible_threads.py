@@ -15,8 +15,8 @@ from perdure.errors import BadSetting
 from perdure.inspector import listing, thread_care
 from perdure.inspector.access import Access, LocalAccess, Sees
 from perdure.runtime import Runtime
-from perdure.runtime.threads import walk as walks
-from perdure.runtime.threads.walk import WalkPlace, walk
+from perdure.runtime.threads import walk_by_id as walks
+from perdure.runtime.threads.walk_by_id import WalkPlace, walk
 from tests.inspector import staging
 
 MINE = [f"t-{number:02}" for number in range(0, 30, 5)]

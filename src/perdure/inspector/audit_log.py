@@ -21,7 +21,7 @@ from perdure.model.ops import Commit, Delete, Expect, Fetch, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, SERVER, Partition
 from perdure.runtime.threads.rows import look
-from perdure.runtime.threads.walk import WalkPlace
+from perdure.runtime.threads.walk_by_id import WalkPlace
 
 _COLLECTION = "action"
 _PAGE = 100

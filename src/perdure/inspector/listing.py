@@ -29,7 +29,7 @@ from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.users import title_in, user_in
-from perdure.runtime.threads.walk import WalkPlace, WalkStep, number, walk
+from perdure.runtime.threads.walk_by_id import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]
 """Predicate over a thread as it is now."""

@@ -21,7 +21,7 @@ from perdure.inspector.listing import describe_run
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
-from perdure.runtime.threads.walk import WalkPlace, number, walk
+from perdure.runtime.threads.walk_by_id import WalkPlace, number, walk
 from perdure.storage.url import backend_of
 
 _SECONDS = 0.4

@@ -22,7 +22,7 @@ from perdure.model.runs.messages import Run
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.model.write_records import read_writes
 from perdure.runtime.operations import entries, open_questions
-from perdure.runtime.threads import walk
+from perdure.runtime.threads import walk_by_id
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.users import title_in
 
@@ -95,7 +95,7 @@ def require_parameter(asked: Mapping[str, str], name: str) -> str:
 def number(asked: Mapping[str, str], name: str) -> int | None:
     """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
     text = asked.get(name)
-    return walk.number(text, name) if text else None
+    return walk_by_id.number(text, name) if text else None
 
 
 def _about(partition: Partition) -> Program[dict[str, Any]]:

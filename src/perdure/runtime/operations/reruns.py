@@ -19,7 +19,7 @@ from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
 from perdure.runtime.operations.thread_walk import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.walk import number
+from perdure.runtime.threads.walk_by_id import number
 
 Outcome = Literal["accepted", "repeated before", "stays"]
 

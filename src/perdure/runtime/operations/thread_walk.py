@@ -18,7 +18,7 @@ from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.index import Sees, ThreadIndex
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.walk import WalkPlace, number, walk
+from perdure.runtime.threads.walk_by_id import WalkPlace, number, walk
 
 _BY_TIME, _BY_ID = "t", "i"
 

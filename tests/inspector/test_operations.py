@@ -2,7 +2,7 @@
 
 Covers perdure.inspector.runs, perdure.inspector.questions, perdure.inspector.overview,
 perdure.inspector.requests, perdure.runtime.operations.open_questions,
-perdure.runtime.operations.thread_search, perdure.runtime.operations.thread_walk,
+perdure.runtime.operations.thread_search, perdure.runtime.operations.walk_by_activity,
 perdure.runtime.operations.run_search, perdure.runtime.threads.users.
 """
 

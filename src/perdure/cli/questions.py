@@ -30,7 +30,7 @@ from perdure.model.records import Partition
 
 if TYPE_CHECKING:
     from perdure.runtime.operations.open_questions import AskedQuestion
-    from perdure.runtime.operations.thread_walk import ThreadWalk
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 questions = typer.Typer(
     cls=Group, help="Look at the questions that wait for an answer, and answer them.", no_args_is_help=True

@@ -33,7 +33,7 @@ from perdure.cli.suggestions import Group
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.runtime.operations.run_search import FoundRun, RunQuery
-    from perdure.runtime.operations.thread_walk import ThreadWalk
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 runs = typer.Typer(
     cls=Group,
@@ -117,7 +117,7 @@ def open_walk(db: str | None, tenant: str, keys: Any, prefix: str = "") -> Itera
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
-    from perdure.runtime.operations.thread_walk import ThreadWalk
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
     with open_database(db, tenant, keys) as database:
         handle = handle_in(database)

@@ -29,7 +29,7 @@ from perdure.errors import Contention, Corrupt
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.runtime.operations.thread_search import ThreadQuery
-    from perdure.runtime.operations.thread_walk import ThreadWalk
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
     from perdure.runtime.threads.rows import ThreadRow
 
 _AGE_WIDTH = len("9999d")

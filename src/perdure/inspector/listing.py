@@ -24,7 +24,7 @@ from perdure.runtime.failures.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.operations import thread_search
 from perdure.runtime.operations.thread_search import ThreadQuery
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow

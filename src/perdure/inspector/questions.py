@@ -11,7 +11,7 @@ from typing import Any
 from perdure.inspector.access import Access
 from perdure.inspector.requests import read_text, time_in
 from perdure.runtime.operations import entries, open_questions
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
 _PAGE = 50

@@ -19,7 +19,7 @@ from perdure.inspector.timeline import require_parameter
 from perdure.model.records import Partition
 from perdure.runtime.operations import entries, failures, reruns, run_search
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
 _PAGE = 50

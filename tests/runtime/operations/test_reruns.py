@@ -27,7 +27,7 @@ from perdure.runtime import Runtime
 from perdure.runtime.operations import entries
 from perdure.runtime.operations.reruns import rerun, rerun_standing
 from perdure.runtime.operations.run_search import FoundRun, RunQuery
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.testing.faults import Fault, faulty, kill
 from tests.runtime.graphs import Storage, Talk, eventually, eventually_stored, go, settings, working
 

@@ -18,7 +18,7 @@ from perdure.runtime.operations import open_questions, run_search, thread_search
 from perdure.runtime.operations.reruns import rerun_standing
 from perdure.runtime.operations.run_search import OF_THREAD_MAX, FoundRun, RunQuery
 from perdure.runtime.operations.thread_search import ThreadQuery
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.operations.words import excerpt
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, go, settings, working

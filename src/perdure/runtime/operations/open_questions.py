@@ -29,7 +29,7 @@ from perdure.model.runs.waits import Kind, Wait, read_waits
 from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import Notifications
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow

@@ -17,7 +17,7 @@ from perdure.model.runs.messages import FAILED
 from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.run_search import FoundRun, RunQuery, search
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.walk_by_id import number
 

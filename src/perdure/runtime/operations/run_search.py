@@ -23,7 +23,7 @@ from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, RUN, Partitio
 from perdure.model.runs.lifecycle import may_retry
 from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.runtime.operations.failures import RunFailure, failure_of
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
 from perdure.runtime.threads.users import user_in, user_of_message, user_of_options
 

@@ -19,7 +19,7 @@ from perdure.errors import Contention, Corrupt, NotFound
 from perdure.langgraph.reading import plain_reading
 from perdure.model.records import Partition
 from perdure.runtime.operations.failures import failure_of
-from perdure.runtime.operations.thread_walk import ThreadWalk
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.operations.words import excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow

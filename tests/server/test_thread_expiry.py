@@ -24,7 +24,7 @@ from perdure.model.records import OUTBOX
 from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime import Runtime, Ticket
 from perdure.runtime.observers import Observers
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.runtime.threads.threads import THERE
 from tests.runtime.graphs import HOUR_US, Storage, Talk, eventually, go, stored, working
 

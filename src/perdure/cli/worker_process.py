@@ -30,7 +30,7 @@ from perdure.runtime.agents.loading import LoadedGraph, find, load_agent, load_c
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:

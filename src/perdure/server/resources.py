@@ -23,7 +23,7 @@ from perdure.runtime.agents.graph_factories import Access, Factory
 from perdure.runtime.agents.run_context import is_reserved
 from perdure.runtime.agents.run_user import user_of
 from perdure.runtime.options import Options
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads, missing_error

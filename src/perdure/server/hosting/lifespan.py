@@ -32,7 +32,7 @@ from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import savers_for
 from perdure.runtime.agents.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.runtime.observers import Logs, Observers
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.resources import ServerState
 from perdure.server.runs.crons import CronStarter

@@ -28,7 +28,7 @@ from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.agents.loading import LoadedGraph, find, load_agent
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.observers import Observer, Observers, RunLogs
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.server.auth.handlers import Handlers, Rules
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.auth.jwt import Jwt, JwtSettings

@@ -17,7 +17,7 @@ from perdure.engine.retention import sweep
 from perdure.errors import Unavailable
 from perdure.runtime import Runtime
 from perdure.runtime.observers import Observers
-from perdure.runtime.retention_sweep import RetentionLoop
+from perdure.runtime.retention_loop import RetentionLoop
 from tests import backends
 from tests.care.test_expiring_driver import Kept, wait
 from tests.runtime.graphs import eventually
@@ -92,7 +92,7 @@ async def test_a_failed_sweep_is_reported_and_tried_again(monkeypatch: pytest.Mo
         return read_state(tenant)
 
     monkeypatch.setattr(sweep, "read_progress", failing)
-    monkeypatch.setattr("perdure.runtime.retention_sweep._LOOK_S", 0.01)
+    monkeypatch.setattr("perdure.runtime.retention_loop._LOOK_S", 0.01)
     async with (
         perdure.connect("memory://", retention=Retention(keep_last=1)) as db,
         loop_of(db, heard),

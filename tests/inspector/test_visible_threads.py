@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.database.base import handle_of
 from perdure.errors import BadSetting
-from perdure.inspector import listing, thread_care
+from perdure.inspector import listing, thread_health
 from perdure.inspector.access import Access, LocalAccess, Sees
 from perdure.runtime import Runtime
 from perdure.runtime.threads import walk_by_id as walks
@@ -100,11 +100,11 @@ def test_a_search_by_id_is_complete_and_names_no_hidden_thread(
 
 
 def test_a_scan_out_of_time_goes_on_and_names_no_hidden_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_care, "_SECONDS", -1.0)
+    monkeypatch.setattr(thread_health, "_SECONDS", -1.0)
 
     async def scenario() -> None:
         async with restricted() as access:
-            found = await pages(thread_care.scan, access, what="sizes")
+            found = await pages(thread_health.scan, access, what="sizes")
             assert [each["thread_id"] for page in found for each in page["rows"]] == MINE
             # The time is checked at each thread, also at a hidden one.
             assert len(found) == len(MINE) + len(HIDDEN) + 1

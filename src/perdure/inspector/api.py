@@ -21,7 +21,7 @@ from perdure.inspector import (
     states,
     steps,
     tenant_names,
-    thread_care,
+    thread_health,
     timeline,
 )
 from perdure.inspector.access import Access, ReplayGraphs
@@ -69,8 +69,8 @@ VIEWS: Mapping[str, View] = {
     "limits": limits.limits,
     "runs": runs.runs,
     "run": runs.run,
-    "care": thread_care.care,
-    "scan": thread_care.scan,
+    "care": thread_health.care,
+    "scan": thread_health.scan,
     "log": audit_log.entries,
 }
 """Views by the last part of their address."""

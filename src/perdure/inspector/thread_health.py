@@ -1,4 +1,4 @@
-"""Care of a tenant's threads: each request examines the next ones for a moment, and returns where to go on.
+"""Finds what is damaged, large, stuck or expired among a tenant's threads, some threads in each request.
 
 So the memory and the time of a request do not depend on the number of threads.
 """

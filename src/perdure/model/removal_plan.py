@@ -1,4 +1,4 @@
-"""Plans of what to remove from a thread, and of the links of the rest.
+"""Decides which checkpoints a removal takes, and to which ancestor each survivor is linked.
 
 Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
 always survives, and so does what the rollback of an open run returns to. A subgraph's checkpoint follows the

@@ -1,4 +1,4 @@
-"""Periodic sweep: one process of a database at a time applies the retention policies and times to live."""
+"""Decides when a process sweeps: as soon as the last sweep by any process is long enough ago."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planner for whole threads: what retention does with one, given what was read of it."""
+"""Decides whether a whole thread has expired: by its policy, its own end, and two clocks."""
 
 from __future__ import annotations
 

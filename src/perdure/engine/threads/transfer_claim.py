@@ -2,7 +2,7 @@
 
 A thread arrives in many commits, and does not exist before the last of them. Each checks the claim. If two
 writers bring a thread to one name, or it is removed meanwhile, no mixture of both is stored. A sweep removes
-the claim of a writer that died once it is older than a lease (``engine.retention.whole_threads``).
+the claim of a writer that died once it is older than a lease (``engine.retention.thread_removal``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 import perdure
 from perdure.errors import BadUrl
 from perdure.storage.sqlite import driver as sqlite
-from perdure.storage.sqlite.file_names import refuse_other_names
+from perdure.storage.sqlite.second_names import refuse_other_names
 
 _OPENED = "import sys, perdure\nwith perdure.connect_sync(sys.argv[1]) as db: print(list(db.threads()))"
 _ROW = "36 25 0:32 /data/threads.db {} rw,relatime shared:1 - ext4 /dev/sda1 rw\n"

@@ -51,10 +51,10 @@ from perdure.storage.sqlite.application_statements import (
 )
 from perdure.storage.sqlite.errors import translate_errors
 from perdure.storage.sqlite.file_identity import FileWatch
-from perdure.storage.sqlite.file_names import refuse_other_names
 from perdure.storage.sqlite.forks import CALLS
 from perdure.storage.sqlite.host_clock import HostClock
 from perdure.storage.sqlite.reader import SqliteReader, open_connection
+from perdure.storage.sqlite.second_names import refuse_other_names
 
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ from langgraph.graph.message import add_messages
 from pydantic import BaseModel, Field
 
 from perdure.history import DisposableSaver, NewTurn, SessionHistory
-from perdure.history.rebuild import Policy, rebuild
+from perdure.history.model_messages import Policy, rebuild
 
 MAX_TURNS = 5
 DEFAULT_CRITERIA = "The answer should be clear and accurate"

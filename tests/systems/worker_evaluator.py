@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 import perdure
 from perdure.history import DisposableSaver, NewTurn, SessionHistory
-from perdure.history.rebuild import rebuild
+from perdure.history.model_messages import rebuild
 from perdure.serverless import lambda_function
 
 MAX_TURNS = 5

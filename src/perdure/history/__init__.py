@@ -6,8 +6,8 @@ Open one with ``Database.history``. The graph that answers runs without a checkp
 
 from perdure.history.disposable_saver import DisposableSaver
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
+from perdure.history.model_messages import rebuild, tag_by_prefix
 from perdure.history.neutral_messages import NeutralCall, NeutralMessage, neutral, to_langchain, to_neutral
-from perdure.history.rebuild import rebuild, tag_by_prefix
 
 __all__ = [
     "DisposableSaver",

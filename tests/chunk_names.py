@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.model.ops import Range
 from perdure.model.records import BLOB, Partition

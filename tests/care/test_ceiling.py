@@ -15,7 +15,7 @@ import perdure
 from perdure import Retention
 from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.model.ops import Range
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
 from tests.langgraph.session import config

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perdure.engine import versioned_documents
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.versioned_documents import Versioned
 from perdure.errors import Unserialisable
 from perdure.model.ops import Range

@@ -16,7 +16,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.range_reads import all_partitions
+from perdure.engine.complete_reads import all_partitions
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
 from perdure.model.records import Partition

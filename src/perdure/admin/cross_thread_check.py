@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.range_reads import all_partitions
+from perdure.engine.complete_reads import all_partitions
 from perdure.errors import Corrupt
 from perdure.model.records import SPACES
 

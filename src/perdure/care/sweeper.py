@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from perdure.care.expiring_driver import host_clock, with_expired
 from perdure.engine import session_histories
+from perdure.engine.complete_reads import all_partitions
 from perdure.engine.items import items
-from perdure.engine.range_reads import all_partitions
 from perdure.engine.retention import sweep
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.retention.thread_expiry import Clocks

@@ -17,8 +17,8 @@ from perdure.database.base import DatabaseBase
 from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
+from perdure.engine.complete_reads import all_partitions
 from perdure.engine.queue.stuck import Survey, survey
-from perdure.engine.range_reads import all_partitions
 from perdure.engine.retention.sweep import RetentionResult
 from perdure.engine.threads import forking, tags, thread_digest
 from perdure.engine.threads.measure import Measure, measure

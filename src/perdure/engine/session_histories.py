@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.transact import ATTEMPTS, Budget, batches
 from perdure.errors import Contention, Corrupt, TooLarge, Unserialisable
 from perdure.model.ops import (

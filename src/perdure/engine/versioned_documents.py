@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.transact import retry_attempt
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
 from perdure.model.program import Program, ask

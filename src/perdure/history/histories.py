@@ -16,8 +16,8 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage
 
 from perdure.engine import session_histories
+from perdure.engine.complete_reads import all_partitions
 from perdure.engine.items import items
-from perdure.engine.range_reads import all_partitions
 from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.errors import Conflict, Contention

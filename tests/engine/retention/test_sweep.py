@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.retention import sweep, thread_expiry, thread_removal
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
 from perdure.engine.transact import Budget

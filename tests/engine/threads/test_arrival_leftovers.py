@@ -14,8 +14,8 @@ from perdure import Retention, RetentionRules, admin
 from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
+from perdure.engine.complete_reads import all_partitions
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.range_reads import all_partitions
 from perdure.engine.retention.thread_removal import delete_thread
 from perdure.engine.threads import arrival_leftovers
 from perdure.engine.threads.transfer_claim import CLAIM

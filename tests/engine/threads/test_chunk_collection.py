@@ -6,7 +6,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine import range_reads
+from perdure.engine import complete_reads
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.thread_records import read
 from perdure.model.ops import Commit, Put
@@ -32,7 +32,7 @@ def thread_with_orphans(count: int) -> tuple[perdure.SyncDatabase, int]:
 
 @pytest.mark.parametrize("page", [1, 2, 1000])
 def test_every_page_of_chunks_is_collected(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(range_reads, "PAGE", page)
+    monkeypatch.setattr(complete_reads, "PAGE", page)
     db, generation = thread_with_orphans(5)
     handle, needed = handle_of(db), len(rows(db, ADA, CHUNK)) - 5
     assert handle.run(collect(ADA, generation, handle.digest, handle.budget)) == 5

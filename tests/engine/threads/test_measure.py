@@ -8,7 +8,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.measure import Measure, measure
 from perdure.model.ops import Range
 from perdure.model.program import Program

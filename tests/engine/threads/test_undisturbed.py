@@ -18,7 +18,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
-from perdure.engine import range_reads
+from perdure.engine import complete_reads
 from perdure.engine.threads import history
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import CannotTakeBack, Contention, Corrupt, HeadConflict, NotFound, SchemaTooNew
@@ -131,7 +131,7 @@ def is_of_one_moment(said: list[str]) -> bool:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of a few records, so that reads take as many requests as those of a long thread."""
     monkeypatch.setattr(history, "PAGE", 4)
-    monkeypatch.setattr(range_reads, "PAGE", 6)
+    monkeypatch.setattr(complete_reads, "PAGE", 6)
 
 
 def interruptions(

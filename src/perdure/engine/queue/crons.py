@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from perdure.engine import documents
+from perdure.engine.complete_reads import read_all
 from perdure.engine.documents import Document
-from perdure.engine.range_reads import read_all
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt, QueueFull
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.documents import Document
 from perdure.engine.queue import questions
 from perdure.engine.queue.preconditions import Precondition, check_precondition
-from perdure.engine.range_reads import PAGE
 from perdure.engine.threads import steering
 from perdure.engine.transact import ATTEMPTS, retry_attempt
 from perdure.errors import Corrupt, NotFound, QueueFull, RunInProgress

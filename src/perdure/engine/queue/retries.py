@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
 from perdure.engine.queue.inbox import Accepted, find_accepted
-from perdure.engine.range_reads import PAGE
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord

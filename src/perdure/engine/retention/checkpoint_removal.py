@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from perdure.engine.range_reads import all_partitions, read_all
+from perdure.engine.complete_reads import all_partitions, read_all
 from perdure.engine.retention import checkpoint_plan as planning
 from perdure.engine.retention.checkpoint_plan import Planner, group_leaving, room_of
 from perdure.engine.retention.thread_removal import NO_QUEUES, everywhere, remove_whole

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from perdure.engine import documents
+from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
-from perdure.engine.range_reads import read_all
 from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget

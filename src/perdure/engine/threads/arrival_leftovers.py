@@ -7,7 +7,7 @@ arrival that still goes on is refused with its next commit.
 
 from __future__ import annotations
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import transfer_claim
 from perdure.engine.transact import Budget, batches
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range

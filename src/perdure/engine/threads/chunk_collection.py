@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.undisturbed import is_disturbed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine import documents
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.thread_state import load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, ThreadPinned

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
-from perdure.engine.range_reads import PAGE
 from perdure.errors import Conflict, Corrupt, Fenced
 from perdure.model.ops import Fetch, Get, Op, Range
 from perdure.model.program import Program, ask

@@ -14,7 +14,7 @@ from typing import Any
 
 import ormsgpack
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.errors import Contention

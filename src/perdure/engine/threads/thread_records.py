@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.thread_state import HeadView, View, load_view
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Range

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.thread_state import HeadView, View, guards, read_view, view_items
 from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_with_chunks

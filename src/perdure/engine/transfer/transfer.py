@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeVar, cast
 
-from perdure.engine.range_reads import read_all
+from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import thread_digest, transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader

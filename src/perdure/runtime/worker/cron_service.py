@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from perdure.engine.complete_reads import all_partitions
 from perdure.engine.queue import crons
 from perdure.engine.queue.crons import Cron, Due
-from perdure.engine.range_reads import all_partitions
 from perdure.model.records import SERVER, Partition
 from perdure.model.runs.queue import CRONS, Lane
 from perdure.runtime.runtime_context import RuntimeContext

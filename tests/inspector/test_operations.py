@@ -3,7 +3,7 @@
 Covers perdure.inspector.runs, perdure.inspector.questions, perdure.inspector.overview,
 perdure.inspector.requests, perdure.runtime.operations.open_questions,
 perdure.runtime.operations.thread_search, perdure.runtime.operations.walk_by_activity,
-perdure.runtime.operations.run_search, perdure.runtime.threads.users.
+perdure.runtime.operations.run_search, perdure.runtime.threads.user_and_title.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ async def _list_matching(
 
 
 def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
-    from perdure.runtime.threads.users import title_in, user_in
+    from perdure.runtime.threads.user_and_title import title_in, user_in
 
     shown = _UNREADABLE if row.fault is not None else row.status
     measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  " if sizes else ""
@@ -172,7 +172,7 @@ def top(
 
 
 def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
-    from perdure.runtime.threads.users import title_in, user_in
+    from perdure.runtime.threads.user_and_title import title_in, user_in
 
     entry = {
         "thread_id": row.thread_id,

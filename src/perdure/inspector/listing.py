@@ -28,7 +28,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in, user_in
+from perdure.runtime.threads.user_and_title import title_in, user_in
 from perdure.runtime.threads.walk_by_id import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]

@@ -17,7 +17,7 @@ from perdure.langgraph.reading.thread_steps import load_calls, load_steps, show_
 from perdure.model.model_calls import ModelCall, distinct, show_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
-from perdure.runtime.threads.users import title_in
+from perdure.runtime.threads.user_and_title import title_in
 
 _SECONDS = 0.4
 _CURSOR_MAX = 4096

@@ -24,7 +24,7 @@ from perdure.model.write_records import read_writes
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.threads import walk_by_id
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in
+from perdure.runtime.threads.user_and_title import title_in
 
 PAGE = 100
 _TREE_PAGE = 2_000

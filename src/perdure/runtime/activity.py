@@ -21,7 +21,7 @@ from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
 from perdure.model.runs.messages import FAILED, encode, replace_surrogates
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
-from perdure.runtime.threads.users import user_of_options
+from perdure.runtime.threads.user_and_title import user_of_options
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 MINUTES, HOURS = "minute", "hour"

@@ -25,7 +25,7 @@ from perdure.model.model_calls import ModelCall, Prices, calls_in
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
 from perdure.runtime.nodes.model_calls import UNKNOWN, model_name
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.users import user_of_options
+from perdure.runtime.threads.user_and_title import user_of_options
 
 CALLER: ContextVar[str] = ContextVar("perdure_limits_user", default="")
 """User of the current run, who takes turns with others."""

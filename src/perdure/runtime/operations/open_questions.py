@@ -33,7 +33,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in, user_in
+from perdure.runtime.threads.user_and_title import title_in, user_in
 from perdure.runtime.tickets import SignalReceipt, message_of
 
 

@@ -25,7 +25,7 @@ from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, 
 from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
-from perdure.runtime.threads.users import user_in, user_of_message, user_of_options
+from perdure.runtime.threads.user_and_title import user_in, user_of_message, user_of_options
 
 _PAGE = 100
 OF_THREAD_MAX = 100

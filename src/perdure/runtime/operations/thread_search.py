@@ -23,7 +23,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.operations.words import excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.users import title_in, user_in, user_of_message
+from perdure.runtime.threads.user_and_title import title_in, user_in, user_of_message
 
 _MESSAGES = "messages"
 

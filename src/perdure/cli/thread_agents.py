@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import handle_in, out, printable
-from perdure.cli.thread_way import span
+from perdure.cli.thread_steps import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -34,7 +34,7 @@ from perdure.cli.suggestions import Group
 from perdure.cli.thread_agents import print_agents, read_agents
 from perdure.cli.thread_files import files
 from perdure.cli.thread_listing import list_threads, top
-from perdure.cli.thread_way import print_way, read_way
+from perdure.cli.thread_steps import print_way, read_way
 from perdure.errors import Corrupt
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.cli.thread_way import span
+from perdure.cli.thread_steps import span
 from tests.cli.test_commands import Shell, shell
 
 __all__ = ["shell"]

@@ -1,6 +1,6 @@
 """Worker processes as an operator runs them: real ones, told to stop in the middle of things, on SQLite.
 
-Covers perdure.cli.logs, perdure.cli.signals, perdure.cli.worker_process.
+Covers perdure.cli.logs, perdure.cli.stop_signals, perdure.cli.worker_process.
 """
 
 from __future__ import annotations

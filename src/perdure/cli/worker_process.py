@@ -1,6 +1,6 @@
 """Life of a worker's process: opens its parts in order, runs until it is stopped, and closes them in reverse.
 
-``perdure.cli.signals`` decides when it stops.
+``perdure.cli.stop_signals`` decides when it stops.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from perdure.care.sweeper import RetentionOptions
-from perdure.cli.signals import leave, watch_stop_signals
+from perdure.cli.stop_signals import leave, watch_stop_signals
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
 from perdure.config.stores import store_database
 from perdure.config.worker import HostPort, WorkerConfig

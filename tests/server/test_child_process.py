@@ -1,6 +1,6 @@
 """Children of a supervisor: what they have of it, that they can be stopped, and that they end with it.
 
-Covers perdure.server.hosting.child_process and the replacement in perdure.server.hosting.supervisor.
+Covers perdure.server.hosting.child_process and the replacement in perdure.server.hosting.several_processes.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def serve(
     try:
         from perdure.server.config import load
         from perdure.server.hosting.process import run_server
-        from perdure.server.hosting.supervisor import serve_many
+        from perdure.server.hosting.several_processes import serve_many
         from perdure.web.listening import listen
     except ImportError as error:
         raise MissingExtra(

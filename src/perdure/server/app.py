@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.server import error_handlers, openapi
 from perdure.server.config import Cors, Http
-from perdure.server.limits import Bounded
 from perdure.server.origins import allows
+from perdure.server.request_limits import Bounded
 from perdure.server.resources import RAW
 from perdure.server.routes import (
     a2a,

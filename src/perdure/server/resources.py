@@ -34,7 +34,7 @@ from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.config import RequestLimits
 from perdure.server.configurable_headers import NO_HEADERS, Headers
-from perdure.server.limits import Throttle
+from perdure.server.request_limits import Throttle
 from perdure.server.requests import NAMES_MAX
 from perdure.server.runs.outbound_policy import OutboundPolicy
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import Cors, Http, RequestLimits
-from perdure.server.limits import USERS_MOST, Bounded, Throttle
+from perdure.server.request_limits import USERS_MOST, Bounded, Throttle
 from tests.backends import EMPTY
 from tests.runtime.graphs import eventually
 from tests.server.hosting import run, serving, tenants

@@ -150,7 +150,7 @@ REMOTE = (
         missing=_POSTGRES_SAVER,
         backend="postgres",
     ),
-    _ours("postgres", "Perdure", _driver("perdure.storage.postgres.backend", "psycopg", "postgres")),
+    _ours("postgres", "Perdure", _driver("perdure.storage.postgres.opening", "psycopg", "postgres")),
     Candidate(
         "redis-stock",
         "plain Redis saver",

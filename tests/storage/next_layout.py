@@ -9,7 +9,7 @@ import pytest
 
 from perdure.storage.d1 import driver as d1
 from perdure.storage.d1 import schema as d1_schema
-from perdure.storage.postgres import backend as postgres
+from perdure.storage.postgres import opening as postgres
 from perdure.storage.postgres import schema as postgres_schema
 from perdure.storage.postgres import statements as postgres_statements
 from perdure.storage.redis import driver as redis

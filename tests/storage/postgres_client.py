@@ -9,7 +9,7 @@ import time
 
 from perdure.model.ops import Commit, Put
 from perdure.model.records import GC, Partition
-from perdure.storage.postgres import backend
+from perdure.storage.postgres import opening
 from perdure.storage.url import open_driver
 
 
@@ -32,8 +32,8 @@ def migrate(url: str) -> None:
         if child == 0:
             time.sleep(max(0.0, start - time.time()))
             try:
-                before = backend.migrate(url)
-                backend.open_driver(url).close()
+                before = opening.migrate(url)
+                opening.open_driver(url).close()
                 outcome = f"migrated from {before}"
             except BaseException as error:
                 outcome = f"{type(error).__name__}: {error}"

@@ -45,7 +45,7 @@ from perdure.model.ops import (
 )
 from perdure.model.records import CHUNK, GC, HEAD, TAG, Partition
 from perdure.storage.port import Driver
-from perdure.storage.postgres import backend, codec, lock_waits
+from perdure.storage.postgres import codec, lock_waits, opening
 from perdure.storage.postgres import driver as driver_module
 from perdure.storage.postgres.connection import ServerConnection
 from perdure.storage.postgres.url import parse_url
@@ -90,7 +90,7 @@ def test_escaping_keeps_order_and_difference(left: str, right: str) -> None:
 def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
     url: str, admin: psycopg.Connection
 ) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     assert admin.execute("SELECT 'a' < 'B'").fetchone() == (True,), "this server's default collation is C"
     others = admin.execute(
         "SELECT c.relname, a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid"
@@ -105,13 +105,13 @@ def test_the_server_sorts_as_people_do_and_the_tables_by_code_point(
 
 
 def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: str) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     server = postgres.shared()
     proxy = Proxy("127.0.0.1", server.port)
     try:
         passed = proxy.through(url).replace("pool=4", "pool=2") + "&sslmode=disable&gssencmode=disable"
         with closing(open_driver(passed)) as driver:
-            assert isinstance(driver, backend.PostgresDriver)
+            assert isinstance(driver, opening.PostgresDriver)
             commits = [Commit(Partition("", f"t{n}"), (Put(GC, (), version=n + 1),)) for n in range(40)]
             fetches = [Fetch(commit.partition, (Get(GC, ()), Range(TAG))) for commit in commits]
             driver.perform(commits[0])
@@ -136,7 +136,7 @@ def test_commits_that_gather_leave_in_one_trip_and_so_do_reads_of_a_sort(url: st
 
 
 def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     proxy = Proxy("127.0.0.1", postgres.shared().port, round_trip_s=0.01)
     here, other = Partition("", "here"), Partition("", "other")
     fetch = Fetch(here, (Get(GC, ()),))
@@ -144,7 +144,7 @@ def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
     def put(expect: int | Expect, version: int) -> Commit:
         return Commit(here, (Put(GC, (), expect=expect, version=version),))
 
-    async def main(driver: backend.PostgresDriver) -> None:
+    async def main(driver: opening.PostgresDriver) -> None:
         await driver.acommit_and_fetch(Commit(other, (Put(GC, (), version=1),)), fetch)
         before = proxy.counts().round_trips
         outcome, answers = await driver.acommit_and_fetch(put(Expect.ABSENT, 1), fetch)
@@ -176,14 +176,14 @@ def test_a_commit_and_a_read_after_it_are_one_trip(url: str) -> None:
     try:
         passed = proxy.through(url).replace("pool=4", "pool=2") + "&sslmode=disable&gssencmode=disable"
         with closing(open_driver(passed)) as driver:
-            assert isinstance(driver, backend.PostgresDriver)
+            assert isinstance(driver, opening.PostgresDriver)
             asyncio.run(main(driver))
     finally:
         proxy.close()
 
 
 def test_what_fails_when_its_transaction_ends_is_not_called_stored(url: str) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     with psycopg.connect(parse_url(url).conninfo, autocommit=True) as connection:
         schema = parse_url(url).schema
         connection.execute(
@@ -198,7 +198,7 @@ def test_what_fails_when_its_transaction_ends_is_not_called_stored(url: str) -> 
     put = Put(TAG, ("a",), {"namespace": "", "checkpoint_id": "c"}, version=1)
     fetch = Fetch(at, (Range(TAG),))
 
-    async def main(driver: backend.PostgresDriver) -> None:
+    async def main(driver: opening.PostgresDriver) -> None:
         with pytest.raises(Unavailable, match="too late"):
             await driver.aperform(Commit(at, (put,)))
         with pytest.raises(Unavailable, match="too late"):
@@ -206,7 +206,7 @@ def test_what_fails_when_its_transaction_ends_is_not_called_stored(url: str) -> 
         assert await driver.aperform(fetch) == ((),)
 
     with closing(open_driver(url)) as driver:
-        assert isinstance(driver, backend.PostgresDriver)
+        assert isinstance(driver, opening.PostgresDriver)
         asyncio.run(main(driver))
 
 
@@ -214,7 +214,7 @@ class held:  # noqa: N801 - reads as a state
     """Keeps the workers of a driver from what is queued until the block ends."""
 
     def __init__(self, driver: Driver) -> None:
-        assert isinstance(driver, backend.PostgresDriver)
+        assert isinstance(driver, opening.PostgresDriver)
         self._driver = driver
         self._go = threading.Event()
 
@@ -259,7 +259,7 @@ def test_jobs_of_one_partition_in_one_trip_see_each_other_in_order() -> None:
 
 def test_a_group_in_which_commits_build_on_each_other(url: str) -> None:
     with closing(open_driver(url, migrate=True)) as driver:
-        assert isinstance(driver, backend.PostgresDriver)
+        assert isinstance(driver, opening.PostgresDriver)
         outcomes: list[object] = []
         jobs: list[codec.Write] = []
         for n in range(6):
@@ -275,7 +275,7 @@ def test_a_group_in_which_commits_build_on_each_other(url: str) -> None:
 
 def test_a_refused_group_leaves_no_thread_and_no_neighbour_behind(url: str) -> None:
     with closing(open_driver(url, migrate=True)) as driver:
-        assert isinstance(driver, backend.PostgresDriver)
+        assert isinstance(driver, opening.PostgresDriver)
         no, yes = Check(GC, (), Expect.PRESENT), Put(GC, (), version=1)
         ats = [Partition("", name) for name in "abcd"]
         outcomes = driver._commit([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
@@ -301,7 +301,7 @@ def test_a_big_thread_is_dropped_in_pages(url: str, monkeypatch: pytest.MonkeyPa
 def test_what_is_made_while_a_big_thread_is_dropped_stays(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver_module, "_DROP_ROWS", 7)
     with closing(open_driver(url, migrate=True)) as driver, closing(open_driver(url)) as other:
-        assert isinstance(driver, backend.PostgresDriver)
+        assert isinstance(driver, opening.PostgresDriver)
         driver.perform(Commit(AT, tuple(Put(CHUNK, (b"%d" % n,), {"generation": 0}) for n in range(20))))
         made = Commit(AT, (Put(GC, (), expect=Expect.ABSENT, version=5),))
         plain, pages = driver._connect, itertools.count(1)
@@ -329,14 +329,14 @@ def test_thirty_cold_processes_migrate_one_database_at_once(url: str) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     outcomes = sorted(json.loads(done.stdout))
-    assert outcomes == ["migrated from 0"] + [f"migrated from {backend.SCHEMA_VERSION}"] * 29
+    assert outcomes == ["migrated from 0"] + [f"migrated from {opening.SCHEMA_VERSION}"] * 29
 
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_waits, "LOOK_S", 0.1)
-    monkeypatch.setattr(backend, "_LOCK_TIMEOUT_S", 2)
-    monkeypatch.setattr(backend, "_OTHERS_TIMEOUT_S", 2)
+    monkeypatch.setattr(opening, "_LOCK_TIMEOUT_S", 2)
+    monkeypatch.setattr(opening, "_OTHERS_TIMEOUT_S", 2)
 
 
 def _schema_lock(schema: str) -> bytes:
@@ -350,7 +350,7 @@ def test_a_migration_says_for_whom_it_waits_and_for_how_long(
 ) -> None:
     place = parse_url(url)
     if held == "table":
-        backend.migrate(url)
+        opening.migrate(url)
     statement = {
         "schema": f"CREATE SCHEMA {place.schema}".encode(),
         "table": f"LOCK TABLE {place.schema}.schema".encode(),
@@ -360,7 +360,7 @@ def test_a_migration_says_for_whom_it_waits_and_for_how_long(
         admin.execute(statement)
         before = time.monotonic()
         with pytest.raises(Unavailable) as caught:
-            backend.migrate(url)
+            opening.migrate(url)
         assert time.monotonic() - before < 30
         pid = admin.info.backend_pid
         assert f"session {pid} of" in str(caught.value)
@@ -371,32 +371,32 @@ def test_a_migration_says_for_whom_it_waits_and_for_how_long(
         assert all("SCHEMA" not in said for said in waits), "a statement may quote data"
     if held == "schema":
         admin.execute(f"DROP SCHEMA {place.schema}".encode())
-    backend.migrate(url)
-    assert backend.schema_version(url) == backend.SCHEMA_VERSION
+    opening.migrate(url)
+    assert opening.schema_version(url) == opening.SCHEMA_VERSION
 
 
 def test_a_migration_goes_on_once_it_may(
     url: str, admin: psycopg.Connection, hurried: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_LOCK_TIMEOUT_S", 60)
+    monkeypatch.setattr(opening, "_LOCK_TIMEOUT_S", 60)
     with ThreadPoolExecutor(1) as pool:
         with admin.transaction():
             admin.execute(f"CREATE SCHEMA {parse_url(url).schema}".encode())
-            migrating = pool.submit(backend.migrate, url)
+            migrating = pool.submit(opening.migrate, url)
             time.sleep(0.5)
             assert not migrating.done()
         assert migrating.result(60) == 0
 
 
 def test_pending_tells_what_migrate_does_and_changes_nothing(url: str, admin: psycopg.Connection) -> None:
-    assert backend.schema_version(url) == 0
-    statements = backend.plan_migration(url)
-    assert backend.schema_version(url) == 0
+    assert opening.schema_version(url) == 0
+    statements = opening.plan_migration(url)
+    assert opening.schema_version(url) == 0
     for statement in statements:
         admin.execute(statement.encode())
-    assert backend.plan_migration(url) == []
-    assert backend.schema_version(url) == backend.SCHEMA_VERSION
-    assert backend.migrate(url) == backend.SCHEMA_VERSION
+    assert opening.plan_migration(url) == []
+    assert opening.schema_version(url) == opening.SCHEMA_VERSION
+    assert opening.migrate(url) == opening.SCHEMA_VERSION
     open_driver(url).close()
 
 
@@ -422,11 +422,11 @@ def test_a_database_without_a_schema_names_the_command(url: str) -> None:
 
 
 def test_a_newer_schema_is_refused(url: str, admin: psycopg.Connection) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     admin.execute(f"UPDATE {parse_url(url).schema}.schema SET version = 99".encode())
     assert "upgrade perdure" in said(url, MigrationRequired)
     with pytest.raises(MigrationRequired, match="upgrade perdure"):
-        backend.migrate(url)
+        opening.migrate(url)
 
 
 def test_a_schema_that_went_away_is_named(url: str, admin: psycopg.Connection) -> None:
@@ -469,7 +469,7 @@ def test_a_host_where_nothing_answers() -> None:
 def test_a_user_without_rights_a_read_only_one_and_one_without_connections(
     url: str, admin: psycopg.Connection
 ) -> None:
-    backend.migrate(url)
+    opening.migrate(url)
     schema = parse_url(url).schema
     put = Commit(AT, (Put(GC, (), version=1),))
     for role in ("poor", "reader", "crowded"):
@@ -506,13 +506,13 @@ def test_a_migration_without_rights_names_those_that_it_needs(url: str, admin: p
     by_maker = url.replace("postgres@", "maker@")
     try:
         with pytest.raises(Unavailable, match=r"permission denied for database.*CREATE on the database"):
-            backend.migrate(by_maker)
+            opening.migrate(by_maker)
         admin.execute(f"CREATE SCHEMA {schema}".encode())
         admin.execute(f"GRANT USAGE ON SCHEMA {schema} TO maker".encode())
         with pytest.raises(Unavailable, match=r"permission denied for schema.*CREATE .* on the schema"):
-            backend.migrate(by_maker)
+            opening.migrate(by_maker)
         admin.execute(f"GRANT CREATE ON SCHEMA {schema} TO maker".encode())
-        assert backend.migrate(by_maker) == 0
+        assert opening.migrate(by_maker) == 0
         with closing(open_driver(by_maker)) as driver:
             assert driver.perform(Fetch(AT, (Get(GC, ()),))) == ((),)
     finally:
@@ -526,7 +526,7 @@ def exists(admin: psycopg.Connection, role: str) -> bool:
 
 def test_settings_that_would_break_a_promise_do_not(url: str, admin: psycopg.Connection) -> None:
     """Another isolation is refused; commits that are not waited for are waited for all the same."""
-    backend.migrate(url)
+    opening.migrate(url)
     admin.execute("DROP ROLE IF EXISTS hasty")
     admin.execute("CREATE ROLE hasty LOGIN SUPERUSER")
     try:

@@ -41,8 +41,8 @@ from perdure.storage.batching import PendingRequest
 from perdure.storage.encryption import DataKeys, EncryptedDriver, Keyring
 from perdure.storage.port import Driver
 from perdure.storage.postgres import connection as link
-from perdure.storage.postgres.backend import PostgresDriver
 from perdure.storage.postgres.codec import Write
+from perdure.storage.postgres.opening import PostgresDriver
 from perdure.storage.url import open_driver
 from tests.servers import postgres
 from tests.servers.lossy import Lossy

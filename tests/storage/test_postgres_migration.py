@@ -12,7 +12,7 @@ import pytest
 import perdure
 from perdure.model.ops import Drop, Fetch, Get
 from perdure.model.records import GC, INDEXED, KINDS, LANE, TAG, Partition
-from perdure.storage.postgres import backend, schema
+from perdure.storage.postgres import opening, schema
 from perdure.storage.postgres.url import parse_url
 from perdure.storage.url import open_driver
 from perdure.testing.conformance import rows
@@ -20,7 +20,7 @@ from tests.servers import postgres
 from tests.storage.next_layout import STOPPING_STEP, next_layout
 
 AT = Partition("", "thread")
-PRESENT = backend.SCHEMA_VERSION
+PRESENT = opening.SCHEMA_VERSION
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def admin() -> Iterator[psycopg.Connection]:
 def url() -> Iterator[str]:
     """A database of this release."""
     with postgres.empty() as url:
-        backend.migrate(url)
+        opening.migrate(url)
         yield url
 
 
@@ -63,7 +63,7 @@ def shape(admin: psycopg.Connection, url: str) -> dict[str, list[tuple[object, .
 def test_a_step_changes_what_it_names_and_adds_functions(url: str, admin: psycopg.Connection) -> None:
     before = shape(admin, url)
     with next_layout():
-        assert backend.migrate(url) == PRESENT
+        assert opening.migrate(url) == PRESENT
     after = shape(admin, url)
     assert len(before["functions"]) == 15
     added = {row[0] for row in after["functions"]} - {row[0] for row in before["functions"]}
@@ -81,7 +81,7 @@ def test_processes_of_both_releases_work_side_by_side(url: str) -> None:
         rows.store_ops(old, *rows.every_kind(), at=AT)
         before = rows.everything(old, at=AT)
         with next_layout():
-            backend.migrate(url)
+            opening.migrate(url)
             new = open_driver(url)
         with closing(new):
             assert rows.everything(new, at=AT) == before
@@ -97,7 +97,7 @@ def test_a_step_can_stop_the_processes_of_the_release_before(url: str) -> None:
     with closing(open_driver(url)) as old:
         rows.store_ops(old, rows.tag("t"), at=AT)
         with next_layout(STOPPING_STEP):
-            backend.migrate(url)
+            opening.migrate(url)
             with closing(open_driver(url)) as new:
                 assert rows.get(new, TAG, "t", at=AT) is not None
         with pytest.raises(perdure.MigrationRequired, match="a newer release has migrated it"):
@@ -112,7 +112,7 @@ def test_a_thread_that_the_release_before_drops_leaves_nothing_behind(
     name = schema.quote(parse_url(url).schema)
     with closing(open_driver(url)) as old:
         with next_layout():
-            backend.migrate(url)
+            opening.migrate(url)
             with closing(open_driver(url)) as new:
                 rows.store_ops(new, *rows.every_kind(), at=AT)
         # Its own function removes by that of the new release, which knows all tables.
@@ -136,7 +136,7 @@ def test_who_might_use_the_tables_before_the_upgrade_may_use_the_new_ones(
         admin.execute(f"GRANT {rights} ON ALL TABLES IN SCHEMA {name} TO {quoted}".encode())
         admin.execute(f"GRANT SELECT ON {name}.head TO PUBLIC".encode())
         with next_layout():
-            backend.migrate(url)
+            opening.migrate(url)
             with closing(open_driver(url.replace("postgres@", "The%20%22app%22@"))) as driver:
                 rows.store_ops(driver, *rows.every_kind(), at=AT)
                 assert rows.get(driver, LANE, "x", at=AT) is not None

@@ -50,7 +50,7 @@ from perdure.model.records import (
     WRITE,
     Partition,
 )
-from perdure.storage.postgres import backend, codec
+from perdure.storage.postgres import codec, opening
 from perdure.storage.postgres.request_arrays import SHAPES
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl, parse_url
@@ -151,7 +151,7 @@ def fill(connection: psycopg.Connection, schema: str) -> None:
 @pytest.fixture(scope="module", params=["planned when empty", "planned when full"])
 def session(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Statements]]:
     with postgres.empty() as url:
-        backend.migrate(url)
+        opening.migrate(url)
         place = parse_url(url)
         statements = Statements(place)
         early = Session(place)

@@ -19,7 +19,7 @@ from perdure.engine.items.search_index import IndexEntry, pack
 from perdure.errors import MigrationRequired
 from perdure.langgraph.search.index import SearchIndex
 from perdure.model.store_items import partition_of
-from perdure.storage.postgres import backend, schema, vector_table
+from perdure.storage.postgres import opening, schema, vector_table
 from perdure.storage.postgres.vector_table import Extension
 from perdure.testing.conformance.meaning import new_index
 from tests.servers import postgres
@@ -30,7 +30,7 @@ HOME = ("users", "ada")
 @pytest.fixture(scope="module")
 def shared() -> Iterator[str]:
     with postgres.empty() as url:
-        backend.migrate(url)
+        opening.migrate(url)
         yield url
 
 
@@ -182,9 +182,9 @@ def test_entries_from_before_the_table_are_filled_in() -> None:
             assert not index.is_stored_in(handle_of(database).driver)
             assert "perdure migrate" in index.method(handle_of(database).driver)
             assert [hit.key for hit in store.search(HOME, query="tea")] == ["a"]
-        assert any("vector" in statement for statement in backend.plan_migration(url))
-        assert backend.migrate(url) == backend.SCHEMA_VERSION
-        assert backend.plan_migration(url) == []
+        assert any("vector" in statement for statement in opening.plan_migration(url))
+        assert opening.migrate(url) == opening.SCHEMA_VERSION
+        assert opening.plan_migration(url) == []
         assert rows(admin) == [("a", 1, 16)]
         with perdure.connect_sync(url) as database:
             assert new_index().is_stored_in(handle_of(database).driver)
@@ -207,9 +207,9 @@ def test_functions_of_another_release_are_replaced_by_migrate() -> None:
         name = parse_qs(urlsplit(url).query)["schema"][0]
         with psycopg.connect(postgres.shared().url(), autocommit=True) as admin:
             admin.execute(f"ALTER FUNCTION {name}.nearest RESET enable_sort".encode())
-        assert backend.plan_migration(url)
-        backend.migrate(url)
-        assert backend.plan_migration(url) == []
+        assert opening.plan_migration(url)
+        opening.migrate(url)
+        assert opening.plan_migration(url) == []
         store = database.store(index=new_index())
         assert [hit.key for hit in store.search(HOME, query="tea", limit=1)] == ["a"]
 
@@ -243,9 +243,9 @@ def test_an_extension_that_was_dropped_or_moved_is_followed_by_migrate(change: s
             assert [hit.key for hit in database.store(index=index).search(HOME, query="tea", limit=1)] == [
                 "a"
             ]
-        assert backend.plan_migration(url)
-        backend.migrate(url)
-        assert backend.plan_migration(url) == []
+        assert opening.plan_migration(url)
+        opening.migrate(url)
+        assert opening.plan_migration(url) == []
         with perdure.connect_sync(url) as database:
             index = new_index()
             store = database.store(index=index)
@@ -272,7 +272,7 @@ def test_a_process_that_is_open_follows_an_extension_that_was_created_again() ->
                 admin.execute("DROP EXTENSION vector CASCADE")
             with pytest.raises(MigrationRequired, match="pgvector was dropped from the database"):
                 store.put(HOME, "b", {"text": "coffee"})
-            backend.migrate(url)
+            opening.migrate(url)
             store.put(HOME, "b", {"text": "coffee"})
             store.put(HOME, "a", {"text": "cold tea"})
             assert [hit.key for hit in store.search(HOME, query="coffee")] == ["b", "a"]
@@ -293,8 +293,8 @@ def test_pgvector_in_a_schema_that_the_user_may_not_use_is_left_out() -> None:
         with psycopg.connect(url.partition("?")[0], autocommit=True) as admin:
             admin.execute("CREATE SCHEMA hidden; CREATE EXTENSION vector SCHEMA hidden")
             admin.execute("CREATE SCHEMA perdure; GRANT USAGE, CREATE ON SCHEMA perdure TO apart")
-        backend.migrate(by_apart)
-        assert backend.plan_migration(by_apart) == []
+        opening.migrate(by_apart)
+        assert opening.plan_migration(by_apart) == []
         with perdure.connect_sync(by_apart) as database:
             store = database.store(index=new_index())
             store.put(HOME, "a", {"text": "tea"})

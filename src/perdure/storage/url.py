@@ -53,8 +53,8 @@ _WITH_PASSWORDS = frozenset(("postgresql", "postgres", "redis", "rediss", "redis
 _BACKENDS = {
     "memory": ("perdure.storage.memory", None),
     "sqlite": ("perdure.storage.sqlite.driver", None),
-    "postgresql": ("perdure.storage.postgres.backend", "postgres"),
-    "postgres": ("perdure.storage.postgres.backend", "postgres"),
+    "postgresql": ("perdure.storage.postgres.opening", "postgres"),
+    "postgres": ("perdure.storage.postgres.opening", "postgres"),
     "redis": ("perdure.storage.redis.driver", "redis"),
     "rediss": ("perdure.storage.redis.driver", "redis"),
     "redis+cluster": ("perdure.storage.redis.driver", "redis"),

@@ -1,6 +1,6 @@
 """Runs that fail: tried again, given up, and out of the way of everything else.
 
-Covers perdure.runtime.worker.excuses.
+Covers perdure.runtime.worker.uncounted_attempts.
 """
 
 from __future__ import annotations

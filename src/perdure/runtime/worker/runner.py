@@ -46,9 +46,9 @@ from perdure.runtime.worker.attempt import Views, add_notice, attempt
 from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
-from perdure.runtime.worker.excuses import NO_FAULT, PERMANENT, Excuses
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_limits import run_limits_of
+from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
 
 _LAST_MOST = 4096
 _SOON_POLLS = 2

@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.language_models import BaseChatModel
 
 from perdure.errors import BadSetting, MissingExtra
-from perdure.langgraph.values.failed_models import describe_unmade
+from perdure.langgraph.search.model_failures import describe_unmade
 from perdure.runtime.agents.loading import find
 from perdure.runtime.agents.module_files import names_file
 

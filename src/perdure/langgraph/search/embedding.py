@@ -13,9 +13,9 @@ from langgraph.store.base import ensure_embeddings
 from langgraph.store.base.embed import EmbeddingsLambda
 
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
+from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
 from perdure.langgraph.search.segments import numpy
-from perdure.langgraph.values.failed_models import describe_failure, describe_unmade
 
 if TYPE_CHECKING:
     import numpy as np

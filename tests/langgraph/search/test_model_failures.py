@@ -13,9 +13,9 @@ import pytest
 
 from perdure.config.models import model_or_function
 from perdure.errors import BadSetting, EmbeddingFailed
+from perdure.langgraph.search import model_failures
 from perdure.langgraph.search.embedding import TextEmbedder
-from perdure.langgraph.values import failed_models
-from perdure.langgraph.values.failed_models import describe_failure, describe_unmade
+from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 
 
 def raised(call: Callable[[], Any]) -> Exception:
@@ -101,7 +101,7 @@ def test_a_model_of_a_provider_says_why_it_is_not_made(
 def test_without_langchain_both_packages_are_named(
     named: str, packages: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_models, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_failures, "find_spec", lambda name: None)
     told = describe_unmade(named, ValueError("could not load"))
     assert told == f"which needs LangChain and the provider's package: pip install langchain {packages}"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.langgraph.values.unfit_values import unfitness
+from perdure.runtime.failures.unfit_updates import unfitness
 from tests.server.acceptance.saying import detail, said
 from tests.server.hosting import run, serving
 

@@ -11,8 +11,8 @@ from perdure.inspector import audit_log, timeline
 from perdure.inspector.access import Access, InterruptAnswer, RunStart, not_granted
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state
-from perdure.langgraph.values.unfit_values import unfitness
 from perdure.model.records import Partition
+from perdure.runtime.failures.unfit_updates import unfitness
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
 from perdure.langgraph.reading.readable_states import aread_history, aread_state, aupdate_state
-from perdure.langgraph.values.unfit_values import unfitness
+from perdure.runtime.failures.unfit_updates import unfitness
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
-from perdure.langgraph.values.unfit_values import unfitness
+from perdure.runtime.failures.unfit_updates import unfitness
 from perdure.runtime.json_encoding import plain, to_json
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order

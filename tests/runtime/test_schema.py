@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 
 from perdure import connect_sync
 from perdure.runtime import Agent
-from perdure.runtime.agents.schema_plan import plan
+from perdure.runtime.operations.schema_plan import plan
 from perdure.schema import Schema, rename_channel, rename_node
 from perdure.schema.steps import Step
 from tests.runtime.graphs import Storage, go, working

@@ -195,7 +195,7 @@ def plan(
     """
     from rich.progress import Progress
 
-    from perdure.runtime.agents.schema_plan import plan as plan_threads
+    from perdure.runtime.operations.schema_plan import plan as plan_threads
 
     agent, found = _agent(_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()

@@ -10,8 +10,8 @@ from typing import Any
 
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
+from perdure.inspector.graph_picture import draw
 from perdure.inspector.timeline import number, require_parameter
-from perdure.langgraph.reading.graph_picture import draw
 from perdure.langgraph.reading.thread_messages import load_messages
 from perdure.langgraph.reading.thread_steps import load_calls, load_steps, show_step, way_of
 from perdure.model.model_calls import ModelCall, distinct, show_call, total

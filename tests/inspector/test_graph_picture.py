@@ -8,8 +8,8 @@ import pytest
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 from perdure.errors import BadSetting
-from perdure.langgraph.reading import graph_picture
-from perdure.langgraph.reading.graph_picture import draw
+from perdure.inspector import graph_picture
+from perdure.inspector.graph_picture import draw
 
 
 def nothing(state: MessagesState) -> None:

@@ -1,1 +1,1 @@
-"""Show threads to people: steps, messages, questions and states, and the picture of a graph."""
+"""Show threads to people: steps, messages, questions and states."""

@@ -1,1 +1,1 @@
-"""Load graphs and make them ready for a run: factories, users, contexts and plans of a deploy."""
+"""Load graphs and make them ready for a run: factories, users and contexts."""

@@ -1,7 +1,7 @@
 """Planner: what goes of a thread, where its heads stand afterwards, and which writes go with it.
 
-A planner is a pure function of a thread as it was read. ``checkpoint_removal`` carries its plan out; one that was
-carried out in part is made again from what is left.
+A planner is a pure function of a thread as it was read. ``checkpoint_removal`` carries its plan out; one that
+was carried out in part is made again from what is left.
 """
 
 from __future__ import annotations

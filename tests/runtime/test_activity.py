@@ -18,8 +18,8 @@ from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Fetch, Now, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER
-from perdure.runtime import Runtime, activity
-from perdure.runtime.activity import BOUNDS_S, HOURS, MINUTES, latency_class, partition_of
+from perdure.runtime import Agent, Price, Runtime, activity
+from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_class, partition_of
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import overview
 from perdure.runtime.tenant import TenantRuntime
@@ -52,7 +52,7 @@ def counts_of(storage: Storage, tenant: str = "") -> list[Any]:
     return [
         record
         for record in storage.driver.perform(Fetch(partition, (Range(DOCUMENT),)))[0]
-        if record.key[0] in (MINUTES, HOURS)
+        if record.key[0] in (MINUTES, HOURS, DAYS)
     ]
 
 
@@ -81,6 +81,50 @@ def test_runs_are_counted_by_graph_user_and_error(storage: Storage) -> None:
         listed = handle_of(storage.database()).has_listing
         assert found["threads"]["failed"] == (1 if listed else None)
         assert found["is_whole"]
+
+    go(main())
+
+
+def spending() -> Any:
+    usage = {"input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+    model = GenericFakeChatModel(
+        messages=iter(AIMessage("answer", usage_metadata=usage) for _ in range(9)), disable_streaming=True
+    )
+
+    async def call(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    return StateGraph(MessagesState).add_node("call", call).add_edge(START, "call").compile()
+
+
+@pytest.mark.parametrize("cost", [None, 0.0, 13.0])
+def test_tokens_and_cost_are_summed_by_graph_user_model_and_day(near: Storage, cost: float | None) -> None:
+    price = None if cost is None else Price(input=cost and 1_000_000, output=cost and 2_000_000)
+    prices = {} if price is None else {"GenericFakeChatModel": price}
+
+    async def main() -> None:
+        async with working(near.database(), Agent(spending(), prices=prices), settings=ONCE) as runtime:
+            for thread, user in (("a", "ada"), ("b", "ada"), ("c", "bob")):
+                await said(runtime, thread, "hello", user)
+        found = await overview.read(handle_of(near.database()), "")
+
+        def used(calls: int) -> dict[str, Any]:
+            spent = None if cost is None else cost * calls
+            return {"calls": calls, "input_tokens": 3 * calls, "output_tokens": 5 * calls, "cost": spent}
+
+        for part in ("hour", "day", "month"):
+            summed = found[part]
+            assert used(3).items() <= summed.items()
+            assert used(3).items() <= summed["graphs"][0].items()
+            assert summed["models"] == [{"model": "GenericFakeChatModel", **used(3)}]
+            by_user = {each["user"]: each for each in summed["users"]}
+            assert set(by_user) == (set() if part == "month" else {"ada", "bob"})
+            assert all(
+                used(n).items() <= by_user[name].items() for name, n in (("ada", 2), ("bob", 1)) if by_user
+            )
+        for slots in ("minutes", "hours", "days"):
+            assert sum(slot["input_tokens"] for slot in found[slots]) == 9
+            assert {slot["cost"] for slot in found[slots] if not slot["calls"]} == {None}
 
     go(main())
 
@@ -143,7 +187,7 @@ def test_a_run_costs_no_request_of_its_own(near: Storage, monkeypatch: pytest.Mo
             before_idle = len(stored)
             await asyncio.sleep(0.5)
             assert len(stored) == before_idle, "nothing ended, and something was stored"
-        assert {2} == set(stored[:1])
+        assert {len(LENGTHS)} == set(stored[:1])
 
     go(main())
 
@@ -280,7 +324,7 @@ def test_reading_does_not_grow_with_threads(near: Storage) -> None:
     go(main(3))
     few = requests(near.driver)
     go(main(60))
-    assert requests(near.driver) == few <= 6
+    assert requests(near.driver) == few <= 7
 
 
 def test_latencies_have_classes() -> None:
@@ -291,6 +335,6 @@ def test_latencies_have_classes() -> None:
         len(BOUNDS_S) - 1,
         len(BOUNDS_S),
     ]
-    assert overview._latencies({}) is None
-    assert overview._latencies({str(len(BOUNDS_S)): 3}) == {"p50": None, "p95": None}
-    assert overview._latencies({"0": 50, "5": 50}) == {"p50": 0.05, "p95": 0.75}
+    assert overview._latencies([]) is None
+    assert overview._latencies([{str(len(BOUNDS_S)): 3}]) == {"p50": None, "p95": None}
+    assert overview._latencies([{"0": 50}, {"5": 50}]) == {"p50": 0.05, "p95": 0.75}

@@ -1,9 +1,10 @@
-"""Command that shows how it is going: runs a minute, the queue, errors and latencies, live on a terminal."""
+"""Command that shows how it is going: runs a minute, queue, errors, latencies, tokens, live on a terminal."""
 
 from __future__ import annotations
 
 import sys
 import time
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +37,7 @@ def top(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how it is going: runs a minute, what waits, errors, and latencies by graph and user.
+    """Show how it is going: runs a minute, what waits, errors, latencies, tokens and cost.
 
     On a terminal it is shown anew every two seconds until Ctrl-C; otherwise, and with --json, once. Workers
     store their counts every ten seconds. Latencies are from the acceptance of a message, to its run's end and
@@ -75,6 +76,8 @@ def _show(found: dict[str, Any]) -> str:
         f"day   {_sparkline(found['hours'])}",
         f"latency in the last hour  to the end {_latency(hour['end'])}  "
         f"to the first token {_latency(hour['first'])}",
+        f"models in the last hour  {_usage(hour)}  in the last day  {_usage(day)}  in the last 30 days  "
+        f"{_usage(found['month'])}",
         "",
     ]
     for title, entries, name in (("graph", hour["graphs"], "graph"), ("user", hour["users"], "user")):
@@ -85,8 +88,14 @@ def _show(found: dict[str, Any]) -> str:
                 line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
                 if name == "graph":
                     line += f"  end {_latency(each['end'])}  first token {_latency(each['first'])}"
-                lines.append(line)
+                lines.append(line + (f"  {_usage(each)}" if each["calls"] else ""))
             lines.append("")
+    if hour["models"]:
+        lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")
+        for each in hour["models"][:10]:
+            shown = printable(each["model"]) if each["model"] is not None else "all others"
+            lines.append(f"{_column(shown)}{each['calls']:>8}  {_usage(each)}")
+        lines.append("")
     if hour["errors"]:
         lines.append(f"[bold]{'error':<30}{'runs':>8}[/]")
         for each in hour["errors"][:10]:
@@ -97,12 +106,20 @@ def _show(found: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
+def _usage(found: dict[str, Any]) -> str:
+    """Return the tokens of calls of models, and their cost where it is known."""
+    shown = f"{found['input_tokens']:,} tokens in, {found['output_tokens']:,} out"
+    # As a person would write it: 0.000084, not 8.4e-05.
+    cost = found["cost"]
+    return shown if cost is None else f"{shown}, cost {Decimal(f'{cost:.4g}'):,f}"
+
+
 def _column(name: str) -> str:
     """Return a name that takes the width of a column on the terminal."""
     return escape(set_cell_size(name, 29)) + " "
 
 
-def _sparkline(slots: list[dict[str, int]]) -> str:
+def _sparkline(slots: list[dict[str, Any]]) -> str:
     most = max((slot["runs"] for slot in slots), default=0)
     bars = "".join(
         " " if not slot["runs"] else _BARS[-(-slot["runs"] * len(_BARS) // most) - 1] for slot in slots

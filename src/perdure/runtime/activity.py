@@ -1,14 +1,15 @@
-"""Counts of the runs that end, by minute and hour, which every process that works stores every few seconds.
+"""Counts of the runs that end and of the calls of models, by minute, hour and day, which every process that
+works stores every few seconds.
 
 No index has the ends of runs, and counting them would read every thread. So each process adds up what it
-ended, and replaces a small document of its own for the minute and for the hour. A run costs no request of its
-own, and no process waits for another; what a process that is killed had not stored yet is not counted.
+ended, and replaces a small document of its own for the minute, the hour and the day. A run costs no request
+of its own, and no process waits for another; what a process that is killed had not stored yet is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
@@ -23,12 +24,13 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
 from perdure.runtime.threads.user_and_title import user_of_options
 
-MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
-MINUTES, HOURS = "minute", "hour"
-"""Collections of the documents, named by the beginning of the minute or hour, the process and a number."""
-LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US}
-KEPT: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US}
-"""Time for which the documents of a collection are kept."""
+MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+MINUTES, HOURS, DAYS = "minute", "hour", "day"
+"""Collections of the documents, named by the beginning of their time, the process and a number."""
+LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US, DAYS: DAY_US}
+KEPT: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US, DAYS: 32 * DAY_US}
+"""Time for which the documents of a collection are kept. Those of days name no user: a month is longer than
+what a user asked to be forgotten may be remembered."""
 BOUNDS_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
     *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
@@ -40,7 +42,7 @@ OTHER = ""
 _FLUSH_S = 10.0
 _SELDOM_S = 60.0
 _CLOSE_S = 3.0
-_NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20}
+_NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20, "models": 30}
 _NAME_MAX = 100
 _REMOVED_MAX = 90
 _TENANTS_MAX = 10
@@ -62,28 +64,43 @@ def latency_class(micros: int) -> int:
 
 
 class _Counts:
-    """Counts of one minute or hour of a tenant. Their number is their own: a minute comes twice if the
+    """Counts of one minute, hour or day of a tenant. Their number is their own: a minute comes twice if the
     database's clock is set back, and the second time must not replace the first."""
 
     def __init__(self, start: int, number: int) -> None:
         self.start = start
         self.number = number
-        self.body: dict[str, Any] = {"at": start, "graphs": {}, "users": {}, "errors": {}}
+        self.body: dict[str, Any] = {"at": start, "graphs": {}, "users": {}, "errors": {}, "models": {}}
         self.is_stored = True
 
     def add(self, graph: str, state: str, user: str | None, kind: str | None, latencies: _Latencies) -> None:
-        by_graph = self._entry("graphs", graph, {"states": {}, "end": {}, "first": {}})
+        by_graph = self._by_graph(graph)
         _count(by_graph["states"], state)
         _count(by_graph["end"], str(latency_class(latencies[0])))
         if latencies[1] is not None:
             _count(by_graph["first"], str(latency_class(latencies[1])))
         if user is not None:
-            by_user = self._entry("users", user, {"runs": 0, "failed": 0})
+            by_user = self._by_user(user)
             by_user["runs"] += 1
             by_user["failed"] += state == FAILED
         if kind is not None:
             self._entry("errors", kind, {"runs": 0})["runs"] += 1
         self.is_stored = False
+
+    def add_call(self, graph: str | None, user: str | None, call: Mapping[str, Any]) -> None:
+        """Add a call of a model to its model, graph and user."""
+        _add_usage(self._entry("models", call["model"], {}), call)
+        if graph is not None:
+            _add_usage(self._by_graph(graph), call)
+        if user is not None:
+            _add_usage(self._by_user(user), call)
+        self.is_stored = False
+
+    def _by_graph(self, graph: str) -> dict[str, Any]:
+        return self._entry("graphs", graph, {"states": {}, "end": {}, "first": {}})
+
+    def _by_user(self, user: str) -> dict[str, Any]:
+        return self._entry("users", user, {"runs": 0, "failed": 0})
 
     def _entry(self, what: str, name: str, empty: dict[str, Any]) -> dict[str, Any]:
         """Return the entry of a name; of names without bound the first ones have entries of their own."""
@@ -101,6 +118,17 @@ model in it."""
 
 def _count(counts: dict[str, int], name: str) -> None:
     counts[name] = counts.get(name, 0) + 1
+
+
+USAGE = ("calls", "input_tokens", "output_tokens", "cost")
+"""Amounts that are summed over calls of models. The cost is that of the calls whose model has a price, and
+absent without any."""
+
+
+def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
+    for name in USAGE:
+        if (amount := 1 if name == "calls" else call.get(name)) is not None:
+            entry[name] = entry.get(name, 0) + amount
 
 
 class ActivityCounts:
@@ -143,10 +171,28 @@ class ActivityCounts:
         kind = ending.note.get("kind") if ending.state == FAILED else None
         kind = kind if isinstance(kind, str) else None
         user = user_of_options(held.messages[0].options)
-        for collection, length in LENGTHS.items():
-            counts = self._at(held.partition.tenant, collection, now - now % length)
-            counts.add(held.run.graph, ending.state, user, kind, latencies)
+        for counts, named in self._all_at(held.partition.tenant, user, now):
+            counts.add(held.run.graph, ending.state, named, kind, latencies)
         self._set_timer()
+
+    def count_call(self, held: HeldRun, call: Mapping[str, Any]) -> None:
+        """Count a call of a model in a run, and store the counts within some seconds.
+
+        Args:
+            held: The run.
+            call: The fields of the event ``model.called``.
+        """
+        is_internal = held.partition.thread.startswith(INTERNAL)
+        user = user_of_options(held.messages[0].options)
+        for counts, named in self._all_at(held.partition.tenant, user, self._clock.estimate()):
+            counts.add_call(None if is_internal else held.run.graph, named, call)
+        self._set_timer()
+
+    def _all_at(self, tenant: str, user: str | None, now: int) -> Iterator[tuple[_Counts, str | None]]:
+        """Yield the counts of each length, and the user if they name users."""
+        for collection, length in LENGTHS.items():
+            counts = self._at(tenant, collection, now - now % length)
+            yield counts, None if collection == DAYS else user
 
     def forget(self, run_id: str) -> None:
         """Forget a run that another process goes on with."""
@@ -203,7 +249,7 @@ class ActivityCounts:
         return found
 
     def _drop_over(self) -> None:
-        """Forget the counts that are stored and whose minute or hour is over."""
+        """Forget the counts that are stored and whose time is over."""
         now = self._clock.estimate()
         for (tenant, collection), every in list(self._counts.items()):
             length = LENGTHS[collection]

@@ -40,12 +40,21 @@ function parts(found) {
       chart("The last 24 hours", found.hours, day, "hour")),
     make("h2", {}, "In the last hour"),
     facts([["Latency to the end", latency(hour.end)], ["To the first token of a model", latency(hour.first)]]),
-    hour.graphs.length ? table("By graph", ["Graph", "Runs", "Failed", "To the end", "To the first token"], hour.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first)])) : make("p.quiet", {}, "No run has ended."),
-    hour.users.length ? table("By user", ["User", "Runs", "Failed"], hour.users.map((each) => [each.user ?? "all others", number(each.runs), number(each.failed)])) : null,
+    hour.graphs.length ? table("By graph", ["Graph", "Runs", "Failed", "To the end", "To the first token", ...USAGE], hour.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first), ...usage(each)])) : make("p.quiet", {}, "No run has ended."),
+    hour.users.length ? table("By user", ["User", "Runs", "Failed", ...USAGE], hour.users.map((each) => [each.user ?? "all others", number(each.runs), number(each.failed), ...usage(each)])) : null,
     hour.errors.length ? table("By error", ["Error", "Runs"], hour.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since: "1h" }) }, each.kind), number(each.runs)])) : null,
+    found.month.models.length ? make("h2", {}, "Models") : null,
+    found.month.models.length ? table("Tokens and cost", ["", "Calls", ...USAGE], [["Last hour", hour], ["Last 24 hours", day], ["Last 30 days", found.month]].map(([title, each]) => [title, number(each.calls), ...usage(each)])) : null,
+    found.month.models.length ? table("By model, in 30 days", ["Model", "Calls", ...USAGE], found.month.models.map((each) => [each.model ?? "all others", number(each.calls), ...usage(each)])) : null,
+    found.month.models.length ? table("By day", ["Day", "Runs", "Failed", "Calls", ...USAGE], found.days.filter((each) => each.runs || each.calls).reverse().map((each) => [new Date(each.at / 1000).toISOString().slice(0, 10), number(each.runs), number(each.failed), number(each.calls), ...usage(each)])) : null,
     make("p.quiet", {}, "Workers add up what they end and store it every ten seconds; what a worker that was killed had not stored is missing."),
   ].filter(Boolean);
 }
+
+const USAGE = ["Tokens in", "Tokens out", "Cost"];
+
+// The cost is empty where no model has a price.
+const usage = (each) => [number(each.input_tokens), number(each.output_tokens), each.cost === null ? "" : String(Number(each.cost.toPrecision(4)))];
 
 const big = (words) => make("span.big", {}, words);
 
@@ -64,7 +73,7 @@ function chart(title, slots, sums, unit) {
   picture.setAttribute("role", "img");
   picture.setAttribute("aria-label", `${title}: ${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(most)} in one ${unit}`);
   slots.forEach((slot, place) => {
-    for (const [count, name] of [[slot.runs, "bar"], [slot.failed, "bar is-bad"]]) {
+    for (const [count, name] of [[slot.runs, "column"], [slot.failed, "column is-bad"]]) {
       if (!count) continue;
       const height = Math.max(2, (count / most) * 60);
       const bar = document.createElementNS(SVG, "rect");

@@ -1,4 +1,5 @@
-"""How it is going: runs a minute, what waits and for how long, errors and latencies, by graph and user.
+"""How it is going: runs a minute, what waits and for how long, errors, latencies, tokens and cost, by graph,
+user and model.
 
 What it reads does not grow with the number of threads: the counts of ``runtime.activity``, a page of the
 queues that are due, and a page of the threads that failed or wait for an answer, where the database lists
@@ -8,7 +9,7 @@ them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
@@ -20,11 +21,13 @@ from perdure.model.records import DOCUMENT
 from perdure.model.runs.queue import IN, LATER, OUT
 from perdure.runtime.activity import (
     BOUNDS_S,
+    DAYS,
     HOUR_US,
     HOURS,
     LENGTHS,
     MINUTES,
     OTHER,
+    USAGE,
     partition_of,
 )
 
@@ -34,20 +37,23 @@ _AHEAD_US = 24 * HOUR_US
 _PAGE = 200
 _DOCUMENTS_MAX = 2000
 _USERS_MAX = 20
-_SLOTS: Mapping[str, int] = {MINUTES: 60, HOURS: 24}
+_SLOTS: Mapping[str, int] = {MINUTES: 60, HOURS: 24, DAYS: 30}
 
 
 async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     """Return the state of a tenant's work as JSON data; times are microseconds since 1970, latencies seconds.
 
     Returns:
-        ``now``; ``minutes`` and ``hours``, the ``runs`` that ended in each of the last 60 minutes and 24
-        hours and how many ``failed``, the oldest first; ``hour`` and ``day``, sums with the runs by
-        ``graphs`` and ``users``, the ``errors``, and the latencies from the acceptance of a message to the
-        ``end`` and to the ``first`` token; ``queue``, with the counts of threads that are ``due`` and
-        ``under_way``, of replies and scheduled messages, and since when the ``oldest`` is due; ``threads``
-        that failed or wait for an answer, ``None`` where only reading all threads would tell. Counts of
-        threads end at 1,000; ``is_whole`` is false if one did, or if there were too many processes to add up.
+        ``now``; ``minutes``, ``hours`` and ``days``, the ``runs`` that ended in each of the last 60 minutes,
+        24 hours and 30 days and how many ``failed``, with the calls of models, the oldest first; ``hour``,
+        ``day`` and ``month``, sums with the runs by ``graphs`` and ``users`` (a month has no users), the
+        ``errors``, the calls by ``models``, and the latencies from the acceptance of a message to the ``end``
+        and to the ``first`` token; ``queue``, with the counts of threads that are ``due`` and ``under_way``,
+        of replies and scheduled messages, and since when the ``oldest`` is due; ``threads`` that failed or
+        wait for an answer, ``None`` where only reading all threads would tell. Of calls of models there are
+        the ``calls``, ``input_tokens``, ``output_tokens``, and the ``cost``, ``None`` if none of their models
+        has a price. Counts of threads end at 1,000; ``is_whole`` is false if one did, or if there were too
+        many processes to add up.
     """
     now = await database.arun(ask(Now()))
     queue, is_queue_whole = await database.arun(_queue(tenant, now))
@@ -64,8 +70,10 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         "now": now,
         "minutes": _slots(documents[MINUTES], MINUTES, now),
         "hours": _slots(documents[HOURS], HOURS, now),
+        "days": _slots(documents[DAYS], DAYS, now),
         "hour": _summary(documents[MINUTES]),
         "day": _summary(documents[HOURS]),
+        "month": _summary(documents[DAYS]),
         "queue": queue,
         "threads": threads,
         "is_whole": is_queue_whole and is_listed_whole and are_whole,
@@ -87,7 +95,7 @@ def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
 
 
 def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[str, Any]]]:
-    """Read the counts of the last hour by minute, or of the last day by hour; what cannot be read is left
+    """Read the counts of the last hour by minute, day by hour, or month by day; what cannot be read is left
     out."""
     length = LENGTHS[collection]
     first = now - now % length - (_SLOTS[collection] - 1) * length
@@ -116,60 +124,101 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
     return found
 
 
-def _slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> list[dict[str, int]]:
+def _slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> list[dict[str, Any]]:
     length, count = LENGTHS[collection], _SLOTS[collection]
     last = now - now % length
-    slots = [{"at": last - (count - 1 - n) * length, "runs": 0, "failed": 0} for n in range(count)]
+    slots: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
     for counts in found:
         place = count - 1 - (last - counts["at"]) // length
         if 0 <= place < count:
-            for graph in counts["graphs"].values():
-                slots[place]["runs"] += sum(graph["states"].values())
-                slots[place]["failed"] += graph["states"].get("failed", 0)
-    return slots
+            slots[place].append(counts)
+    return [{"at": last - (count - 1 - n) * length, **_totals(slot)} for n, slot in enumerate(slots)]
 
 
-def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    graphs: dict[str, dict[str, Counter[str]]] = {}
-    users: dict[str, Counter[str]] = {}
-    errors: Counter[str] = Counter()
-    for counts in found:
-        for name, each in counts["graphs"].items():
-            into = graphs.setdefault(name, {part: Counter() for part in ("states", "end", "first")})
-            for part, counter in into.items():
-                counter.update(each[part])
-        for name, each in counts["users"].items():
-            users.setdefault(name, Counter()).update(each)
-        for name, each in counts["errors"].items():
-            errors[name] += each["runs"]
-    every = {part: sum((each[part] for each in graphs.values()), Counter()) for part in ("end", "first")}
+def _totals(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the runs, the failed ones, and the calls of models."""
+    states = [graph["states"] for counts in found for graph in counts["graphs"].values()]
     return {
-        "runs": sum(each["states"].total() for each in graphs.values()),
-        "failed": sum(each["states"]["failed"] for each in graphs.values()),
-        "end": _latencies(every["end"]),
-        "first": _latencies(every["first"]),
-        "graphs": [
-            {
-                "graph": name or None,
-                "runs": each["states"].total(),
-                "failed": each["states"]["failed"],
-                "end": _latencies(each["end"]),
-                "first": _latencies(each["first"]),
-            }
-            for name, each in sorted(graphs.items(), key=lambda entry: -entry[1]["states"].total())
-        ],
-        "users": [
-            {"user": name if name != OTHER else None, "runs": each["runs"], "failed": each["failed"]}
-            for name, each in sorted(users.items(), key=lambda each: -each[1]["runs"])[:_USERS_MAX]
-        ],
-        "errors": [{"kind": name or None, "runs": count} for name, count in errors.most_common()],
+        "runs": sum(sum(each.values()) for each in states),
+        "failed": sum(each.get("failed", 0) for each in states),
+        **_usage(model for counts in found for model in counts["models"].values()),
     }
 
 
-def _latencies(classes: Mapping[str, int]) -> dict[str, float | None] | None:
+def _usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    sums: Counter[str] = Counter()
+    for entry in entries:
+        sums.update({name: entry[name] for name in USAGE if name in entry})
+    # Of a free model the cost is known, and 0.
+    return {name: sums[name] if name in sums or name != "cost" else None for name in USAGE}
+
+
+def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    graphs, users, errors, models = (
+        _by_name(found, part) for part in ("graphs", "users", "errors", "models")
+    )
+    every = [entry for entries in graphs.values() for entry in entries]
+    return {
+        **_totals(found),
+        "end": _latencies(entry["end"] for entry in every),
+        "first": _latencies(entry["first"] for entry in every),
+        "graphs": sorted((_of_graph(*each) for each in graphs.items()), key=_by_runs),
+        "users": sorted((_of_user(*each) for each in users.items()), key=_by_runs)[:_USERS_MAX],
+        "errors": sorted(
+            (
+                {"kind": name or None, "runs": sum(entry["runs"] for entry in entries)}
+                for name, entries in errors.items()
+            ),
+            key=_by_runs,
+        ),
+        "models": sorted(
+            ({"model": name or None, **_usage(entries)} for name, entries in models.items()),
+            key=lambda each: -each["calls"],
+        ),
+    }
+
+
+def _by_name(found: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the entries of a part of the counts by their name."""
+    entries: dict[str, list[Mapping[str, Any]]] = {}
+    for counts in found:
+        for name, entry in counts[part].items():
+            entries.setdefault(name, []).append(entry)
+    return entries
+
+
+def _by_runs(entry: Mapping[str, Any]) -> int:
+    return -int(entry["runs"])
+
+
+def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    states = [entry["states"] for entry in entries]
+    return {
+        "graph": name or None,
+        "runs": sum(sum(each.values()) for each in states),
+        "failed": sum(each.get("failed", 0) for each in states),
+        "end": _latencies(entry["end"] for entry in entries),
+        "first": _latencies(entry["first"] for entry in entries),
+        **_usage(entries),
+    }
+
+
+def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "user": name if name != OTHER else None,
+        "runs": sum(entry["runs"] for entry in entries),
+        "failed": sum(entry["failed"] for entry in entries),
+        **_usage(entries),
+    }
+
+
+def _latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float | None] | None:
     """Return the median and the 95th percentile, each as the upper bound of its class in seconds, ``None``
     for one above the last bound; ``None`` without any latency."""
-    total = sum(classes.values())
+    classes: Counter[str] = Counter()
+    for entry in entries:
+        classes.update(entry)
+    total = classes.total()
     if not total:
         return None
     return {"p50": _percentile(classes, total, 0.5), "p95": _percentile(classes, total, 0.95)}

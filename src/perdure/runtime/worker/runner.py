@@ -242,6 +242,10 @@ class Runner:
                 if (buffer := self._buffers.pop(held.run.id, None)) is not None:
                     self._subscriptions.unregister(buffer, None)
 
+    def _note_call(self, held: HeldRun, call: Mapping[str, Any]) -> None:
+        self.activity.count_call(held, call)
+        self._emit("model.called", held, **call)
+
     async def _resolve_doubt(self, partition: Partition) -> HeldRun | None:
         """Return the thread's doubted run, with a renewed lease, if it was claimed.
 
@@ -292,7 +296,7 @@ class Runner:
                 Views(
                     self.conversations,
                     self.memories,
-                    lambda call: self._emit("model.called", held, **call),
+                    partial(self._note_call, held),
                     partial(self.activity.answers, held.run.id),
                     steering,
                     limits_of(held, self._database, self._settings, partial(self._emit, held=held)),

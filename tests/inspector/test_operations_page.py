@@ -287,7 +287,8 @@ def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, addres
     page.goto(f"{address}#/overview")
     chart = page.get_by_role("img", name="The last hour, by minute: 2 runs, 1 failed")
     chart.wait_for()
-    widths = chart.locator("rect").evaluate_all("all => all.map((each) => each.getBoundingClientRect().width)")
+    columns = chart.locator("rect")
+    widths = columns.evaluate_all("all => all.map((each) => each.getBoundingClientRect().width)")
     assert len(widths) >= 2
     assert min(widths) > 1
     page.get_by_role("link", name="ValueError").wait_for()

@@ -292,7 +292,9 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
             (channel, content(carried.seed), [(w.task_id, content(w.ref)) for w in carried.writes])
             for channel, carried in sorted(record.carried.items())
         ],
-        *record.last_elements(),
+        record.prior,
+        record.passed,
+        record.schema,
     ]
 
 

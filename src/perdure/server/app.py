@@ -96,7 +96,7 @@ def create_app(
     chosen = routers(http)
     openapi.summarise(chosen)
     for router in chosen:
-        app.include_router(router)
+        app.router.routes.extend(router.routes)
     if http.app is None:
         # A custom application may have a route there.
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)

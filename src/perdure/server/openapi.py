@@ -87,6 +87,17 @@ def operation_id(route: APIRoute) -> str:
     return f"{route.endpoint.__module__.rpartition('.')[2]}_{route.endpoint.__name__}"
 
 
+def new_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+    """Return a router whose routes are described whole, so that an application can have them as they are:
+    FastAPI makes those of an included router anew before the first response of each application."""
+    return APIRouter(
+        tags=[tag],
+        route_class=route_class,
+        responses=RESPONSES,
+        generate_unique_id_function=operation_id,
+    )
+
+
 def summarise(routers: Sequence[APIRouter]) -> None:
     """Set each route's summary to the beginning of its docstring."""
     for router in routers:

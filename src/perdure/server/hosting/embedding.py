@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Respons
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 
-from perdure.server import error_handlers, thread_ids
+from perdure.server import error_handlers, openapi, thread_ids
 from perdure.server.app import create_app, routers
 from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
@@ -62,7 +62,11 @@ def perdure_router(http: Http | None = None) -> APIRouter:
                     response_class=route.response_class,
                     status_code=route.status_code,
                     dependencies=route.dependencies,
-                    responses=route.responses,
+                    responses={
+                        status: each
+                        for status, each in route.responses.items()
+                        if each is not openapi.RESPONSES.get(status)
+                    },
                     tags=route.tags,
                     name=route.name,
                     summary=route.summary,

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import Open, Refusal
+from perdure.server.openapi import new_router
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
@@ -23,7 +24,7 @@ _CARD_S = 60
 def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
     """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused; with
     ``shares_contexts`` all agents use the one thread of a context."""
-    router = APIRouter(tags=["agents"], route_class=GatedRoute)
+    router = new_router("agents", GatedRoute)
 
     @router.post("/a2a/{assistant_id}")
     async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:

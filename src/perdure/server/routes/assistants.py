@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 
 from perdure.errors import Conflict
@@ -22,11 +22,12 @@ from perdure.server.assistants import Assistant, no_assistant
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import config_without_claims, with_verified
+from perdure.server.openapi import new_router
 from perdure.server.requests import Body, Conditions, Config, Mapped, Names, Offset, Page
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute, Namespace
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["assistants"], route_class=GatedRoute)
+router = new_router("assistants", GatedRoute)
 
 _UNNAMED = "Untitled"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Path, Response
+from fastapi import Path, Response
 from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
@@ -19,6 +19,7 @@ from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.auth.reserved_names import verified_names, without_claims
+from perdure.server.openapi import new_router
 from perdure.server.requests import (
     Body,
     Breakpoints,
@@ -38,7 +39,7 @@ from perdure.server.runs.cron_schedules import BadSchedule, Schedule
 from perdure.server.runs.crons import Completion, CronJob
 from perdure.server.runs.run_arguments import check_run
 
-router = APIRouter(tags=["crons"], route_class=GatedRoute)
+router = new_router("crons", GatedRoute)
 
 _OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_completed", "enabled"}
 """Fields of a cron that are not part of the run to create."""

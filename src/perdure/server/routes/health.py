@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import JSONResponse
 
 from perdure.errors import PerdureError
 from perdure.server.auth.identity import Refusal
+from perdure.server.openapi import new_router
 from perdure.server.resources import ServerState, server_state
 
-router = APIRouter(tags=["server"])
+router = new_router("server")
 
 _PATIENCE_S = 5.0
 """Limit of the database's response time in seconds: orchestrators give up after as much, or sooner."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from perdure.server.auth.identity import Open, Refusal
+from perdure.server.openapi import new_router
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import CallerNow, GatedRoute
 
-router = APIRouter(tags=["agents"], route_class=GatedRoute)
+router = new_router("agents", GatedRoute)
 
 MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
 """Message for a server without the packages of the protocol."""

@@ -5,15 +5,16 @@ The user is the one that the graphs' policies determine, from what was verified;
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from perdure.errors import NotFound
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.server.memories import memories_of
+from perdure.server.openapi import new_router
 from perdure.server.resources import CallerNow, EntryId, GatedRoute
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["memory"], route_class=GatedRoute)
+router = new_router("memory", GatedRoute)
 
 
 @router.get("/memory")

@@ -6,12 +6,13 @@ import asyncio
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from perdure.errors import MissingExtra
 from perdure.server.auth.identity import Refusal
+from perdure.server.openapi import new_router
 
-router = APIRouter(tags=["server"])
+router = new_router("server")
 
 API_VERSION = "0.16.7"
 """Version of LangGraph's server whose routes these are; its tools compare it."""

@@ -11,12 +11,13 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from starlette.datastructures import Headers
 
 from perdure.runtime.json_encoding import to_json
 from perdure.server import error_handlers
 from perdure.server.auth.identity import Refusal
+from perdure.server.openapi import new_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.streaming import protocol_commands, protocol_subscriptions, streams
@@ -26,7 +27,7 @@ from perdure.server.streaming.protocol_subscriptions import Failed
 from perdure.server.streaming.reading_rights import until_refused
 from perdure.web.guard import is_asked_about
 
-router = APIRouter(tags=["protocol"], route_class=GatedRoute)
+router = new_router("protocol", GatedRoute)
 
 
 @router.post("/threads/{thread_id}/commands")

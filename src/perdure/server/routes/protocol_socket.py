@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import WebSocket, WebSocketDisconnect
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from perdure.errors import QueueFull, Unavailable
@@ -26,6 +26,7 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence, status_of
+from perdure.server.openapi import new_router
 from perdure.server.origins import is_allowed
 from perdure.server.resources import Caller, caller_of, thread_in_path
 from perdure.server.routes.protocol import envelope, error, execute
@@ -34,7 +35,7 @@ from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
 from perdure.server.streaming.reading_rights import authenticate_again, until_refused
 
-router = APIRouter(tags=["protocol"])
+router = new_router("protocol")
 
 _log = logging.getLogger("perdure.server")
 _SUBSCRIPTIONS_MOST = 32

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from pydantic import Field
 
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
@@ -20,6 +20,7 @@ from perdure.runtime.options import StreamMode, unknown_modes
 from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence
+from perdure.server.openapi import new_router
 from perdure.server.requests import RUN_MODES, Body, Conditions, Ids, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
@@ -31,7 +32,7 @@ from perdure.server.streaming.end_frames import wants_end
 from perdure.server.streaming.late_response import LateResponse
 from perdure.server.thread_ids import NAMES
 
-router = APIRouter(tags=["runs"], route_class=GatedRoute)
+router = new_router("runs", GatedRoute)
 
 _PAGE = 100
 _DEFAULT: tuple[StreamMode, ...] = ("values",)

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from perdure.runtime.nodes.waiting import NAME_MAX
 from perdure.server.auth.identity import Refusal, User
+from perdure.server.openapi import new_router
 from perdure.server.requests import Body
 from perdure.server.resources import CALLER, Caller, CallerNow, GatedRoute, TagName, ThreadId, server_state
 from perdure.server.responses import Json
@@ -68,7 +69,7 @@ class _Signal(Body):
     tenant: str | None = None
 
 
-router = APIRouter(tags=["threads"], route_class=_SignedRoute)
+router = new_router("threads", _SignedRoute)
 
 
 @router.post("/threads/{thread_id}/signals/{name}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
@@ -15,13 +15,14 @@ from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
+from perdure.server.openapi import new_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.checkpoint_references import NoCheckpoint, require
 from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
 from perdure.server.streaming.json_list import json_list
 
-router = APIRouter(tags=["threads"], route_class=GatedRoute)
+router = new_router("threads", GatedRoute)
 
 
 async def _show(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
+from perdure.server.openapi import new_router
 from perdure.server.resources import CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["threads"], route_class=GatedRoute)
+router = new_router("threads", GatedRoute)
 
 
 @router.get("/threads/{thread_id}/storage")

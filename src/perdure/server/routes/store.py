@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from langgraph.store.base import NOT_PROVIDED, Item
 from pydantic import BeforeValidator, Field, ValidationError
 
@@ -23,12 +23,13 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.authorized_values import fault_of, refuse_left
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
+from perdure.server.openapi import new_router
 from perdure.server.requests import Body, Conditions, Names, Offset, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 from perdure.server.streaming.json_list import json_list
 
-router = APIRouter(tags=["store"], route_class=GatedRoute)
+router = new_router("store", GatedRoute)
 
 _FIRST = 32
 """The items that a search reads first; how many it reads then follows from their length."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from perdure.server import requests
+from perdure.server.openapi import new_router
 from perdure.server.resources import CallerNow, GatedRoute, TagName, ThreadId
 from perdure.server.responses import Json
 
-router = APIRouter(tags=["threads"], route_class=GatedRoute)
+router = new_router("threads", GatedRoute)
 
 
 @router.get("/threads/{thread_id}/tags")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from perdure.errors import SubscriberTooSlow
 from perdure.model.runs.messages import FAILED
@@ -20,6 +20,7 @@ from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import event_data
+from perdure.server.openapi import new_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
@@ -27,7 +28,7 @@ from perdure.server.streaming.event_stream import Frame
 from perdure.server.streaming.reading_rights import until_refused
 from perdure.server.streaming.thread_events import thread_events
 
-router = APIRouter(tags=["threads"], route_class=GatedRoute)
+router = new_router("threads", GatedRoute)
 
 _MODES = ("run_modes", "lifecycle", "state_update")
 _STATE = ("values", "updates")

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
@@ -22,6 +22,7 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
+from perdure.server.openapi import new_router
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
@@ -29,7 +30,7 @@ from perdure.server.state_snapshots import graph_id_of, is_of_thread, shown_snap
 from perdure.server.streaming.json_list import json_list
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
-router = APIRouter(tags=["threads"], route_class=GatedRoute)
+router = new_router("threads", GatedRoute)
 
 _AT_ONCE = 8
 _NARROWED = ("metadata", "values", "status", "limit", "offset")

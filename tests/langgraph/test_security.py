@@ -22,6 +22,7 @@ from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from tests.langgraph.files import THREAD, File, config, put
 from tests.langgraph.savers import DRIVERS, opened
+from tests.pairwise import pairwise
 
 
 @pytest.fixture
@@ -71,9 +72,11 @@ EVIL = {
 }
 
 
-@pytest.mark.parametrize("place", ["chunk", "inline", "element", "write", "metadata", "extra"])
-@pytest.mark.parametrize("kind", EVIL)
-@pytest.mark.parametrize("allow", ["imported", "listed"])
+@pairwise(
+    allow=["imported", "listed"],
+    kind=EVIL,
+    place=["chunk", "inline", "element", "write", "metadata", "extra"],
+)
 def test_a_stored_row_that_names_code_is_refused_and_nothing_runs(
     file: File, trap: list[Any], kind: str, place: str, allow: Any
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 import perdure
@@ -13,12 +12,15 @@ from tests.langgraph import graphs
 from tests.langgraph.graphs import STATES
 from tests.langgraph.savers import slow_root
 from tests.langgraph.session import config
+from tests.pairwise import pairwise
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
-@pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("messages", [4, 3], ids=["after a turn", "in a turn"])
+@pairwise(
+    messages=[4, 3],  # after a turn, and in one
+    state=STATES,
+    durability=["sync", "async", "exit"],
+    is_async=[False, True],
+)
 def test_a_subgraph_goes_on_from_its_state_at_that_time(
     messages: int, state: str, durability: Any, is_async: bool
 ) -> None:

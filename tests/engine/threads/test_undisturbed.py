@@ -30,6 +30,7 @@ from perdure.storage.memory import MemoryDriver
 from tests.langgraph import graphs
 from tests.langgraph.graphs import STATES
 from tests.langgraph.session import config
+from tests.pairwise import pairwise
 
 ADA = Partition("", "ada")
 TURNS = 4
@@ -180,9 +181,7 @@ def interruptions(
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("beside", BESIDE)
-@pytest.mark.parametrize("name", ACTS)
-@pytest.mark.parametrize("state", STATES)
+@pairwise(state=STATES, name=ACTS, beside=BESIDE)
 def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: str) -> None:
     for db, found in interruptions(state, ACTS[name], BESIDE[beside]):
         if isinstance(found, list):
@@ -196,9 +195,7 @@ def test_what_is_removed_beside_disturbs_nothing(state: str, name: str, beside: 
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("beside", BESIDE)
-@pytest.mark.parametrize("name", ["read the state", "say"])
-@pytest.mark.parametrize("state", STATES)
+@pairwise(state=STATES, name=["read the state", "say"], beside=BESIDE)
 def test_a_head_that_is_read_first_may_be_gone_when_the_rest_is_read(
     monkeypatch: pytest.MonkeyPatch, state: str, name: str, beside: str
 ) -> None:

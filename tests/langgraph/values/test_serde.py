@@ -24,6 +24,7 @@ from perdure.errors import Corrupt, PerdureError, TypeNotAllowed, Unreadable, Un
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.values.serde import Serde
 from tests.langgraph.specimens import OWN, VALUES, Colour, Person, Point, likeness
+from tests.pairwise import pairwise
 
 STOCK = JsonPlusSerializer(allowed_msgpack_modules=OWN)
 OURS = Serde(OWN)
@@ -147,16 +148,20 @@ class Holder:
     held: Any
 
 
-@pytest.mark.parametrize("leaf", [0, "a lone \ud800", Holder(0)], ids=["plain", "surrogate", "object"])
-@pytest.mark.parametrize("depth", [300, 3000, 100_000])
-@pytest.mark.parametrize(
-    "make",
-    [lambda v: [v], lambda v: {"k": v}, lambda v: (v,), lambda v: [{"k": (v,)}], Holder],
-    ids=["list", "dict", "tuple", "mixed", "object"],
-)
-def test_what_is_nested_too_deeply_is_refused(make: Callable[[Any], Any], depth: int, leaf: Any) -> None:
+LEAVES: dict[str, Any] = {"plain": 0, "surrogate": "a lone \ud800", "object": Holder(0)}
+NESTS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda v: [v],
+    "dict": lambda v: {"k": v},
+    "tuple": lambda v: (v,),
+    "mixed": lambda v: [{"k": (v,)}],
+    "object": Holder,
+}
+
+
+@pairwise(nest=NESTS, depth=[300, 3000, 100_000], leaf=LEAVES)
+def test_what_is_nested_too_deeply_is_refused(nest: str, depth: int, leaf: str) -> None:
     with pytest.raises(Unserialisable, match="it is nested too deeply, or contains itself"):
-        back(nested(leaf, make, depth), Serde())
+        back(nested(LEAVES[leaf], NESTS[nest], depth), Serde())
 
 
 def test_what_contains_itself_is_refused() -> None:

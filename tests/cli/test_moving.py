@@ -29,7 +29,7 @@ from perdure.runtime import Runtime
 from perdure.storage.sql.schema import SCHEMA_VERSION
 from perdure.storage.url import redact
 from tests.cli.running import run_cli
-from tests.houses import furnish
+from tests.houses import conversation, furnish
 from tests.langgraph import graphs
 from tests.langgraph.session import config
 
@@ -478,6 +478,13 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> str:
     return database(tmp_path_factory.mktemp("house") / "a.db", fill=lambda db: furnish(db, 50))
 
 
+@pytest.fixture(scope="module")
+def long_thread(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database with one thread, of which a copy takes several commits."""
+    path = tmp_path_factory.mktemp("thread") / "a.db"
+    return database(path, fill=lambda db: conversation(db.checkpointer(), "conversation 0", db))
+
+
 # A shell that starts the tests in the background has its children ignore Ctrl-C.
 HEEDING = """
 import signal
@@ -574,17 +581,17 @@ with faulty(target, Fault(int(at), kill, when), counts=WRITES) as (there, driver
     ],
 )
 def test_a_process_that_dies_at_a_write_leaves_no_thread_behind(
-    house: str, tmp_path: Path, at: int, when: str, found: str
+    long_thread: str, tmp_path: Path, at: int, when: str, found: str
 ) -> None:
     target = database(tmp_path / "b.db", fill=empty)
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, house, target, str(at), when], timeout=60, check=False
+        [sys.executable, "-c", CHILD, long_thread, target, str(at), when], timeout=60, check=False
     )
     assert done.returncode == -signal.SIGKILL
     partition = Partition("", "conversation 0")
     assert arrived(target) == {}
-    with perdure.connect_sync(house) as here, perdure.connect_sync(target) as there:
+    with perdure.connect_sync(long_thread) as here, perdure.connect_sync(target) as there:
         assert admin.partitions(there, None) == [partition]
         assert admin.move(here, partition, there).found.value == found
         assert there.fsck(partition.thread) == []
-    assert digests(target)[partition] == digests(house)[partition]
+    assert digests(target)[partition] == digests(long_thread)[partition]

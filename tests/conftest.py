@@ -9,8 +9,11 @@ import shutil
 import ssl
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest import TestCase
 from zlib import crc32
 
@@ -85,6 +88,26 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("ci" if IN_CI else "dev")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Import one of so many test files as there are processes. In a fresh clone each process would compile
+    all of them, in the same order; so it finds most of them compiled by the others."""
+    worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    root, number = session.config.rootpath, int(worker["workerid"].removeprefix("gw"))
+    files = sorted(path for given in session.config.args for path in _test_files(root / given))
+    for path in files[number :: worker["workercount"]]:
+        # What cannot be imported is reported where it is collected.
+        with suppress(Exception, pytest.skip.Exception):
+            import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
+def _test_files(folder: Path) -> Iterator[Path]:
+    for held, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in ("__pycache__", "node_modules")]
+        yield from (Path(held, name) for name in names if re.fullmatch(r"test_\w+\.py", name))
+
+
 DISTANT = {"d1", "dynamodb", "redis-cluster"}
 """Backends with the slowest servers: in the quick run the storage suite alone is shown on them."""
 ELSEWHERE = {"redis", *DISTANT}
@@ -92,6 +115,11 @@ ELSEWHERE = {"redis", *DISTANT}
 and the storage suite and the contracts of saver and store show on every backend that they may."""
 STORAGE = re.compile(r"tests/(storage|mutants)/")
 CONTRACTS = re.compile(r"test_\w*(contract|conformance)\w*\.py$")
+ROTATED = re.compile(r"tests/(engine|interleavings|langgraph|runtime|server)/(?!acceptance/)")
+"""Folders above the port whose tests take turns on the near backends in the quick run, as what differs
+between those is the port's matter. All are on every one in `make test-all`."""
+NEAR = re.compile(r"(?<=[\[-])(memory|sqlite|postgresql)(?=[\]-])")
+"""The near backend in a test's id."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -103,11 +131,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         if _examples(item) == profile.max_examples:
             item.add_marker(pytest.mark.more_examples)
+    for item in _out_of_turn(items):
+        item.add_marker(pytest.mark.slow)
     number, parts = config.getoption("part")
     others = [item for item in items if crc32(item.nodeid.encode()) % parts != number - 1]
     config.hook.pytest_deselected(items=others)
     left_out = set(others)
     items[:] = [item for item in items if item not in left_out]
+
+
+def _out_of_turn(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield all but one of the tests that differ in their near backend alone. Which one stays goes round in
+    each file, so that a file is shown on each of its backends. Tests about each backend all stay."""
+    files: dict[Path, dict[str, dict[str, pytest.Item]]] = {}
+    for item in items:
+        path, at = item.path.as_posix(), NEAR.search(item.nodeid)
+        if at is None or not ROTATED.search(path) or CONTRACTS.search(path):
+            continue
+        if "every_backend" in item.name or any(map(item.get_closest_marker, ("slow", "each_backend"))):
+            continue
+        test = NEAR.sub("…", item.nodeid, count=1)
+        files.setdefault(item.path, {}).setdefault(test, {})[at[1]] = item
+    for tests in files.values():
+        for number, test in enumerate(sorted(tests)):
+            ways = [way for _, way in sorted(tests[test].items())]
+            del ways[number % len(ways)]
+            yield from ways
 
 
 def pytest_collection_finish() -> None:

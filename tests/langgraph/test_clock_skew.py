@@ -19,6 +19,7 @@ CLOCKS = (-3600, 0, 3600, -1200)
 """Seconds by which each process is off."""
 
 
+@pytest.mark.each_backend
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "memory"])
 def test_no_turn_is_lost_or_moved_by_a_wrong_clock(backend: str) -> None:
     turns = 500 if FULL else 200 if backend == "sqlite" else 32

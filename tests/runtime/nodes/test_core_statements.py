@@ -18,6 +18,8 @@ from perdure.runtime import transaction
 from perdure.runtime.nodes.core_statements import is_core_statement, render
 from tests.own_tables import BOTH, own_tables, query
 
+pytestmark = pytest.mark.each_backend  # a database's own statements
+
 MOMENT = datetime.datetime(2026, 1, 2, 3, 4, 5)
 rows = sa.Table(
     "own_rows",

@@ -33,6 +33,8 @@ class Log(TypedDict):
     log: Annotated[list[str], _join]
 
 
+pytestmark = pytest.mark.each_backend  # a database's own statements
+
 Node = Callable[[Log], Any]
 
 

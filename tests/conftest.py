@@ -94,6 +94,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     worker: dict[str, Any] | None = getattr(session.config, "workerinput", None)
     if worker is None:
         return
+    # Of what is imported nothing is garbage, and looking for it takes a quarter of the time.
+    gc.disable()
     root, number = session.config.rootpath, int(worker["workerid"].removeprefix("gw"))
     files = sorted(path for given in session.config.args for path in _test_files(root / given))
     for path in files[number :: worker["workercount"]]:
@@ -115,7 +117,7 @@ ELSEWHERE = {"redis", *DISTANT}
 and the storage suite and the contracts of saver and store show on every backend that they may."""
 STORAGE = re.compile(r"tests/(storage|mutants)/")
 CONTRACTS = re.compile(r"test_\w*(contract|conformance)\w*\.py$")
-ROTATED = re.compile(r"tests/(engine|interleavings|langgraph|runtime|server)/(?!acceptance/)")
+ROTATED = re.compile(r"tests/(engine|langgraph|runtime|server)/(?!acceptance/)")
 """Folders above the port whose tests take turns on the near backends in the quick run, as what differs
 between those is the port's matter. All are on every one in `make test-all`."""
 NEAR = re.compile(r"(?<=[\[-])(memory|sqlite|postgresql)(?=[\]-])")
@@ -161,6 +163,7 @@ def _out_of_turn(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
 
 def pytest_collection_finish() -> None:
     # What is there now stays: every collection of garbage would look through all modules and tests again.
+    gc.enable()
     gc.collect()
     gc.freeze()
 

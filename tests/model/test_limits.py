@@ -193,8 +193,29 @@ def test_a_state_that_says_nothing_is_blank() -> None:
         ({"rate": 1, "cheaper": "small"}, "cheaper is of a budget"),
         ({"budget": 1, "cheaper": " "}, "cheaper is a model"),
         ({"rate": 1, "graphs": "a"}, "graphs is a list of names"),
+        ({"rate": 1e-12}, "rate is too low .* more than 100 years"),
+        ({"rate": 5e-324}, "rate is too low"),
+        ({"rate": 1e-6, "burst": 1_000_000}, "rate is too low"),
+        ({"tokens": 5e-324}, "tokens is too low"),
     ],
 )
 def test_what_is_out_of_range_is_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         SharedLimit(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cheaper", "name"),
+    [
+        ("openai:gpt-4o-mini", "gpt-4o-mini"),
+        ("gpt-4o-mini", "gpt-4o-mini"),
+        ("ollama:llama3:8b", "llama3:8b"),
+        ("bedrock_converse:anthropic.claude-v1:0", "anthropic.claude-v1:0"),
+        ("ft:gpt-4o:org::id", "ft:gpt-4o:org::id"),
+    ],
+)
+def test_calls_of_the_cheaper_model_are_spared_whatever_colons_its_name_has(cheaper: str, name: str) -> None:
+    limit = SharedLimit(budget=1, cheaper=cheaper)
+    assert not limit.counts(name, "agent")
+    assert limit.counts("8b", "agent")
+    assert limit.counts("", "agent")

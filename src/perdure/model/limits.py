@@ -30,6 +30,7 @@ SKEW_US = 20_000
 """Time by which a permit lapses early, as two processes know the database's time only that well."""
 MONEY = 1_000_000
 _MINUTE_US = 60_000_000
+_LONGEST_US = 100 * 366 * 24 * 60 * _MINUTE_US
 _CHUNK_CALLS, _CHUNK_PART = 8, 16
 """Most that a process holds of a budget: so many calls, and this part of what is left."""
 
@@ -136,6 +137,16 @@ class SharedLimit:
             raise ValueError(f"cheaper is a model, e.g. 'openai:gpt-4o-mini', not {self.cheaper!r}")
         if self.burst is not None and self.rate is None:
             raise ValueError("burst is of a rate; set the rate, too")
+        bursts = {
+            "rate": self.burst_size * self.interval_us,
+            "tokens": self.token_burst * self.token_interval_us,
+        }
+        for name, gathers in bursts.items():
+            if gathers > _LONGEST_US:
+                raise ValueError(
+                    f"{name} is too low with {getattr(self, name):g} a minute: a burst would take more than "
+                    "100 years to gather"
+                )
 
     @property
     def amounts(self) -> dict[str, Any]:
@@ -149,7 +160,9 @@ class SharedLimit:
 
     def counts(self, name: str, graph: str) -> bool:
         """Return True if a call of a model or tool, or a run, of a graph counts towards it."""
-        is_spared = self.cheaper is not None and name == self.cheaper.rpartition(":")[2]
+        # Only what comes before the first colon can be a provider: names of models have colons, too.
+        cheaper = self.cheaper or ""
+        is_spared = bool(cheaper) and name in (cheaper, cheaper.partition(":")[2] or cheaper)
         return _fits(name, self.names) and self.is_of(graph) and not is_spared
 
     def is_of(self, graph: str) -> bool:

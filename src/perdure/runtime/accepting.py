@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar, cast, get_args
 
-from perdure.engine.queue import accept_and_claim, scheduled, signals
+from perdure.engine.queue import accept_and_claim, questions, scheduled, signals
 from perdure.engine.queue.inbox import Accept, Accepted, Strategy, was_accepted
 from perdure.engine.queue.preconditions import AlreadyCreated, Precondition
 from perdure.engine.queue.runs import RememberedInbox
@@ -79,6 +79,9 @@ class Acceptance:
             LimitReached: A limit refuses a run that would have to wait.
         """
         limits = self._worker.runner.limits
+        if limits is not None and limits.refuses and message.mode == "answer" and not message.graph:
+            # The limits of its run are those of the graph that asked.
+            message = replace(message, graph=await self._find_asking_graph(partition))
         try:
             turn = None if limits is None else await limits.admit(partition, message)
         except LimitReached as refused:
@@ -108,6 +111,12 @@ class Acceptance:
         else:
             limits.note_accepted(partition, message, turn, is_next=is_next)
         return ticket
+
+    async def _find_asking_graph(self, partition: Partition) -> str:
+        """Return the graph whose question a thread waits with, empty if that is not known."""
+        read_asked = partial(self._worker.runner.graphs.read_asked, partition)
+        question = await self._context.database.arun(questions.find(partition, read_asked))
+        return "" if question is None or question.run is None else question.run.graph
 
     async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         if terms.strategy not in get_args(Strategy):

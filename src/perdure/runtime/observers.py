@@ -47,6 +47,7 @@ _LEVELS = {
     "run.not_steered": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
+    "signal.too_large": logging.WARNING,
     "state.large": logging.WARNING,
     "state.undeclared": logging.WARNING,
     "sweep.failed": logging.WARNING,

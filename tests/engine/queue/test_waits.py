@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -12,9 +13,9 @@ from perdure.engine.checks.fsck import check
 from perdure.engine.queue import runs, waits
 from perdure.engine.queue.events import Event, read
 from perdure.engine.queue.runs import Ending
-from perdure.engine.queue.waits import REMINDER, Wake, Woken
+from perdure.engine.queue.waits import REMINDER, EarlySignal, Wake, Woken, early_put
 from perdure.engine.transact import Budget
-from perdure.errors import NotWaiting
+from perdure.errors import NotWaiting, TooLarge
 from perdure.model.ops import Commit
 from perdure.model.program import Effect
 from perdure.model.records import INBOX, LANE, OUTBOX, RUN
@@ -237,3 +238,32 @@ def test_a_run_without_waits_reads_and_writes_nothing_of_them(queue: Queue) -> N
     (commit,) = seen
     assert isinstance(commit, Commit)
     assert [op.key for op in commit.ops if op.kind is LANE] == [("inbox",), ("followed",)]
+
+
+def test_what_could_not_be_given_at_a_deadline_fails_the_run_that_asks(queue: Queue) -> None:
+    """A run's config and a default fit a message each, and not together."""
+    queue.accept(options={"config": {"tags": ["u" * 210_000]}})
+    default = Wait("question", 100, ("d" * 60_000,))
+    with pytest.raises(TooLarge, match=r"its config and context.*Make them smaller"):
+        asks(queue, a=default)
+
+
+def test_a_kept_signal_that_does_not_fit_keeps_no_thread_from_its_deadline(queue: Queue) -> None:
+    queue.accept(options={"config": {"tags": ["u" * 200_000]}})
+    held = queue.held()
+    early = EarlySignal("paid", "v" * 100_000, True, "")
+    queue.memory.perform(
+        Commit(HERE, (early_put([early, replace(early, value=7)], (), queue.now, queue.fresh),))
+    )
+    note = with_waits({"interrupts": [{"id": "a"}]}, {"a": Wait("signal", 100, (None,), name="paid")})
+    queue.finish(held, WAITING, **note)
+    assert wake(queue).signal == "paid"
+    assert messages(queue)[-1].payload == {"resume": {"a": 7}}
+    queue.finish(queue.held(), DONE)
+    queue.accept(options={"config": {"tags": ["u" * 200_000]}})
+    asks(queue, a=Wait("signal", 100, (None,), name="paid"))
+    woken = wake(queue)
+    assert (woken.message, woken.unfit) == (None, ("paid",))
+    queue.now += 100
+    woken = wake(queue)
+    assert (woken.expired, woken.unfit) == (1, ("paid",))

@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from typing import Any, TypedDict
 
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from pydantic import Field
@@ -132,6 +135,75 @@ def test_a_budget_stops_at_most_one_call_late() -> None:
         assert refused.note["kind"] == "LimitReached"
         assert "budget" in refused.note["error"]
         assert "ada" in refused.note["error"]
+
+    asyncio.run(main())
+
+
+class Told(Model):
+    """A model that streams for ever, and tells its use with the first part or never."""
+
+    tells: bool = True
+
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        used = UsageMetadata(input_tokens=20, output_tokens=0, total_tokens=20) if self.tells else None
+        while True:
+            yield ChatGenerationChunk(message=AIMessageChunk(content="word " * 4, usage_metadata=used))
+            used = None
+            await asyncio.sleep(0.01)
+
+    async def _agenerate(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("way", ["cancelled", "left", "unheard"])
+@pytest.mark.parametrize("tells", [True, False])
+def test_calls_that_are_cut_off_count_towards_a_budget(way: str, tells: bool) -> None:
+    """Who cancels each of his runs, or leaves its stream, has no model for nothing."""
+    asked = asyncio.Event()
+    prompt = "word " * 100
+
+    async def main() -> None:
+        fake = Told(messages=answers(), under_way=[], begun=[], tells=tells)
+
+        async def say(state: State) -> State:
+            if way == "unheard":
+                asked.set()
+                await fake.ainvoke(prompt)
+            count = 0
+            async for _ in fake.astream(prompt):
+                count += 1
+                if count == 2:
+                    asked.set()
+                    if way == "left":
+                        break
+            return {"said": "left"}
+
+        made = StateGraph(State).add_node(say).add_edge(START, "say").compile()
+        limit = SharedLimit(budget=0.1, by=("user",))
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, made, settings=settings(money=limit)) as runtime,
+        ):
+            states: list[str] = []
+            for number in range(8):
+                asked.clear()
+                (ticket,) = [
+                    await runtime.submit(
+                        f"t{number}", {"said": ""}, config={"configurable": {"user_id": "ada"}}
+                    )
+                ]
+                if way != "left":
+                    waiting = asyncio.ensure_future(asked.wait())
+                    ending = asyncio.ensure_future(runtime.wait(ticket, timeout=30))
+                    await asyncio.wait([waiting, ending], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.sleep(0.05)
+                    await runtime.cancel(f"t{number}", ticket.id)
+                    states.append((await ending).state)
+                    waiting.cancel()
+                else:
+                    states.append((await runtime.wait(ticket, timeout=30)).state)
+            assert states[0] in ("interrupted", "done")
+            assert states[-1] == "failed", states
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 import perdure
 from perdure.database.base import handle_of
@@ -205,6 +206,31 @@ def test_a_rate_that_refuses_counts_each_run_once() -> None:
                 assert 1 < refused.value.retry_after <= 61
                 for ticket in tickets:
                     assert (await worker.wait(ticket, timeout=10)).state == "done"
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_names_no_graph_has_the_limits_of_the_graph_that_asked() -> None:
+    async def asks(state: State) -> State:
+        return {"said": interrupt("?")}
+
+    async def main() -> None:
+        graphs = {name: StateGraph(State).add_node(asks).add_edge(START, "asks").compile() for name in "ab"}
+        limit = SharedLimit(of="run", graphs=("a",), by=("graph",), rate=1, burst=3, refuse=True)
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, graphs, settings=settings(runs=limit)) as runtime,
+        ):
+            for name in "ab":
+                assert (
+                    await runtime.wait(await runtime.submit(name, {"said": ""}, graph=name))
+                ).state == "waiting"
+            await runtime.wait(await runtime.submit("c", {"said": ""}, graph="a"))
+            assert (await runtime.wait(await runtime.answer("a", "yes"), timeout=10)).state == "done"
+            with pytest.raises(LimitReached, match="graph 'a'"):
+                await runtime.answer("c", "yes")
+            # The other graph has no limit.
+            assert (await runtime.wait(await runtime.answer("b", "yes"), timeout=10)).state == "done"
 
     asyncio.run(main())
 

@@ -16,6 +16,7 @@ from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
 from perdure.engine.transact import Budget, retry_attempt
+from perdure.errors import TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
@@ -79,6 +80,9 @@ def at_end(
         waits_with: the run with whose question the thread waits from now on.
         now: current time in microseconds.
         fresh: start of the versions of a new record.
+
+    Raises:
+        TooLarge: what a deadline is to give would not fit a message beside the run's config and context.
     """
     new, before = read_waits(note), {} if waited is None else read_waits(waited.note)
     if not new and not before:
@@ -90,9 +94,30 @@ def at_end(
         return with_waits(note, {}), _timer(timer, now, fresh)
     answered = first.options.get(ANSWERS, ())
     waits = after_run(new, before, answered, now, is_answer=first.mode == "answer")
-    has_signal = any(wait.kind == "signal" for wait in waits.values())
+    _require_room(run, first, note, waits)
+    return with_waits(note, waits), set_timer(timer, waits, now, fresh)
+
+
+def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Waits) -> None:
+    """Raise ``TooLarge`` now if the deadlines of a run's waits could not be carried out, all at once."""
+    answers = {name: wait.answer for name, wait in waits.items() if wait.until is not None}
+    if not answers:
+        return
+    options = _inherit(first.options, replace(run, note=note))
+    try:
+        make_message("", run, options, answers).put()
+    except TooLarge as error:
+        raise TooLarge(
+            f"run {run.id!r} asks or waits for what has defaults, and these are too large together with its "
+            f"config and context to be given at a deadline ({error}). Make them smaller"
+        ) from error
+
+
+def set_timer(timer: Lane, waits: Waits, now: int, fresh: int) -> list[Op]:
+    """Return the operations that set when the waits of a thread are looked at next."""
     # A signal may have come before the run that waits for it has ended.
-    return with_waits(note, waits), _timer(timer, now if has_signal else next_due(waits.values()), fresh)
+    has_signal = any(wait.kind == "signal" for wait in waits.values())
+    return _timer(timer, now if has_signal else next_due(waits.values()), fresh)
 
 
 def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
@@ -126,9 +151,16 @@ class StandingWaits(NamedTuple):
 
     def make_message(self, message_id: str, answers: Mapping[str, Any], dedupe: bytes = b"") -> Message:
         """Return the message that gives answers by interrupt and goes on with the graph."""
-        options = {**self.options, ANSWERS: list(answers), BY_WAIT: True}
-        payload, run = {RESUME: dict(answers)}, self.run
-        return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
+        return make_message(message_id, self.run, self.options, answers, dedupe)
+
+
+def make_message(
+    message_id: str, run: Run, options: Mapping[str, Any], answers: Mapping[str, Any], dedupe: bytes = b""
+) -> Message:
+    """Return the message that gives answers by interrupt, and goes on with the graph of a run."""
+    options = {**options, ANSWERS: list(answers), BY_WAIT: True}
+    payload = {RESUME: dict(answers)}
+    return Message(message_id, payload, run.graph, run.channel, "answer", options, dedupe=dedupe)
 
 
 def load_waits(
@@ -151,9 +183,13 @@ def load_waits(
 
 def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
     (found,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
-    held = next((message.options for message in read_each(partition, Message.read, found)), {})
-    options = {name: held[name] for name in _INHERITED if name in held}
-    return {**options, **questions.closing_options(run)}
+    return _inherit(next((message.options for message in read_each(partition, Message.read, found)), {}), run)
+
+
+def _inherit(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return what the continuation of a run has of the options with which that was accepted."""
+    inherited = {name: options[name] for name in _INHERITED if name in options}
+    return {**inherited, **questions.closing_options(run)}
 
 
 # What is due
@@ -167,6 +203,7 @@ class Woken(NamedTuple):
         inbox: the inbox with it.
         expired: the number of deadlines that it answers.
         signal: the name of the signal that it brings.
+        unfit: names of signals that are kept, as they are too large beside the config and context of the run.
         reminded: the number of questions of which somebody was reminded.
         has_replies: true if the outbox has replies for a channel.
         due_at: when there is something to do again, ``None`` if nothing is known.
@@ -176,6 +213,7 @@ class Woken(NamedTuple):
     inbox: Lane | None = None
     expired: int = 0
     signal: str | None = None
+    unfit: tuple[str, ...] = ()
     reminded: int = 0
     has_replies: bool = False
     due_at: int | None = None
@@ -228,18 +266,24 @@ class Wake:
         if found is None:
             return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged), Woken()))
         kept = early_of(seen.early)
+        unfit: list[str] = []
         for signal in kept:
             if answers := signal.answers(found.waits):
-                left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
                 message = found.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
+                if not _fits(message):
+                    # It stays. The thread must not wait for ever behind what cannot be given to it.
+                    unfit.append(signal.name)
+                    continue
+                left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
                 woken = Woken(signal=signal.name)
                 return (yield from self._answer(seen, found, message, [left], found.waits, woken))
         if expired := [name for name, wait in found.waits.items() if wait.has_expired(now)]:
             message = found.make_message(self.new_id(), {name: found.waits[name].answer for name in expired})
             after = {**found.waits, **{name: found.waits[name].spend() for name in expired}}
-            woken = Woken(expired=len(expired))
+            woken = Woken(expired=len(expired), unfit=tuple(unfit))
             return (yield from self._answer(seen, found, message, [_put_waits(found, after)], after, woken))
-        return (yield from self._remind(seen, found, unchanged))
+        reminded = yield from self._remind(seen, found, unchanged)
+        return None if reminded is None else reminded._replace(unfit=tuple(unfit))
 
     def _answer(
         self,
@@ -296,6 +340,14 @@ class _Seen(NamedTuple):
     inbox: Lane
     outbox: Lane
     early: tuple[Record, ...]
+
+
+def _fits(message: Message) -> bool:
+    try:
+        message.put()
+    except TooLarge:
+        return False
+    return True
 
 
 def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, list[Op]]:

@@ -8,13 +8,14 @@ for one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import BaseMessage
+from langchain_core.messages.utils import count_tokens_approximately
 from langchain_core.outputs import LLMResult
 
 from perdure.database.handle import DatabaseHandle
@@ -31,6 +32,8 @@ CALLER: ContextVar[str] = ContextVar("perdure_limits_user", default="")
 """User of the current run, who takes turns with others."""
 
 Emit = Callable[..., object]
+Prompt = Sequence[BaseMessage | str]
+"""What a model is asked: messages, or texts."""
 _AGAIN_S = 0.05
 """Seconds after which a run goes on with a cheaper model."""
 
@@ -63,6 +66,15 @@ class Subject(NamedTuple):
         """Return the key of a limit for a call of a model or tool, or a run."""
         values = {"user": self.user, "graph": self.graph, "assistant": self.assistant, limit.of: name}
         return {by: values[by] for by in limit.by}
+
+
+class _LimitedCall(NamedTuple):
+    """A call under way: its turn, the model or tool, and the tokens of its prompt as far as they can be told
+    before its end."""
+
+    turn: CallTurn
+    name: str
+    prompt: int
 
 
 LimitKeys = list[tuple[str, Mapping[str, str], str]]
@@ -114,7 +126,7 @@ class CallLimits:
     ) -> None:
         self._limiter, self._limits, self._prices = limiter, limits, prices
         self._subject, self._emit = subject, emit
-        self._turns: dict[UUID, tuple[CallTurn, str]] = {}
+        self._calls: dict[UUID, _LimitedCall] = {}
         self._parents: dict[UUID, UUID] = {}
         self.follows_chains = any(limit.concurrency is not None for limit in limits.values())
         self._is_cheaper = False
@@ -122,10 +134,10 @@ class CallLimits:
         self.handlers = (_InThread(self), _InLoop(self))
 
     def close(self) -> None:
-        """Give back the turns of calls whose ends were not reported."""
-        while self._turns:
-            _, (turn, _) = self._turns.popitem()
-            self._end(turn)
+        """Give back the turns of calls whose ends were not reported: they were cut off."""
+        while self._calls:
+            _, call = self._calls.popitem()
+            self._end(call.turn, None, self._cost_of_cut_call(call, None))
         self._parents.clear()
 
     def note_parent(self, run_id: UUID, parent: UUID | None) -> None:
@@ -137,12 +149,14 @@ class CallLimits:
         """Forget what ``note_parent`` noted, at the end."""
         self._parents.pop(run_id, None)
 
-    def _turn(self, run_id: UUID, of: Target, name: str) -> CallTurn | None:
-        keys = [] if run_id in self._turns else keys_of(self._limits, of, name, self._subject)
+    def _turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
+        keys = [] if run_id in self._calls else keys_of(self._limits, of, name, self._subject)
         if not keys:
             return None
         turn = CallTurn(keys, within=self._around(run_id))
-        self._turns[run_id] = turn, name
+        has_budget = any(self._limits[each].budget is not None for each in turn.limits)
+        tokens = count_tokens_approximately(prompt) if has_budget else 0
+        self._calls[run_id] = _LimitedCall(turn, name, tokens)
         return turn
 
     def _around(self, run_id: UUID) -> list[CallTurn]:
@@ -150,20 +164,22 @@ class CallLimits:
         around: list[CallTurn] = []
         parent = self._parents.get(run_id)
         while parent is not None:
-            if (found := self._turns.get(parent)) is not None:
-                around.append(found[0])
+            if (found := self._calls.get(parent)) is not None:
+                around.append(found.turn)
             parent = self._parents.get(parent)
         return around
 
     def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
-        found = self._turns.get(run_id)
-        return 0.0 if found is None else found[0].wait_s
+        found = self._calls.get(run_id)
+        return 0.0 if found is None else found.turn.wait_s
 
-    async def begin(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
+    async def begin(
+        self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
+    ) -> None:
         """Wait for the turn of a call, made within another call or chain; raises as ``Limiter.acquire``."""
         self.note_parent(run_id, parent)
-        if (turn := self._turn(run_id, of, name)) is None:
+        if (turn := self._turn(run_id, of, name, prompt)) is None:
             return
         try:
             await self._limiter.acquire(turn, self._subject.tenant)
@@ -172,10 +188,12 @@ class CallLimits:
             raise self._at_end(error) from None
         self._note(turn)
 
-    def begin_blocking(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
+    def begin_blocking(
+        self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
+    ) -> None:
         """Wait as ``begin`` does, in a thread."""
         self.note_parent(run_id, parent)
-        if (turn := self._turn(run_id, of, name)) is None:
+        if (turn := self._turn(run_id, of, name, prompt)) is None:
             return
         try:
             self._limiter.acquire_blocking(turn, self._subject.tenant)
@@ -212,7 +230,7 @@ class CallLimits:
         return None
 
     def _forget_call(self, run_id: UUID, error: BaseException) -> None:
-        self._turns.pop(run_id, None)
+        self._calls.pop(run_id, None)
         self._parents.pop(run_id, None)
         if isinstance(error, LimitReached):
             self._emit("limit.refused", limit=error.limit)
@@ -224,27 +242,49 @@ class CallLimits:
         self._limiter.end(turn, tokens, cost)
         self._emit("limit.ended", limit=",".join(turn.limits))
 
-    def end(self, run_id: UUID, response: LLMResult | None = None) -> None:
-        """Give back the turn of a call, with what it took of tokens and money."""
+    def end(
+        self, run_id: UUID, response: LLMResult | None = None, error: BaseException | None = None
+    ) -> None:
+        """Give back the turn of a call, with what it took of tokens and money.
+
+        Args:
+            run_id: The call.
+            response: Its response, with an error what came of it before.
+            error: The error with which it ended.
+        """
         self._parents.pop(run_id, None)
-        found = self._turns.pop(run_id, None)
+        found = self._calls.pop(run_id, None)
         if found is None:
             return
-        turn, name = found
-        if response is None:
-            self._end(turn)
-            return
-        calls = _calls(response)
-        tokens = sum(call.input + call.output for call in calls)
+        calls = [] if response is None else _calls(response)
+        tokens = sum(call.input + call.output for call in calls) if calls else None
+        cost = round(self._cost(found, calls) * MONEY) if response is not None else None
+        if not calls and error is not None and not isinstance(error, Exception):
+            cost = self._cost_of_cut_call(found, response)
+        self._end(found.turn, tokens, cost)
+
+    def _cost(self, call: _LimitedCall, calls: list[ModelCall]) -> float:
         cost = 0.0
-        for call in calls:
+        for each in calls:
             # The name by which the model was called, or else the one that its provider gives.
-            price = self._prices.of(name) or self._prices.of(call.model)
+            price = self._prices.of(call.name) or self._prices.of(each.model)
             if price is not None:
-                cost += price.cost(call)
-            elif any(self._limits[each].budget is not None for each in turn.limits):
-                self._emit("limit.unpriced", model=name)
-        self._end(turn, tokens if calls else None, round(cost * MONEY))
+                cost += price.cost(each)
+            elif any(self._limits[limit].budget is not None for limit in call.turn.limits):
+                self._emit("limit.unpriced", model=call.name)
+        return cost
+
+    def _cost_of_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
+        """Return what a call counts for that was cancelled, or whose stream was left: its provider tells no
+        use of it, and has it paid. That is what was set aside for it, and at least its prompt and what came
+        of its answer."""
+        if not call.turn.is_under_way or not any(
+            self._limits[limit].budget is not None for limit in call.turn.limits
+        ):
+            return None
+        came = count_tokens_approximately(_messages_in(response)) if response is not None else 0
+        used = ModelCall(None, call.name, call.prompt, came)
+        return max(call.turn.set_aside, round(self._cost(call, [used]) * MONEY))
 
 
 def limits_of(held: HeldRun, database: DatabaseHandle, settings: Settings, emit: Emit) -> CallLimits | None:
@@ -260,16 +300,19 @@ def limits_of(held: HeldRun, database: DatabaseHandle, settings: Settings, emit:
     return CallLimits(limiter_of(database), limits, settings.prices, subject, emit)
 
 
-def _calls(response: LLMResult) -> list[ModelCall]:
-    messages = [
+def _messages_in(response: LLMResult) -> list[BaseMessage]:
+    return [
         message
         for generations in response.generations
         for generation in generations
         if isinstance(message := getattr(generation, "message", None), BaseMessage)
     ]
+
+
+def _calls(response: LLMResult) -> list[ModelCall]:
     return [
         call
-        for message in messages
+        for message in _messages_in(response)
         for call in calls_in(
             {
                 "usage_metadata": getattr(message, "usage_metadata", None),
@@ -320,7 +363,8 @@ class _InLoop(_CallHandler):
     ) -> None:
         """Wait for the turn of a chat model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"))
+        asked = messages[0] if messages else ()
+        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"), asked)
 
     async def on_llm_start(
         self,
@@ -333,7 +377,7 @@ class _InLoop(_CallHandler):
     ) -> None:
         """Wait for the turn of a text model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"))
+        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"), prompts)
 
     async def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
@@ -373,11 +417,11 @@ class _InThread(_CallHandler):
         """Forget a chain that failed."""
         self._limits.forget_parent(run_id)
 
-    def _begin(self, run_id: UUID, of: Target, name: str, parent: UUID | None) -> None:
+    def _begin(self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()) -> None:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            self._limits.begin_blocking(run_id, of, name, parent)
+            self._limits.begin_blocking(run_id, of, name, parent, prompt)
 
     def on_chat_model_start(
         self,
@@ -390,7 +434,8 @@ class _InThread(_CallHandler):
     ) -> None:
         """Wait for the turn of a chat model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        self._begin(run_id, "model", name, kwargs.get("parent_run_id"))
+        asked = messages[0] if messages else ()
+        self._begin(run_id, "model", name, kwargs.get("parent_run_id"), asked)
 
     def on_llm_start(
         self,
@@ -403,7 +448,7 @@ class _InThread(_CallHandler):
     ) -> None:
         """Wait for the turn of a text model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        self._begin(run_id, "model", name, kwargs.get("parent_run_id"))
+        self._begin(run_id, "model", name, kwargs.get("parent_run_id"), prompts)
 
     def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
@@ -416,8 +461,8 @@ class _InThread(_CallHandler):
         self._limits.end(run_id, response)
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """End a call that failed."""
-        self._limits.end(run_id)
+        """End a call that failed, or was cut off."""
+        self._limits.end(run_id, kwargs.get("response"), error)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call of a tool."""

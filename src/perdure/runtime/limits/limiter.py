@@ -69,6 +69,16 @@ class CallTurn:
         return sum(permit.waited for *_, permit in self._permits)
 
     @property
+    def is_under_way(self) -> bool:
+        """True from its turn until it is given back."""
+        return any(permit.is_given for *_, permit in self._permits)
+
+    @property
+    def set_aside(self) -> int:
+        """Money that was set aside for it, in millionths."""
+        return max((permit.money for *_, permit in self._permits), default=0)
+
+    @property
     def limits(self) -> list[str]:
         """Names of its limits."""
         return [name for name, *_ in self._permits]

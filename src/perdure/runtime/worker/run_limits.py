@@ -67,6 +67,11 @@ class RunLimits:
 
     # Submission
 
+    @property
+    def refuses(self) -> bool:
+        """True if a limit refuses runs that would have to wait."""
+        return any(limit.refuse for limit in self._limits.values())
+
     async def admit(self, partition: Partition, message: Message) -> CallTurn | None:
         """Return a turn of a message that is about to be stored, if it has limits that refuse runs.
 

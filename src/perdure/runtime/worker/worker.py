@@ -255,6 +255,8 @@ class Worker:
             context.queues.forget(partition)
             context.subscriptions.wake(partition)
             self.dispatch.soon((partition, IN))
+        for name in woken.unfit:
+            context.observers.event("signal.too_large", **where, signal=name)
         if woken.reminded:
             context.observers.event("question.reminded", **where, questions=woken.reminded)
             context.subscriptions.wake(partition)

@@ -17,6 +17,8 @@ from perdure.imports.sqlite import SqliteSource
 from perdure.model.records import KINDS, Partition
 from tests.engine.transfer.test_transfer import rows
 from tests.imports import parity, threads
+from tests.langgraph import graphs
+from tests.langgraph.graphs import STATES
 
 ADA = Partition("", "ada")
 
@@ -132,6 +134,27 @@ def test_an_unchanged_source_is_unchanged_after_a_prune_at_the_target(
     threads.go_on(db.checkpointer(), "ada", shape)
     db.checkpointer().prune(["ada"], keep_last=1)
     assert imported(tmp_path, db).state == "unchanged"
+
+
+@pytest.mark.parametrize("name", ["delta", "delta-often"])
+def test_a_branch_from_what_was_pruned_at_the_target_has_its_values(
+    name: str, tmp_path: Path, stock: SqliteSaver, db: perdure.SyncDatabase
+) -> None:
+    """A DeltaChannel of the branch is replayed from checkpoints that do not come again."""
+    graph = graphs.chain(stock, STATES[name])
+    for n in range(3):
+        graph.invoke({"said": [f"turn {n} " * 30]}, threads.config("ada"))
+    imported(tmp_path, db)
+    db.checkpointer().prune(["ada"], keep_last=1)
+    old = next(s.config for s in graph.get_state_history(threads.config("ada")) if s.metadata["step"] == 4)
+    graph.invoke({"said": ["on a branch"]}, old)
+    graph.update_state(old, {"said": ["edited"]}, "first")
+    assert imported(tmp_path, db).state == "extended"
+    here = graphs.chain(db.checkpointer(), STATES[name])
+    for found in here.get_state_history(threads.config("ada")):
+        assert found.values == graph.get_state(found.config).values
+    assert here.get_state(threads.config("ada")).values == graph.get_state(threads.config("ada")).values
+    assert db.fsck("ada") == []
 
 
 def test_a_run_that_was_taken_back_at_the_target_does_not_come_again(

@@ -90,3 +90,20 @@ async def _awaited(
     saver: BaseCheckpointSaver[Any], config: RunnableConfig | None, **options: Any
 ) -> list[Any]:
     return [_seen(item) async for item in saver.alist(config, **options)]
+
+
+@pytest.mark.parametrize("driver", ["memory", "sqlite"])
+def test_a_page_before_a_checkpoint_that_was_pruned_has_what_is_older(driver: str, tmp_path: Path) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        ids = [f"1f{n:04}" for n in range(9)]
+        for n, checkpoint_id in enumerate(ids):
+            put(saver, at(checkpoint_id=ids[n - 1] if n else None), checkpoint_id)
+        for name in ids[1], ids[3]:
+            db.tag("thread", name, name)
+        saver.prune(["thread"], keep_last=2)
+        for limit, wanted in ((None, [ids[3], ids[1]]), (1, [ids[3]]), (0, [])):
+            page = saver.list(at(), before=at(checkpoint_id=ids[5]), limit=limit)
+            assert [item.checkpoint["id"] for item in page] == wanted
+        named = saver.list(at(checkpoint_id=ids[3]), before=at(checkpoint_id=ids[2]))
+        assert list(named) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from perdure.engine.threads.thread_state import HeadView
 from perdure.engine.transfer.importing import CheckpointKey
@@ -105,6 +106,14 @@ class ThreadEncoder:
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
+
+    def value(self, namespace: str, value: Any) -> tuple[bytes, Mapping[bytes, bytes]]:
+        """Return the reference of a channel's value of a checkpoint that is not stored, and its chunks."""
+        encoding = self._make_encoding(namespace, None)
+        ref = encoding.write(value)
+        chunks = dict(encoding.chunks)
+        encoding.acknowledge()
+        return ref, chunks
 
     def _make_encoding(self, namespace: str, before: str | None) -> Encoding:
         basis = WriteBasis(self._generation, namespace, before, None, is_guarded=before is not None)

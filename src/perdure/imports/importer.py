@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Literal, TypeVar
 
@@ -24,9 +25,9 @@ from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavaila
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
 from perdure.imports.order import extent, find_missing, find_pruned, find_unfinished
-from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, WriteSlot
+from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, SourceWrite, WriteSlot
 from perdure.imports.verify import Differs
-from perdure.model.checkpoint import PendingWrite
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.model.write_records import by_record, plan_puts, put_over, record_key
@@ -218,9 +219,13 @@ class Importer:
         source, thread = self.source, plan.partition.thread
         batch = _Batch(self._db, arrival, self._options.report)
         stored = set(plan.found.checkpoints)
+        ancestors = _Ancestors(source, plan)
         for some in _split_into_chunks(plan.new, _READ):
             for checkpoint in source.checkpoints(thread, some):
                 record, chunks = encoder.checkpoint(checkpoint, stored)
+                if record.cut and record.deltas:
+                    record, more = ancestors.carry_over(record, encoder)
+                    chunks = {**chunks, **more}
                 stored.add((record.namespace, record.id))
                 batch.add(record.put(), chunks)
         writes = 0
@@ -297,6 +302,58 @@ class _Plan:
             if head is None or seq > there.get((namespace, head.checkpoint_id), 0):
                 chosen.add((namespace, name))
         return chosen
+
+
+class _Ancestors:
+    """The ancestors of new checkpoints at the source, of which some were pruned at the target."""
+
+    def __init__(self, source: Source, plan: _Plan) -> None:
+        self._source = source
+        self._plan = plan
+
+    @cached_property
+    def _entries(self) -> dict[CheckpointKey, CheckpointEntry]:
+        return {(e.namespace, e.id): e for e in self._plan.outline.checkpoints}
+
+    @cached_property
+    def _slots(self) -> dict[CheckpointKey, list[WriteSlot]]:
+        found: dict[CheckpointKey, list[WriteSlot]] = {}
+        for slot in self._plan.outline.writes:
+            found.setdefault((slot.namespace, slot.checkpoint_id), []).append(slot)
+        return found
+
+    def carry_over(
+        self, record: CheckpointRecord, encoder: ThreadEncoder
+    ) -> tuple[CheckpointRecord, Mapping[bytes, bytes]]:
+        """Return a checkpoint whose parent is not at the target with what its DeltaChannels are replayed from
+        there, and the chunks that this adds."""
+        thread, namespace = self._plan.partition.thread, record.namespace
+        writes: dict[str, list[CarriedWrite]] = {channel: [] for channel in record.deltas}
+        seeds: dict[str, bytes] = {}
+        chunks: dict[bytes, bytes] = {}
+        passed: set[str] = set()
+        at = self._entries.get((namespace, record.parent_id or ""))
+        while at is not None and at.id not in passed and len(seeds) < len(writes):
+            passed.add(at.id)
+            found = self._source.writes(thread, self._slots.get((namespace, at.id), []))
+            for write in sorted(found, key=_applied_as, reverse=True):
+                if write.channel in writes.keys() - seeds.keys():
+                    pending, more = encoder.write(write)
+                    writes[write.channel].append(CarriedWrite(pending.task_id, pending.ref))
+                    chunks.update(more)
+            for checkpoint in self._source.checkpoints(thread, [at]):
+                values = checkpoint.checkpoint["channel_values"]
+                for channel in values.keys() & (writes.keys() - seeds.keys()):
+                    seeds[channel], more = encoder.value(namespace, values[channel])
+                    chunks.update(more)
+            at = self._entries.get((namespace, at.parent_id or ""))
+        carried = {c: Carried(seeds.get(c), tuple(reversed(found))) for c, found in writes.items()}
+        return record._replace(carried=carried if passed else {}), chunks
+
+
+def _applied_as(write: SourceWrite) -> tuple[str, str, int]:
+    """Return the place of a write in the order in which a super-step applies them."""
+    return write.task_path, write.slot.task_id, write.slot.idx
 
 
 def _slots_to_read(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:

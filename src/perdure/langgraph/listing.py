@@ -52,6 +52,7 @@ class CheckpointListing:
     _namespaces: list[str] | None = None
     _started: bool = False
     _below: int | None = None
+    _below_id: str | None = None
     _ancestors: frozenset[str] | None = field(default=None)
 
     def next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
@@ -78,13 +79,14 @@ class CheckpointListing:
             )
         if not records:
             return self._leave()
-        self._below = records[-1].seq
+        self._below, partition = records[-1].seq, self.at.partition
         if self._ancestors is not None:
             records = yield from history.before_root(self.at.partition, records, self._ancestors)
         chosen = [
             r
             for r in records
-            if not self.filter or _matches(read_metadata(migration.serde, self.at.partition, r), self.filter)
+            if (self._below_id is None or r.id < self._below_id)
+            and (not self.filter or _matches(read_metadata(migration.serde, partition, r), self.filter))
         ]
         if self.remaining is not None:
             chosen = chosen[: self.remaining]
@@ -97,7 +99,7 @@ class CheckpointListing:
         """Go on to the next namespace."""
         rest = (self._namespaces or [])[1:]
         self._namespaces = rest
-        self._started, self._below, self._ancestors = False, None, None
+        self._started, self._below, self._below_id, self._ancestors = False, None, None, None
         self.done = not rest
         return []
 
@@ -112,7 +114,9 @@ class CheckpointListing:
             self._below = same.seq
             return True
         if namespace == ROOT:
-            return False
+            # It was pruned since the caller saw it: those that were made before it still come.
+            self._below_id = before
+            return True
         self._ancestors = yield from self._roots_before(before)
         return self._ancestors is not None
 
@@ -133,7 +137,8 @@ class CheckpointListing:
         return self._below is None or record.seq < self._below
 
     def _page_size(self) -> int:
-        if self.remaining is None or self.filter or self._ancestors is not None:
+        is_chosen_from = self.filter or self._ancestors is not None or self._below_id is not None
+        if self.remaining is None or is_chosen_from:
             return history.PAGE
         return min(self.remaining, history.PAGE)
 

@@ -146,7 +146,7 @@ class PerdureSaver(SaverPrograms):
                 for its newest id before the first is yielded, however small the limit: time linear in the
                 number of threads.
             filter: Metadata that have to be equal.
-            before: Start after this checkpoint; without a namespace, ids are compared.
+            before: Start after this checkpoint; without a namespace, or if it was pruned, ids are compared.
             limit: The most checkpoints to yield.
 
         Raises:

@@ -40,6 +40,16 @@ def test_a_value_comes_back_as_from_the_stock_serializer(value: Any) -> None:
     assert likeness(back(value)) == likeness(STOCK.loads_typed(STOCK.dumps_typed(value)))
 
 
+@pytest.mark.parametrize("limit", [0, 2, None])
+def test_a_deque_keeps_its_limit(limit: int | None) -> None:
+    """With the stock serializer it would grow without end after it was read; it reads what is stored here."""
+    value = {"last": [collections.deque([1, {"a": (2,)}][:limit], limit)]}
+    for found in (back(value), STOCK.loads_typed(("msgpack", OURS.pack(value)))):
+        (last,) = found["last"]
+        assert last == collections.deque([1, {"a": [2]}][:limit])
+        assert last.maxlen == limit
+
+
 class Pair(NamedTuple):
     left: int
     right: int

@@ -84,6 +84,8 @@ def _known_form(obj: Any) -> WireForm | None:
     """Return the form of an object of a type of the standard library."""
     if type(obj) is datetime:
         return WireForm(METHOD, obj.isoformat(), ("fromisoformat",))
+    if isinstance(obj, deque) and obj.maxlen is not None:
+        return WireForm(POSITIONAL, (tuple(obj), obj.maxlen))
     for kinds, code, argument in _BY_TYPE:
         if isinstance(obj, kinds):
             return WireForm(code, argument(obj))

@@ -28,6 +28,8 @@ def is_same(before: Any, after: Any) -> bool:
         return _is_same_dict(before.__dict__, after.__dict__)
     if kind is dict:
         return _is_same_dict(before, after)
+    if isinstance(before, deque) and before.maxlen != after.maxlen:
+        return False
     if isinstance(before, list | tuple | deque):
         return len(before) == len(after) and all(map(is_same, before, after))
     if dataclasses.is_dataclass(before):

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from langchain_core.messages import AIMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
 from starlette.requests import Request
+from starlette.testclient import TestClient
 
 import perdure
 from perdure import errors
@@ -289,3 +290,16 @@ async def test_a_body_that_cannot_be_read_is_refused_for_its_reason() -> None:
             answer = await http.post("/runs/wait", content=content, headers=a_json | headers)
             assert answer.status_code == status, answer.text
             assert not told or told in detail(answer)
+
+
+def test_a_path_with_another_method_names_all_that_it_has() -> None:
+    """Each method of a path may be a route of its own."""
+    with TestClient(create_app()) as client:
+        for method, path, allowed in (
+            ("PUT", "/threads/t", "DELETE, GET, PATCH"),
+            ("PATCH", "/store/items", "DELETE, GET, PUT"),
+            ("PUT", "/threads/a%2Fb/runs/r", "DELETE, GET"),
+            ("POST", "/ok", "GET, HEAD"),
+        ):
+            answer = client.request(method, path)
+            assert (answer.status_code, answer.headers["Allow"]) == (405, allowed), path

@@ -157,3 +157,29 @@ async def test_a_page_beyond_all_numbers_is_refused_as_such(near: str) -> None:
             answer = await http.get(f"/threads/t/runs?offset={offset}")
             assert answer.status_code == 422, answer.text
             assert detail(answer).startswith("offset: ")
+
+
+@run
+async def test_a_list_in_the_query_that_is_no_list_is_refused(near: str) -> None:
+    async with serving(near) as server:
+        client, http = await server.client(), await server.http()
+        await client.threads.create(thread_id="t")
+        await client.runs.wait("t", "aware", input=said("x"))
+        for text in ("[", "[" * 20_000, "[1,", "[" + "9" * 5000 + "]"):
+            answer = await http.get("/threads/t/runs", params={"select": text})
+            assert answer.status_code == 422, (text[:9], answer.text)
+
+
+@run
+async def test_a_checkpoint_among_the_configurable_values_is_text_that_can_be_stored(near: str) -> None:
+    async with serving(near) as server:
+        client, http = await server.client(), await server.http()
+        await client.threads.create(thread_id="t")
+        for ref in ("\\ud800", "a\\ude00"):
+            config = f'{{"configurable": {{"checkpoint_id": "{ref}"}}}}'
+            body = f'{{"assistant_id": "aware", "input": {{}}, "config": {config}}}'
+            kind = {"Content-Type": "application/json"}
+            answer = await http.post("/threads/t/runs", content=body.encode(), headers=kind)
+            assert answer.status_code == 422, answer.text
+            assert "checkpoint_id" in detail(answer)
+        assert await client.runs.list("t") == []

@@ -18,9 +18,11 @@ from langgraph_sdk import Auth
 from langgraph_sdk.auth import types
 
 from perdure.server.auth.handlers import Handlers
+from perdure.server.config import Http
 from perdure.server.runs.outbound_policy import OutboundPolicy
 from tests.server.acceptance.saying import said
 from tests.server.acceptance.serving import eventually
+from tests.server.graphs import graphs as fails
 from tests.server.hosting import Served, graphs, known, run, serving
 
 SAYS = said("hello")
@@ -259,3 +261,23 @@ async def test_a_thread_has_the_metadata_of_the_run_that_creates_it(url: str, wa
         later = {"assistant_id": "tells", "input": SAYS, "metadata": {"topic": "milk"}}
         (await http.post(f"/threads/{made['thread_id']}/runs/wait", json=later)).raise_for_status()
         assert (await http.get(f"/threads/{made['thread_id']}")).json()["metadata"] == thread["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("action", "right"), [("rerun", "threads.create_run"), ("discard", "threads.delete")]
+)
+@run
+async def test_the_inspector_needs_the_right_that_the_route_needs(url: str, action: str, right: str) -> None:
+    """To run a failed run again creates one, and to discard one deletes it."""
+    of, http_of = {"boom": fails()["boom"]}, Http(inspector=True)
+    async with serving(url, gate=except_for(right), of=of, http=http_of) as server:
+        client = await server.client("owner")
+        thread_id = (await client.threads.create())["thread_id"]
+        await client.runs.wait(thread_id, "boom", input=SAYS, raise_error=False)
+        (failed,) = await client.runs.list(thread_id)
+        path, body = f"/inspect/api/actions/{action}", {"id": thread_id, "run_id": failed["run_id"]}
+        refused = await (await server.http("reader")).post(path, json=body)
+        assert refused.status_code == 403, refused.text
+        assert [one["run_id"] for one in await client.runs.list(thread_id)] == [failed["run_id"]]
+        done = await (await server.http("owner")).post(path, json=body)
+        assert done.status_code == 200, done.text

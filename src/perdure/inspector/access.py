@@ -137,8 +137,9 @@ class Access(Protocol):
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
         ...
 
-    async def act(self, permission: str, thread_id: str) -> ThreadRow:
-        """Return a thread on which the viewer may act; raise if not."""
+    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+        """Return a thread on which the viewer may act; raise if not. ``right`` is a right to the thread that
+        the action needs besides that of the permission."""
         ...
 
 
@@ -279,7 +280,7 @@ class LocalAccess:
             raise NotFound(f"there is no thread {thread_id!r}")
         return row
 
-    async def act(self, permission: str, thread_id: str) -> ThreadRow:
+    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         if permission not in await self.permissions():
             raise NotAllowed(not_granted(permission))
         return await self.thread(thread_id)

@@ -144,11 +144,13 @@ async def _export(deed: Deed) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action with its permission, and the names that its audit entry keeps."""
+    """An action with its permission, the names that its audit entry keeps, and the right to the thread that
+    it needs on a server besides that of its permission."""
 
     permission: str
     do: Callable[[Deed], Awaitable[dict[str, Any]]]
     kept: tuple[str, ...] = ()
+    right: str = ""
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -159,8 +161,8 @@ ACTIONS: Mapping[str, Action] = {
     "answer": Action("answer", _answer, ("interrupt_id",)),
     "cancel": Action("cancel", _cancel, ("run_id", "rollback")),
     "retry": Action("retry", _retry, ("reply",)),
-    "rerun": Action("retry", _rerun, ("run_id",)),
-    "discard": Action("retry", _discard, ("run_id",)),
+    "rerun": Action("retry", _rerun, ("run_id",), "create_run"),
+    "discard": Action("retry", _discard, ("run_id",), "delete"),
     "delete": Action("delete", _delete),
     "export": Action("export", _export),
 }
@@ -184,7 +186,7 @@ async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
     if name not in ACTIONS:
         raise NotFound(f"the inspector has no action {name!r}")
     action = ACTIONS[name]
-    row = await access.act(action.permission, _text(given, "id"))
+    row = await access.act(action.permission, _text(given, "id"), action.right)
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")

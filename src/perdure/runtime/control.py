@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from perdure.engine.queue import inbox, outbox, runs, scheduled, waits
 from perdure.engine.retention import queue_retention, thread_removal
 from perdure.model.records import Partition
@@ -37,11 +39,12 @@ class Control:
         if not self._worker.runner.leases.message_waits(partition):
             self._context.notifications.notify_due(partition)
 
-    async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
-        """Withdraw a message that still waits. Return True if it did."""
+    async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool, most: int = 1) -> bool:
+        """Withdraw a message that still waits, with those that wait to be one run of ``most`` messages with
+        it. Return True if it did."""
         how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
-        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now))
+        withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now, most))
         if not withdrawn:
             postponed = scheduled.withdraw(partition, run_id, how, now, self._database.draw_version())
             withdrawn = await self._database.arun(postponed)
@@ -56,7 +59,8 @@ class Control:
 
     async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
         """End a run that waits or is open. Return True if there was one."""
-        for end in (self.withdraw, self.stop, self.withdraw):
+        withdraw = partial(self.withdraw, most=self._context.settings.max_batch)
+        for end in (withdraw, self.stop, withdraw):
             # Meanwhile an open run may be put off until its next attempt, and a waiting one may begin.
             if await end(partition, run_id, rollback=rollback):
                 return True

@@ -261,7 +261,8 @@ class TenantRuntime:
 
         If that step is the thread's latest, the graph goes on from it without input. If nothing of the run is
         stored, as after a rollback, its messages are accepted again; an answer is given again. The record of
-        the failure stays. Requested twice, it is repeated once, with the same ticket.
+        the failure stays. Requested twice, it is repeated once, with the same ticket, unless the repetition
+        was cancelled in between.
 
         Raises:
             NotFound: There is no such run, or its messages were removed.
@@ -432,6 +433,11 @@ class TenantRuntime:
     async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
         return await self._database.arun(scheduled.list_postponed(self._partition(thread_id), limit))
+
+    async def postponed_threads(self) -> Sequence[str]:
+        """Return the threads that have messages whose time comes later."""
+        found = await self._database.arun(scheduled.find_threads(self._tenant))
+        return [partition.thread for partition in found]
 
     async def runs(self, thread_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[Run]:
         """Return the newest runs of a thread, newest first; those whose first message is below the number

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
 from traceback import walk_tb
 from typing import Any
 
@@ -12,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute, Match, Route
 
 from perdure.errors import (
     Conflict,
@@ -216,7 +219,30 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         return error_response(400, "The body is not UTF-8; send JSON in UTF-8.")
     if isinstance(error.__cause__, RecursionError):
         return error_response(400, "The JSON of the body is nested too deeply to be read.")
-    return error_response(error.status_code, str(error.detail), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # Another application's 405 has the header that it set.
+        headers["Allow"] = ", ".join(sorted(_find_methods(request))) or headers.get("Allow", "")
+    return error_response(error.status_code, str(error.detail), headers)
+
+
+def _find_methods(request: Request) -> set[str]:
+    """Return the methods of all routes of a path; the framework names those of the first one only."""
+    return {
+        method
+        for route in _flatten(request.app.routes)
+        if route.matches(request.scope)[0] is Match.PARTIAL
+        for method in route.methods or ()
+    }
+
+
+def _flatten(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    """Yield routes, and those of the routers among them."""
+    for route in routes:
+        if (router := getattr(route, "original_router", None)) is not None:
+            yield from _flatten(router.routes)
+        elif isinstance(route, Route):
+            yield route
 
 
 async def _refuse_surrogate(_: Request, __: Exception) -> JSONResponse:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
 
@@ -136,11 +137,33 @@ IDS_MAX = 1000
 """Maximum number of ids in a request, so that the work of one request is bounded."""
 NAMES_MAX = 100
 """Maximum number of names, labels or conditions in a request."""
+_PATH_MAX = 1000
+"""Maximum length of a path to a value, which is followed in each thread of a page."""
 
 
 Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
 Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_mapping)]
+
+
+def _check_lists(value: dict[str, Any]) -> dict[str, Any]:
+    left: list[Any] = [value]
+    while left:
+        held = left.pop()
+        if isinstance(held, list) and len(held) > NAMES_MAX:
+            raise ValueError(
+                f"a list in it has {len(held)} entries, and a condition at most {NAMES_MAX} in each"
+            )
+        left += [part for part in _parts(held) if isinstance(part, dict | list)]
+    return value
+
+
+def _parts(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
+
+
+Contents = Annotated[Conditions, AfterValidator(_check_lists)]
+"""What the JSON data of an object has to contain: each entry of a list is compared with those of another."""
 Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 
@@ -267,8 +290,8 @@ class ThreadPatch(Body):
 class ThreadSearch(Body):
     """Conditions, order and page of a search for threads."""
 
-    metadata: Conditions = Field(default_factory=dict)
-    values: Conditions = Field(default_factory=dict)
+    metadata: Contents = Field(default_factory=dict)
+    values: Contents = Field(default_factory=dict)
     ids: Ids | None = None
     status: Literal["idle", "busy", "interrupted", "error"] | None = None
     limit: Page = 10
@@ -276,7 +299,9 @@ class ThreadSearch(Body):
     sort_by: Literal["thread_id", "status", "created_at", "updated_at", "state_updated_at"] | None = None
     sort_order: Literal["asc", "desc"] | None = None
     select: Names | None = None
-    extract: Annotated[dict[str, str] | None, Field(max_length=10)] = None
+    extract: Annotated[
+        dict[str, Annotated[str, Field(max_length=_PATH_MAX)]] | None, Field(max_length=10)
+    ] = None
 
 
 class StateUpdate(Body):
@@ -309,6 +334,6 @@ class History(Body):
 
     limit: Page = 10
     before: str | dict[str, Any] | None = None
-    metadata: Conditions = Field(default_factory=dict)
+    metadata: Contents = Field(default_factory=dict)
     checkpoint: Ref | None = None
     select: Names | None = None

@@ -274,3 +274,42 @@ def test_wherever_a_removal_ends_no_copy_outlives_its_thread(by: str, talk: Talk
     for at in range(requests):
         _, is_there, has_copy = go(left(at))
         assert is_there or not has_copy, at
+
+
+CONTAINED: tuple[tuple[list[Any], list[Any], bool], ...] = (
+    ([1, "a", None, True], ["a", 1.0, None, True], True),
+    ([1], [True], False),
+    ([True], [1], False),
+    ([0.0], [False], False),
+    (["1"], [1], False),
+    ([{"a": 1, "b": 2}, [1, 2]], [{"a": 1.0}, [2]], True),
+    ([{"a": 1}, {"b": 2}], [{"a": 1, "b": 2}], False),
+    ([[1], [2]], [[1, 2]], False),
+    ([{"a": [1, {"b": None}]}], [{"a": [{"b": None}]}], True),
+    ([], [], True),
+    ([1], [], True),
+    ([], [1], False),
+)
+
+
+@pytest.mark.parametrize(("whole", "part", "is_in"), CONTAINED)
+def test_a_list_contains_each_entry_of_another(whole: list[Any], part: list[Any], is_in: bool) -> None:
+    assert contains(whole, part) is is_in
+    assert contains({"a": whole}, {"a": part}) is is_in
+
+
+def test_plain_entries_are_looked_up_and_not_compared_with_each_other() -> None:
+    """So the time for two lists is the sum of their lengths, not the product."""
+
+    class Counted(int):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    whole = [Counted(n) for n in range(2000)]
+    assert contains(whole, [1999] * 2000)
+    assert Counted.compared < 10_000

@@ -374,10 +374,18 @@ def _never_begun(message: Message, epoch: int, at: int) -> Run:
     return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, at, at, note)
 
 
-def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Program[bool]:
+def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: int = 1) -> Program[bool]:
     """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
 
     The thread's question is open again, unless another message waits.
+
+    Args:
+        partition: the thread.
+        message_id: the message.
+        how: treatment of what its run would have stored.
+        now: current time in microseconds.
+        most: most messages in a run: those that wait to be one run with the message, under its id, are
+            withdrawn with it.
     """
 
     def load() -> Program[tuple[Lane, tuple[Message, ...]] | None]:
@@ -395,19 +403,32 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int) -> Prog
             return False
         if message.is_withdrawn:
             return True
-        message = message.withdraw(how)
+        taken = {each.seq: each.withdraw(how) for each in _run_of(pending, message, most)}
         over: list[Op] = []
-        if all(each.is_withdrawn for each in pending if each.seq != message.seq):
-            lane, over = _over(lane, [message if each.seq == message.seq else each for each in pending], now)
+        left = [taken.get(each.seq, each) for each in pending]
+        if all(each.is_withdrawn for each in left):
+            if len(taken) + len(left) <= _ALONE_MAX:
+                lane, over = _over(lane, left, now)
             if lane.pending:
                 # No message is left to wait for more.
                 lane = lane._replace(ready_at=now)
-        # The inbox is stored again, so that a claim based on the old message is refused.
-        ops = (lane.put(0), message.put(Expect.PRESENT), *over)
+        # The inbox is stored again, so that a claim based on the old messages is refused.
+        ops = (lane.put(0), *(each.put(Expect.PRESENT) for each in taken.values()), *over)
         outcome = yield from ask(Commit(partition, ops))
         return True if isinstance(outcome, Committed) else None
 
     return (yield from retry_attempt(partition, None, load, attempt))
+
+
+def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence[Message]:
+    """Return the messages that wait to be one run under the id of a message, which has to begin it."""
+    waiting = list(pending)
+    while message.mode == "coalesce" and waiting:
+        taken = batch(waiting, most)
+        if taken[0].seq == message.seq:
+            return taken
+        waiting = waiting[len(taken) :]
+    return [message]
 
 
 def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:

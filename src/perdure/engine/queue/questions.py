@@ -22,7 +22,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import Facts, Left, QuestionState, question_state
-from perdure.model.runs.messages import ANSWERS, WAITING, Message, Run
+from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
@@ -243,7 +243,8 @@ def refuse_leaving(
     Raises:
         Conflict: it has one.
     """
-    if not leaves_question(message.payload):
+    if not leaves_question(message.payload) or START in message.options:
+        # What another checkpoint asks is known when the run has loaded it.
         return ()
     question, unchanged = yield from look(partition, lane, read_asked)
     if question is not None and question.interrupts:

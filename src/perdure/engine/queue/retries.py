@@ -9,7 +9,7 @@ from typing import NamedTuple
 from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
-from perdure.engine.queue.inbox import Accepted, find_accepted
+from perdure.engine.queue.inbox import Accepted, find_accepted, look
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
@@ -18,12 +18,21 @@ from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, 
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.lifecycle import may_retry
-from perdure.model.runs.messages import ANSWERS, RETRY_OF, Message, Run, dedupe_digest, dedupe_put
+from perdure.model.runs.messages import (
+    ANSWERS,
+    INTERRUPTED,
+    RETRY_OF,
+    ROLLED_BACK,
+    START,
+    Message,
+    Run,
+    dedupe_digest,
+    dedupe_put,
+)
 from perdure.model.runs.payloads import INPUT
 from perdure.model.runs.queue import IN, Debounce, Lane
 
-_OF_ITS_START = ("checkpoint_id",)
-"""Options that say where a run begins."""
+_STOPPED = (INTERRUPTED, ROLLED_BACK)
 
 
 def repetition_key(run_id: str) -> bytes:
@@ -37,8 +46,8 @@ class Retry:
 
     If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
     is stored, as after a rollback, its messages are accepted again, as new ones. An answer that it failed
-    behind is given again. However often it is requested, there is one repetition of a run; that one may be
-    run again, too.
+    behind is given again. However often it is requested, there is one repetition of a run, unless that was
+    cancelled; one that failed may be run again, too.
 
     Attributes:
         run_id: the failed run.
@@ -92,6 +101,11 @@ class Retry:
             )
         run = read_one(self.partition, Run.read, runs[0])
         before = (yield from find_accepted(self.partition, self._key, keys[0])) if keys else None
+        stopped: Message | None = None
+        if before is not None:
+            standing = yield from look(self.partition, before.seq)
+            if standing.is_over and (standing.run is None or standing.run.state in _STOPPED):
+                before, stopped = None, standing.message
         checkpoint: tuple[Record, ...] = ()
         if heads:
             key = ROOT, heads[0].fields["checkpoint_id"]
@@ -108,6 +122,7 @@ class Retry:
             heads[0] if heads else None,
             bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id,
             before,
+            stopped,
         )
 
     def _attempt(self, seen: _Seen) -> Program[Accepted | None]:
@@ -142,7 +157,11 @@ class Retry:
             replace(message, seq=first + n, accepted_at=self.now, dedupe=b"" if n else self._key)
             for n, message in enumerate(messages)
         ]
-        ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first), *checks]
+        expect = Expect.ABSENT if seen.stopped is None else Expect.ANY
+        ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first, expect), *checks]
+        if seen.stopped is not None:
+            # The key is removed with the message that has it.
+            ops.append(replace(seen.stopped, dedupe=b"").put(Expect.PRESENT))
         ops += [message.put() for message in stored]
         if not isinstance((yield from ask(Commit(self.partition, tuple(ops)))), Committed):
             return None
@@ -163,7 +182,7 @@ class Retry:
                     f"{run.id!r} "
                     "would go on from the thread's latest step; wait for them, or cancel them"
                 )
-            for name in (*_OF_ITS_START, ANSWERS):
+            for name in (START, ANSWERS):
                 options.pop(name, None)
             going_on = Message(self.new_id(), {INPUT: None}, run.graph, run.channel, "enqueue", options)
             return [going_on], (unmoved,)
@@ -200,3 +219,5 @@ class _Seen(NamedTuple):
     is_last: bool
     """True if the thread's latest checkpoint is the run's."""
     before: Accepted | None
+    stopped: Message | None
+    """The first message of a repetition that was cancelled: a further request makes another."""

@@ -10,7 +10,7 @@ from perdure.engine.queue.inbox import Accepted, find_accepted, read_postponed, 
 from perdure.engine.queue.preconditions import Precondition, check_precondition
 from perdure.engine.transact import Budget, retry_attempt
 from perdure.errors import QueueFull
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, FindDue, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DEDUPE, DOCUMENT, LANE, Partition, Record
 from perdure.model.runs.messages import Message, dedupe_put, encode
@@ -19,6 +19,9 @@ from perdure.model.runs.queue import IN, LATER, Debounce, Lane, Stop
 UNREADABLE = "later unreadable"
 """Collection of postponed messages that were due and could not be read."""
 
+_FOUND = 1000
+_NEVER = (1 << 53) - 1
+"""A time that is always to come, more than two centuries after 1970; every database stores it exactly."""
 _PAGE = 16
 _OPS_A_MESSAGE = 3
 
@@ -157,6 +160,22 @@ def list_postponed(partition: Partition, limit: int) -> Program[tuple[Message, .
     """Read the postponed messages of a thread that can be read, the earliest due first."""
     (found,) = yield from ask(Fetch(partition, (Range(DOCUMENT, (LATER,), by="updated_at", limit=limit),)))
     return tuple(message for message in map(readable, found) if message is not None)
+
+
+def find_threads(tenant: str) -> Program[list[Partition]]:
+    """Return the threads of a tenant that have postponed messages, by the time of their first one."""
+    found: dict[Partition, None] = {}
+    since: int | None = None
+    limit = _FOUND
+    while True:
+        page = yield from ask(FindDue(tenant, until=_NEVER, since=since, limit=limit))
+        lanes = [(hit.partition, hit.record) for hit in page if hit.record is not None]
+        found |= dict.fromkeys(partition for partition, record in lanes if record.key == (LATER,))
+        if len(page) < limit:
+            return list(found)
+        last: int = lanes[-1][1].fields["due_at"]
+        # The next page begins with the time at which this one ends.
+        since, limit = last, limit * 4 if last == since else _FOUND
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: int) -> Program[bool]:

@@ -32,6 +32,9 @@ interrupt. A ``withdrawn`` one becomes a finished run."""
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
 
+START = "checkpoint_id"
+"""Option of a message with the checkpoint from which its run starts, if not the thread's latest."""
+
 RETRY_OF = "retry_of"
 """Option of a message that repeats a failed run, with the id of that run."""
 

@@ -27,7 +27,7 @@ from perdure.langgraph.loop_state import with_lease
 from perdure.langgraph.reading.open_interrupts import interrupt_id
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
-from perdure.model.runs.messages import ANSWERS
+from perdure.model.runs.messages import ANSWERS, START
 from perdure.model.write_records import NULL_TASK, RESUME
 
 _ID_DIGITS = 32
@@ -125,6 +125,8 @@ async def _of_pause(
 
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
+    if (start := held.messages[0].options.get(START)) is not None:
+        config = {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
     with keep_for_next_load():
         state = await aread_state(graph, config)
     if state.interrupts:

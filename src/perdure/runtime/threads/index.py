@@ -10,6 +10,7 @@ copy follows, and for good if the process ends in between, the thread counts as 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from perdure.runtime.threads.rows import ThreadRow
 _COLLECTION = LISTED[0]
 _FIRST_BATCH, _BATCH = 32, 500
 _GROWTH = 4
+_TURN_S = 0.005
+"""Seconds for which metadata are compared before others have a turn of the event loop."""
 
 Sees = Callable[[Mapping[str, Any]], bool]
 """Predicate over a thread's metadata."""
@@ -122,7 +125,7 @@ class ThreadIndex:
         def is_asked_for(row: ThreadRow) -> bool:
             return status in (None, row.status) and matches(row.metadata)
 
-        order = order or Order()
+        order, loop = order or Order(), asyncio.get_running_loop()
         if ids is not None:
             named = [
                 SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
@@ -142,11 +145,15 @@ class ThreadIndex:
             wanted = batch
             if needs_metadata:
                 entries = await self._entries(batch)
-                wanted = [
-                    place
-                    for place in batch
-                    if (entry := entries.get(place.partition.thread)) is None or matches(entry["metadata"])
-                ]
+                wanted = []
+                turn = loop.time()
+                for place in batch:
+                    entry = entries.get(place.partition.thread)
+                    if entry is None or matches(entry["metadata"]):
+                        wanted.append(place)
+                    if loop.time() - turn > _TURN_S:
+                        await asyncio.sleep(0)
+                        turn = loop.time()
             async for row in self._rows(wanted):
                 if not is_asked_for(row):
                     continue
@@ -219,9 +226,25 @@ def contains(whole: Any, part: Any) -> bool:
         case Mapping(), Mapping():
             return all(key in whole and contains(whole[key], wanted) for key, wanted in part.items())
         case list(), list():
-            return all(any(contains(held, wanted) for held in whole) for wanted in part)
+            return _contains_each(whole, part)
         case _:
             return (type(whole) is type(part) and bool(whole == part)) or _same_number(whole, part)
+
+
+def _contains_each(whole: list[Any], part: list[Any]) -> bool:
+    """Return True if a list contains each entry of another: plain ones are looked up, and lists and mappings
+    compared with each of their kind."""
+    values = {(type(held) is bool, held) for held in whole if isinstance(held, _PLAIN)}
+    others = [held for held in whole if not isinstance(held, _PLAIN)]
+    return all(
+        (type(wanted) is bool, wanted) in values
+        if isinstance(wanted, _PLAIN)
+        else any(contains(held, wanted) for held in others)
+        for wanted in part
+    )
+
+
+_PLAIN = (str, int, float, bool, type(None))
 
 
 def _same_number(a: Any, b: Any) -> bool:

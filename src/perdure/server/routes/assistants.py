@@ -23,7 +23,7 @@ from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import config_without_claims, with_verified
 from perdure.server.openapi import new_router
-from perdure.server.requests import Body, Conditions, Config, Mapped, Names, Offset, Page
+from perdure.server.requests import Body, Config, Contents, Mapped, Names, Offset, Page
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute, Namespace
 from perdure.server.responses import Json
 
@@ -59,7 +59,7 @@ class _Patch(Body):
 class _Asked(Body):
     """Conditions of a search; ``name`` is a part of an assistant's name, in any case of letters."""
 
-    metadata: Conditions = Field(default_factory=dict)
+    metadata: Contents = Field(default_factory=dict)
     graph_id: str | None = None
     name: str | None = None
 
@@ -76,7 +76,7 @@ class _Search(_Asked):
 
 
 class _Versions(Body):
-    metadata: Mapped = Field(default_factory=dict)
+    metadata: Contents = Field(default_factory=dict)
     limit: Page = 10
     offset: Offset = 0
 

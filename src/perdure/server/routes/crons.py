@@ -23,8 +23,8 @@ from perdure.server.openapi import new_router
 from perdure.server.requests import (
     Body,
     Breakpoints,
-    Conditions,
     Config,
+    Contents,
     Mapped,
     Modes,
     Names,
@@ -112,7 +112,7 @@ class _Asked(Body):
     assistant_id: str | None = None
     thread_id: str | None = None
     enabled: bool | None = None
-    metadata: Conditions = Field(default_factory=dict)
+    metadata: Contents = Field(default_factory=dict)
 
 
 A = TypeVar("A", bound=_Asked)

@@ -105,10 +105,11 @@ class ServerAccess:
     async def thread(self, thread_id: str) -> ThreadRow:
         return await self._caller.thread(thread_id_of(thread_id), "read")
 
-    async def act(self, permission: str, thread_id: str) -> ThreadRow:
+    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         await self.thread(thread_id)
         try:
-            return await self._caller.thread(thread_id, _NEEDS[permission])
+            row = await self._caller.thread(thread_id, _NEEDS[permission])
+            return await self._caller.thread(thread_id, right) if right else row
         except Refusal as refused:
             if refused.status != HTTPStatus.FORBIDDEN:
                 raise

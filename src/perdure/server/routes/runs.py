@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
@@ -21,7 +21,7 @@ from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence
 from perdure.server.openapi import new_router
-from perdure.server.requests import RUN_MODES, Body, Conditions, Ids, NewRun, Page
+from perdure.server.requests import RUN_MODES, Body, Contents, Ids, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
@@ -52,7 +52,7 @@ class _RetryMany(Body):
     context_id: str | None = None
     run_ids: Ids = Field(default_factory=list[str])
     status: Literal["error"] | None = None
-    metadata: Conditions = Field(default_factory=dict[str, Any])
+    metadata: Contents = Field(default_factory=dict[str, Any])
     limit: int = Field(default=100, ge=1, le=1000)
 
 
@@ -97,10 +97,7 @@ async def create_batch(
     ]
     for one in asked:
         require_storable(one)
-    made = [
-        await _respond(caller, thread_id, new, await accept(caller, one))
-        for thread_id, new, one in zip(threads, runs, asked, strict=True)
-    ]
+    made = [await _respond(caller, await accept(caller, one)) for one in asked]
     return Json([json.loads(bytes(one.body)) for one in made])
 
 
@@ -113,16 +110,16 @@ def _find_thread(request: Request, new: NewRun) -> str | None:
 
 async def _create(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
-    return await _respond(caller, thread_id, new, accepted)
+    return await _respond(caller, accepted)
 
 
-async def _respond(caller: Caller, thread_id: str | None, new: NewRun, accepted: AcceptedRun) -> Json:
-    """Return a run that was accepted; one without a ``thread_id`` has a thread that is removed after it."""
+async def _respond(caller: Caller, accepted: AcceptedRun) -> Json:
+    """Return a run that was accepted; a temporary thread is removed after it."""
     try:
         standing = await _find_standing(caller, accepted.thread_id, accepted.run_id)
     finally:
         # A short run may have ended already: its thread is removed after it was read.
-        if thread_id is None and new.on_completion != "keep":
+        if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
     shown = responses.run(standing, accepted.thread_id)
     if accepted.is_new:
@@ -148,7 +145,7 @@ async def _stream_run(caller: Caller, request: Request, thread_id: str | None, n
     is_kept = bool(new.stream_resumable)
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
-    if thread_id is None and new.on_completion != "keep":
+    if accepted.is_temporary:
         caller.host.in_background(remove_after_run(caller, accepted, linger=True))
     return streams.respond(
         caller,
@@ -182,16 +179,8 @@ async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None,
     modes = () if thread_id is None else _DEFAULT
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
-    is_removed = thread_id is None and new.on_completion != "keep"
-    work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=is_removed)
-    return _late(
-        caller,
-        accepted.thread_id,
-        accepted.run_id,
-        work,
-        cancels=new.on_disconnect == "cancel",
-        headers=_addresses(accepted, "join"),
-    )
+    work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
+    return _late(caller, accepted, work, cancels=new.on_disconnect == "cancel")
 
 
 # Reading and cancelling runs
@@ -246,8 +235,7 @@ async def join(
         await _require_cancel(caller, thread_id, run_id)
     await _find_standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
-    headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
-    return _late(caller, thread_id, run_id, work, cancels=cancel_on_disconnect, headers=headers)
+    return _late(caller, AcceptedRun(thread_id, run_id, None, False), work, cancels=cancel_on_disconnect)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -305,10 +293,8 @@ async def cancel(
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
         return Response(status_code=202)
-    headers = _addresses(AcceptedRun(thread_id, run_id, None, False), "join")
-    return _late(
-        caller, thread_id, run_id, _outcome(caller, thread_id, run_id), cancels=False, headers=headers
-    )
+    work = _outcome(caller, thread_id, run_id)
+    return _late(caller, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
 
 
 @router.post("/runs/cancel", status_code=204)
@@ -325,17 +311,34 @@ async def cancel_many(
             await _cancel(caller, thread_id, run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
+    wanted = ("pending", "running") if asked.status == "all" else (str(asked.status),)
     # All are listed before the first run ends: its thread is not busy from then on.
     found = caller.threads.index.search(status="busy")
-    for row in [row async for row in found]:
-        if not caller.sees(conditions, row.metadata):
-            continue
-        for standing in await caller.runtime.messages(row.thread_id, limit=_PAGE):
-            status = responses.run_status(standing)
-            if status in (("pending", "running") if asked.status == "all" else (asked.status,)):
-                run_id = standing.message.id if standing.run is None else standing.run.id
+    rows = [row async for row in found]
+    postponed = await caller.runtime.postponed_threads() if "pending" in wanted else ()
+    rows += [row async for row in caller.threads.index.search(ids=postponed)] if postponed else []
+    for row in rows:
+        if caller.sees(conditions, row.metadata):
+            for run_id in await _list_unfinished(caller, row.thread_id, wanted):
                 await _cancel(caller, row.thread_id, run_id, action)
     return Response(status_code=204)
+
+
+async def _list_unfinished(caller: Caller, thread_id: str, wanted: Sequence[str]) -> list[str]:
+    """Return the ids of a thread's runs that are pending or running, as ``wanted``, the newest first."""
+    most, after = caller.host.runtime.settings.max_pending, None
+    later = await caller.runtime.list_postponed(thread_id, limit=most) if "pending" in wanted else ()
+    found = [message.id for message in later]
+    while True:
+        page = await caller.runtime.messages(thread_id, limit=_PAGE, before=after)
+        for standing in page:
+            if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
+                return found  # All before it have ended.
+            if responses.run_status(standing) in wanted:
+                found.append(standing.message.id if standing.run is None else standing.run.id)
+        if len(page) < _PAGE:
+            return found
+        after = page[-1].message.seq
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/retry")
@@ -390,8 +393,13 @@ async def delete(
     await caller.thread(thread_id, "delete", run_id=run_id)
     standing = await _find_standing(caller, thread_id, run_id)
     _require_own_run(standing)
-    if not standing.is_over or standing.run is None or standing.run.state in (OPEN, WAITING):
-        raise RunInProgress(f"Run {run_id!r} has not ended, or waits for an answer; cancel it first.")
+    if not standing.is_over or standing.run is None or standing.run.state == OPEN:
+        raise RunInProgress(f"Run {run_id!r} has not ended; cancel it first.")
+    if standing.run.state == WAITING and await caller.runtime.waiting_run(thread_id) == standing.run.id:
+        raise RunInProgress(
+            f"Thread {thread_id!r} waits with what run {run_id!r} asked; answer it, or end its step with "
+            "goto='__end__', first."
+        )
     await caller.runtime.remove_run(thread_id, standing.run, rollback=checkpoints == "delete")
     return Response(status_code=204)
 
@@ -422,7 +430,15 @@ def _require_own_run(standing: Standing) -> None:
 
 
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
-    """Wait for a run's end and return its result as JSON: its values, or its error."""
+    """Wait for a run's end and return its result as JSON: its values, or its error, which a removal of the
+    run is, too: the response has begun by then."""
+    try:
+        return await _read_outcome(caller, thread_id, run_id, removes=removes)
+    except NotFound as error:
+        return to_json({"__error__": {"error": "NotFound", "message": str(error)}}).encode()
+
+
+async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool) -> bytes:
     standing = await wait_for_end(caller, thread_id, run_id)
     if standing.run is not None and standing.run.state == FAILED:
         result = to_json({"__error__": responses.run_error(standing.run)})
@@ -454,19 +470,17 @@ async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
 
 
 def _late(
-    caller: Caller,
-    thread_id: str,
-    run_id: str,
-    work: Coroutine[Any, Any, bytes],
-    *,
-    cancels: bool,
-    headers: dict[str, str],
+    caller: Caller, accepted: AcceptedRun, work: Coroutine[Any, Any, bytes], *, cancels: bool
 ) -> Response:
-    def cancel_left() -> None:
-        if cancels and not caller.host.closing.is_set():
-            caller.host.in_background(caller.runtime.cancel(thread_id, run_id))
+    def leave() -> None:
+        if caller.host.closing.is_set():
+            return
+        if cancels:
+            caller.host.in_background(caller.runtime.cancel(accepted.thread_id, accepted.run_id))
+        if accepted.is_temporary:
+            caller.host.in_background(remove_after_run(caller, accepted))
 
-    return LateResponse(work, cancel_left, headers)
+    return LateResponse(work, leave, _addresses(accepted, "join"))
 
 
 def _addresses(
@@ -489,7 +503,7 @@ def _parse_list(given: list[str]) -> list[str]:
             try:
                 listed += map(str, json.loads(text))
                 continue
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise Refusal(422, "a list in the query is several values, or JSON") from None
         listed.append(text)
     return listed

@@ -7,7 +7,7 @@ it is removed later, while the run is queued, the run fails.
 from __future__ import annotations
 
 from perdure.server.auth.identity import Refusal
-from perdure.server.requests import NewRun, Ref
+from perdure.server.requests import NewRun, Ref, check_text
 from perdure.server.resources import Caller
 
 
@@ -24,6 +24,10 @@ def start_of(new: NewRun) -> Ref | None:
     configured = (new.config.get("configurable") or {}).get("checkpoint_id")
     if not isinstance(configured, str | None):
         raise Refusal(422, "config.configurable.checkpoint_id is the id of a checkpoint, which is text")
+    try:
+        check_text({"config.configurable.checkpoint_id": configured})
+    except ValueError as error:
+        raise Refusal(422, str(error)) from None
     for ref in (new.checkpoint, Ref(checkpoint_id=new.checkpoint_id), Ref(checkpoint_id=configured)):
         if ref is not None and ref.checkpoint_id:
             return ref

@@ -73,12 +73,13 @@ class _Invocation:
 
 
 class AcceptedRun(NamedTuple):
-    """A run that is stored durably."""
+    """A run that is stored durably; its thread is to be removed at its end if it ``is_temporary``."""
 
     thread_id: str
     run_id: str
     ticket: Ticket | None
     is_new: bool
+    is_temporary: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +94,14 @@ class _Draft:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
     """A run that is valid and permitted, and of which nothing is stored yet. Its thread exists (``row``), or
-    is created with it (``draft``)."""
+    is created with it (``draft``). One that ``is_alone`` has a thread of its own."""
 
     invocation: _Invocation
     options: Options
     terms: RunTerms
     row: ThreadRow | None
     draft: _Draft | None
+    is_alone: bool
 
 
 async def submit(
@@ -228,7 +230,9 @@ async def check(
     draft = None
     if row is None:
         draft = await _draft(caller, invocation, is_temporary=is_alone and new.on_completion != "keep")
-    return CheckedRun(invocation=invocation, options=options, terms=terms, row=row, draft=draft)
+    return CheckedRun(
+        invocation=invocation, options=options, terms=terms, row=row, draft=draft, is_alone=is_alone
+    )
 
 
 def require_storable(run: CheckedRun) -> None:
@@ -252,7 +256,10 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
         ticket = await _submit_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
     is_own_run = not terms.coalesce and not ticket.is_duplicate
     run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
-    return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate)
+    # A thread holds the key of its run, which is to be the same run when its response was lost: such a thread
+    # stays until its time to live is over.
+    is_temporary = run.is_alone and run.invocation.new.on_completion != "keep" and terms.key is None
+    return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate, is_temporary)
 
 
 async def _draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool) -> _Draft:
@@ -312,7 +319,9 @@ async def _submit_next(
     ticket = await _submit(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
         await _refuse_another(caller, ticket, invocation.new, options)
-    if ticket.is_duplicate or stamp.items() <= row.metadata.items():
+    # An answer is given by the graph that asked, whichever one it was sent to.
+    is_of_other = _is_answer(invocation, options, terms) and row.graph_id not in (None, stamp["graph_id"])
+    if ticket.is_duplicate or is_of_other or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
             caller.host.in_background(caller.threads.touch(thread_id))
@@ -429,8 +438,7 @@ async def _submit(
     new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
     command = None if new.command is None else new.command.dump_sent()
-    is_answer = new.command is not None and (terms.interrupt_id is not None or new.command.is_answer)
-    if new.command is not None and command is not None and is_answer and options.checkpoint_id is None:
+    if new.command is not None and command is not None and _is_answer(invocation, options, terms):
         return await caller.runtime.answer(
             thread_id,
             new.command.resume,
@@ -456,6 +464,13 @@ async def _submit(
         options=options,
         precondition=precondition,
     )
+
+
+def _is_answer(invocation: _Invocation, options: Options, terms: RunTerms) -> bool:
+    """Return True if a run answers what its thread asks now."""
+    command = invocation.new.command
+    is_answer = command is not None and (terms.interrupt_id is not None or command.is_answer)
+    return is_answer and options.checkpoint_id is None
 
 
 async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 
-from perdure.errors import SubscriberTooSlow, Unavailable
+from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
 from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event, Standing
 from perdure.runtime.events import END, LAST
@@ -138,16 +138,20 @@ def respond_error(host: ServerState, kind: str, message: str) -> EventSourceResp
 async def _frames(
     caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
 ) -> AsyncGenerator[Frame, None]:
-    async for item in follow(caller, thread_id, run_id, after):
-        if isinstance(item, Standing):
-            if item.run is not None and item.run.state == FAILED:
-                yield Frame("error", to_json(run_error(item.run)))
-            status = run_status(item) or "interrupted"
-            yield Frame(END, to_json({"run_id": run_id, "status": status}))
-        elif isinstance(item, SubscriberTooSlow):
-            yield Frame("error", to_json({"error": "SubscriberTooSlow", "message": str(item)}))
-        elif names is None or item.name.partition("|")[0] in names or _is_question(item):
-            yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
+    try:
+        async for item in follow(caller, thread_id, run_id, after):
+            if isinstance(item, Standing):
+                if item.run is not None and item.run.state == FAILED:
+                    yield Frame("error", to_json(run_error(item.run)))
+                status = run_status(item) or "interrupted"
+                yield Frame(END, to_json({"run_id": run_id, "status": status}))
+            elif isinstance(item, SubscriberTooSlow):
+                yield Frame("error", to_json({"error": "SubscriberTooSlow", "message": str(item)}))
+            elif names is None or item.name.partition("|")[0] in names or _is_question(item):
+                yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
+    except NotFound as error:
+        # It was removed meanwhile. A client that reconnected would be told the same.
+        yield Frame("error", to_json({"error": "NotFound", "message": f"404: {error}"}))
 
 
 def _is_question(event: Event) -> bool:

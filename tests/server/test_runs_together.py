@@ -1,0 +1,258 @@
+"""Two features of runs at once, each of which is right alone: a cancellation, a deletion, a repetition or an
+answer meets a delay, a question, a joined run or another agent.
+
+Covers perdure.server.routes.runs, perdure.server.runs.run_creation, perdure.engine.queue.inbox,
+perdure.engine.queue.scheduled, perdure.engine.queue.retries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from langgraph_sdk.client import LangGraphClient
+
+from tests.server.acceptance.saying import detail, heard, new, questions, rows, said
+from tests.server.acceptance.serving import eventually
+from tests.server.gates import GATES
+from tests.server.graphs import graphs
+from tests.server.hosting import run, serving
+
+MOST = 150
+"""More messages than one page of a thread's has."""
+
+
+@pytest.fixture(autouse=True)
+def _no_gate_is_open() -> None:
+    GATES.clear()
+
+
+async def _statuses(client: LangGraphClient, thread_id: str, limit: int = 1000) -> list[str]:
+    return [one["status"] for one in await client.runs.list(thread_id, limit=limit)]
+
+
+async def _graph_of(client: LangGraphClient, thread_id: str) -> Any:
+    return ((await client.threads.get(thread_id))["metadata"] or {}).get("graph_id")
+
+
+async def _is_over(client: LangGraphClient, thread_id: str) -> None:
+    async def rests() -> bool:
+        return (await client.threads.get(thread_id))["status"] != "busy"
+
+    await eventually(rests)
+
+
+@run
+async def test_those_that_come_later_are_cancelled_with_the_others_that_wait(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        later, busy = await new(client), await new(client)
+        await client.runs.create(later, "chat", input=said("later"), after_seconds=3600)
+        await client.runs.create(busy, "slow", input=said("gate"))
+        await client.runs.create(busy, "chat", input=said("next"))
+        await client.runs.create(busy, "chat", input=said("later"), after_seconds=3600)
+        await client.runs.cancel_many(status="running")
+        assert await _statuses(client, later) == ["pending"]
+        await client.runs.cancel_many(status="pending")
+        assert await _statuses(client, later) == ["interrupted"]
+        assert "pending" not in await _statuses(client, busy)
+        assert (await http.post(f"/threads/{later}/runs/wait", json=_new("chat", "now"))).status_code == 200
+
+
+@run
+async def test_all_that_wait_on_a_thread_are_cancelled_however_many_they_are(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "slow", input=said("gate"))
+        body = [{**_new("chat", "never"), "thread_id": thread_id}] * (MOST // 2)
+        for _ in range(2):
+            assert (await http.post("/runs/batch", json=body)).status_code == 200
+        await client.runs.cancel_many(status="pending")
+        assert await _statuses(client, thread_id) == ["interrupted"] * MOST + ["running"]
+        GATES["slow"].set()
+        await _is_over(client, thread_id)
+        assert heard((await client.threads.get_state(thread_id))["values"]) == ["gate", "noted", "rested"]
+
+
+@run
+async def test_a_run_of_several_messages_is_cancelled_as_a_whole(near: str) -> None:
+    joined: dict[str, Any] = {"headers": {"X-Multitask-Strategy": "coalesce"}}
+    async with serving(near, of=graphs()) as server:
+        client = await server.client()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "slow", input=said("gate"))
+        made = [await client.runs.create(thread_id, "chat", input=said(text), **joined) for text in "abc"]
+        (run_id,) = {one["run_id"] for one in made}
+        alone = await client.runs.create(thread_id, "chat", input=said("alone"))
+        await client.runs.cancel(thread_id, run_id)
+        assert (await client.runs.get(thread_id, run_id))["status"] == "interrupted"
+        assert (await client.runs.get(thread_id, alone["run_id"]))["status"] == "pending"
+        GATES["slow"].set()
+        values = await client.runs.join(thread_id, alone["run_id"])
+        assert heard(values) == ["gate", "noted", "rested", "alone", "echo alone"]
+
+
+@run
+async def test_a_run_that_asked_is_deleted_once_its_question_is_answered(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        await client.runs.wait(thread_id, "ask", input=said("hello"))
+        (asked,) = await client.runs.list(thread_id)
+        path = f"/threads/{thread_id}/runs/{asked['run_id']}"
+        refused = await http.delete(path)
+        assert refused.status_code == 409
+        assert "answer it" in detail(refused)
+        assert "cancel it first" not in detail(refused)
+        await client.runs.wait(thread_id, "ask", command={"resume": "yes"})
+        assert (await http.delete(path)).status_code == 204
+        assert (await http.get(path)).status_code == 404
+        texts = heard((await client.threads.get_state(thread_id))["values"])
+        assert texts == ["hello", "you said yes"]
+
+
+@run
+async def test_a_repetition_that_was_cancelled_does_not_keep_the_run_from_being_run_again(near: str) -> None:
+    async with serving(near, of=graphs(), concurrency=1) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        with suppress(Exception):
+            await client.runs.wait(thread_id, "boom", input=said("x"))
+        (failed,) = await client.runs.list(thread_id)
+        other = await new(client)
+        await client.runs.create(other, "slow", input=said("gate"))
+
+        async def repeat() -> dict[str, Any]:
+            answer = await http.post(f"/threads/{thread_id}/runs/{failed['run_id']}/retry")
+            assert answer.status_code == 200, answer.text
+            again: dict[str, Any] = answer.json()
+            return again
+
+        for action in ("interrupt", "rollback"):
+            first = await repeat()
+            assert (first["status"], (await repeat())["run_id"]) == ("pending", first["run_id"])
+            path = f"/threads/{thread_id}/runs/{first['run_id']}"
+            assert (await http.post(f"{path}/cancel", params={"action": action})).status_code == 202
+        last = await repeat()
+        assert last["status"] == "pending"
+        # What is left of the one before does not free the key of this one.
+        assert (await repeat())["run_id"] == last["run_id"]
+        GATES["slow"].set()
+        await _is_over(client, thread_id)
+        assert (await client.runs.get(thread_id, last["run_id"]))["status"] == "error"
+
+
+@run
+async def test_an_answer_that_is_sent_to_another_agent_leaves_the_thread_to_the_one_that_asked(
+    near: str,
+) -> None:
+    async with serving(near, of=graphs()) as server:
+        client = await server.client()
+        thread_id = await new(client)
+        await client.runs.wait(thread_id, "ask", input=said("hello"))
+        values = await client.runs.wait(thread_id, "chat", command={"resume": "yes"})
+        assert heard(values) == ["hello", "you said yes"]
+        assert await _graph_of(client, thread_id) == "ask"
+        # A message to the other one hands the thread over, as ever.
+        await client.runs.wait(thread_id, "chat", input=said("and"))
+        assert await _graph_of(client, thread_id) == "chat"
+
+
+@run
+async def test_a_goto_from_a_past_checkpoint_is_not_kept_by_a_question_elsewhere(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        await client.runs.wait(thread_id, "ask", input=said("one"))
+        asking = (await client.threads.get_state(thread_id))["checkpoint"]["checkpoint_id"]
+        await client.runs.wait(thread_id, "ask", command={"resume": "yes"})
+        answered = (await client.threads.get_state(thread_id))["checkpoint"]["checkpoint_id"]
+        await client.runs.wait(thread_id, "ask", input=said("two"))
+        again = {"assistant_id": "ask", "command": {"goto": "ask"}}
+        path = f"/threads/{thread_id}/runs/wait"
+        assert (await http.post(path, json=again)).status_code == 409
+        values = (await http.post(path, json={**again, "checkpoint_id": answered})).json()
+        assert heard(values) == ["one", "you said yes"]
+        assert len(questions(values)) == 1
+        # Beside the question that the checkpoint itself asks, the goto would be dropped.
+        history = len(await client.threads.get_history(thread_id, limit=100))
+        left = (await http.post(path, json={**again, "checkpoint_id": asking})).json()
+        if "__error__" in left:
+            assert left["__error__"]["error"] == "NotAllowed"
+            assert len(await client.threads.get_history(thread_id, limit=100)) == history
+        else:
+            assert heard(left) == ["one"]
+
+
+@pytest.mark.parametrize("way", ["wait", "create"])
+@run
+async def test_a_run_without_a_thread_is_the_same_one_after_its_end_if_it_has_a_key(
+    near: str, way: str
+) -> None:
+    """A request is sent again when its response was lost, which is after the run."""
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        path, key = "/runs/wait" if way == "wait" else "/runs", {"Idempotency-Key": "once"}
+        answers: list[httpx.Response] = []
+        for _ in range(2):
+            answers.append(await http.post(path, json=_new("chat", "once"), headers=key))
+            await asyncio.sleep(0.3)
+        assert len({answer.headers["Content-Location"] for answer in answers}) == 1
+        threads = rows(await client.threads.search(limit=100))
+        assert [heard(one["values"]) for one in threads] == [["once", "echo once"]]
+        with_ttl = (await http.get(f"/threads/{threads[0]['thread_id']}", params={"include": "ttl"})).json()
+        assert with_ttl["ttl"]["strategy"] == "delete"
+        other = await http.post(path, json=_new("chat", "other"), headers=key)
+        assert other.status_code == 409
+
+
+@run
+async def test_a_thread_goes_with_its_run_if_the_client_that_waits_has_left(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client = await server.client()
+        body = json.dumps(_new("slow", "gate")).encode()
+        parts = urlsplit(server.url)
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        head = f"POST /runs/wait HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+        async def is_there() -> bool:
+            return await client.threads.count() == 1
+
+        await eventually(is_there)
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+        await asyncio.sleep(0.2)
+        GATES["slow"].set()
+
+        async def is_gone() -> bool:
+            return await client.threads.count() == 0
+
+        await eventually(is_gone)
+
+
+@run
+async def test_those_who_wait_for_a_run_that_is_deleted_with_its_thread_are_told_so(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        made = await client.runs.create(thread_id, "slow", input=said("gate"), stream_resumable=True)
+        path = f"/threads/{thread_id}/runs/{made['run_id']}"
+        waiting = [asyncio.create_task(http.get(f"{path}/{way}")) for way in ("join", "stream")]
+        await asyncio.sleep(0.3)
+        await client.threads.delete(thread_id)
+        joined, streamed = await asyncio.gather(*waiting)
+        assert joined.json()["__error__"]["error"] == "NotFound"
+        last = streamed.text.strip().split("\n\n")[-1].splitlines()
+        assert last[0] == "event: error"
+        assert json.loads(last[1].removeprefix("data: "))["error"] == "NotFound"
+
+
+def _new(assistant_id: str, text: str) -> dict[str, Any]:
+    return {"assistant_id": assistant_id, "input": said(text)}

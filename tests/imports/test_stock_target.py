@@ -22,6 +22,8 @@ from perdure.model.records import Partition
 from tests.imports import parity, threads
 from tests.imports.langgraph_server import agent, servers
 from tests.imports.stocks import postgres_url
+from tests.langgraph import graphs
+from tests.langgraph.graphs import STATES
 
 
 @pytest.fixture
@@ -96,6 +98,34 @@ def test_postgres_gets_every_checkpoint_as_the_threads_have_it(db: perdure.SyncD
         finally:
             source.close()
         assert sum(report.checkpoints for report in reports) == sum(c.checkpoints for c in counts) > 10
+
+
+@pytest.mark.parametrize("place", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["delta", "delta-often"])
+def test_a_pruned_thread_leaves_with_the_past_of_its_delta_channels(
+    name: str, place: str, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'left.db'}" if place == "sqlite" else postgres_url()
+    with perdure.connect_sync("memory://") as db:
+        ours = graphs.chain(db.checkpointer(), STATES[name])
+        for n in range(5):
+            ours.invoke({"said": [f"turn {n}"]}, threads.config("ada"))
+        tagged = list(ours.get_state_history(threads.config("ada")))[6].config
+        db.tag("ada", "kept", tagged["configurable"]["checkpoint_id"])
+        db.checkpointer().prune(["ada"], keep_last=2)
+        for _ in range(2):  # again changes nothing
+            with open_stock_saver(url) as saver:
+                count = depart(handle_of(db), Partition("", "ada"), saver)
+        assert count.checkpoints == 3
+        with open_stock_saver(url) as saver:
+            theirs = graphs.chain(saver, STATES[name])
+            for found in ours.get_state_history(threads.config("ada")):
+                assert theirs.get_state(found.config).values == found.values
+            for _ in range(2):
+                after = [each.invoke({"said": ["more"]}, threads.config("ada")) for each in (ours, theirs)]
+                assert after[0] == after[1]
+            states = [each.get_state(threads.config("ada")).values for each in (ours, theirs)]
+            assert states[0] == states[1] == after[0]
 
 
 def test_another_thread_of_the_same_name_is_left_alone(db: perdure.SyncDatabase, tmp_path: Path) -> None:

@@ -9,17 +9,24 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine.threads import history
+from perdure.engine.threads.chunk_reads import resolve
 from perdure.engine.transfer import importing
 from perdure.errors import BadUrl, Conflict, MissingExtra
 from perdure.imports import verify
 from perdure.imports.payloads import SERDE, StockSerde
 from perdure.imports.source import CheckpointEntry
+from perdure.langgraph.translate import config_of
 from perdure.model.missing_thread import missing_thread
+from perdure.model.program import Program
 from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
+from perdure.model.values.joined_values import join_tree
 
 StockSaver = BaseCheckpointSaver[Any]
 
@@ -91,6 +98,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     if not found.checkpoints:
         raise missing_thread(partition)
     ids = {name for _, name in found.checkpoints}
+    ids |= {_past_id(name) for name in ids}
     thread: Any = {"configurable": {"thread_id": partition.thread}}
     for held in saver.list(thread):
         name = held.config.get("configurable", {})["checkpoint_id"]
@@ -106,13 +114,67 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
         for namespace in dict.fromkeys(namespace for namespace, _ in some):
             page = [name for space, name in some if space == namespace]
             loaded = handle.run(verify.load(partition, namespace, page, handle.digest))
+            for name, past in handle.run(_load_pasts(partition, namespace, loaded, handle.digest)).items():
+                _put_and_compare(saver, past)
+                loaded[name] = loaded[name]._replace(parent_config=past.config)
             for name in page:
-                count = _put(saver, loaded[name])
+                count = _put_and_compare(saver, loaded[name])
                 written = Departure(written.checkpoints + 1, written.writes + count)
-                there = saver.get_tuple(loaded[name].config)
-                entry = CheckpointEntry(namespace, name, None)
-                verify.compare(entry, _without_order(there), _without_order(loaded[name]))
     return written
+
+
+def _load_pasts(
+    partition: Partition, namespace: str, loaded: Mapping[str, CheckpointTuple], digest: Digester
+) -> Program[dict[str, CheckpointTuple]]:
+    """Return for each checkpoint that carries what its DeltaChannels are replayed from, as its ancestors were
+    pruned, an ancestor that holds it: a stock saver looks for it there."""
+    out: dict[str, CheckpointTuple] = {}
+    for record in (yield from history.find_all(partition, namespace, list(loaded))):
+        if not record.carried:
+            continue
+        wanted = {(c, -1): carried.seed for c, carried in record.carried.items() if carried.seed is not None}
+        wanted |= {
+            (c, n): write.ref
+            for c, carried in record.carried.items()
+            for n, write in enumerate(carried.writes)
+        }
+        names = {f"{n}\0{channel}": (channel, n) for channel, n in wanted}
+        trees, _ = yield from resolve(partition, {key: wanted[place] for key, place in names.items()}, digest)
+        found = {names[key]: SERDE.value(*join_tree(tree)) for key, tree in trees.items()}
+        seeds = {channel: value for (channel, n), value in found.items() if n < 0}
+        past_id = _past_id(record.id)
+        checkpoint: Any = {
+            **loaded[record.id].checkpoint,
+            "id": past_id,
+            "channel_values": seeds,
+            "channel_versions": {c: _before(record.versions[c]) for c in seeds if c in record.versions},
+            "versions_seen": {},
+            "updated_channels": None,
+        }
+        writes = [(past_id, c, found[c, n]) for c, n in sorted(found, key=lambda place: place[1]) if n >= 0]
+        metadata: Any = {"source": "loop", "step": (record.step or 0) - 1, "parents": {}}
+        config = config_of(partition, namespace, past_id)
+        out[record.id] = CheckpointTuple(config, checkpoint, metadata, None, writes)
+    return out
+
+
+def _past_id(checkpoint_id: str) -> str:
+    """Return the id of the ancestor that holds what a checkpoint carries: below all ids with a time."""
+    return str(UUID(bytes=bytes(4) + blake2b(checkpoint_id.encode(), digest_size=12).digest()))
+
+
+def _before(version: Any) -> Any:
+    """Return a version of a channel that none of its values has: to one that is a number a stock saver's
+    version adds what tells them apart."""
+    return version if isinstance(version, int) else f"{version}.0"
+
+
+def _put_and_compare(saver: StockSaver, held: CheckpointTuple) -> int:
+    count = _put(saver, held)
+    place: dict[str, Any] = held.config.get("configurable", {})
+    entry = CheckpointEntry(place["checkpoint_ns"], place["checkpoint_id"], None)
+    verify.compare(entry, _without_order(saver.get_tuple(held.config)), _without_order(held))
+    return count
 
 
 def _put(saver: StockSaver, held: CheckpointTuple) -> int:

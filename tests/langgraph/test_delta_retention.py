@@ -228,3 +228,29 @@ def test_a_fork_from_a_tag_meets_a_subgraph_as_it_was_there(
             assert db.fsck(thread) == []
         assert outcomes[0] == outcomes[1]
         assert [text for text in outcomes[0] if text.startswith("middle")][-1] == "middle remembers 1"
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize(("driver", "state"), PLACES)
+def test_a_copy_of_a_checkpoint_whose_past_was_removed_has_its_state(
+    driver: str, state: str, keep: int, tmp_path: Path
+) -> None:
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.chain(saver, STATES[state])
+        talk(graph, "t", range(TURNS))
+        before = [found.config for found in graph.get_state_history(config())][:keep]
+        looked_at = graph.get_state(before[-1]).values
+        saver.prune(["t"], keep_last=keep)
+        for at in (before[-1], config()):
+            wanted = said(graph, at)
+            copied = graph.update_state(at, None, "__copy__")
+            assert said(graph, copied) == said(graph, config()) == wanted
+            edited = graph.update_state(at, [({"said": ["edited"]}, "first")], "__copy__")
+            for reader in (graph, graphs.chain(db.checkpointer(), STATES[state])):
+                assert said(reader, copied) == wanted
+                assert said(reader, edited) == [*wanted, "edited"]
+        assert said(graph, before[-1]) == looked_at["said"]
+        saver.prune(["t"])
+        assert said(graphs.chain(db.checkpointer(), STATES[state]), config()) == [*wanted, "edited"]
+        assert db.fsck("t") == []

@@ -195,7 +195,12 @@ class CheckpointPlan:
                         are_unchanged=self._follows_load,
                         schema=self.migration.schema.version,
                     )._replace(blocks=self._blocks())
-                    return record if carried is None else record._replace(carried=carried(encoding.write))
+                    if self.is_copy and base is not None and base.cut:
+                        # What a removal has moved into the original is not found on the way to it.
+                        kept = {c: base.carried[c] for c in record.deltas if c in base.carried}
+                        record = record._replace(parent_id=base.parent_id, cut=True, carried=kept)
+                    more = {} if carried is None else carried(encoding.write)
+                    return record._replace(carried={**record.carried, **more}) if more else record
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
@@ -259,7 +264,7 @@ class CheckpointPlan:
             nonce=place.nonce,
             seen=place.seen,
             deltas=tuple(deltas),
-            carried={},
+            carried=older.carried if self.is_copy else {},
             cut=False,
         )
         return (yield from migration.plan_crossing(self.encoder.partition, older, new))

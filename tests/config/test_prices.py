@@ -8,7 +8,7 @@ import pytest
 
 from perdure.config.prices import read_prices
 from perdure.errors import BadSetting
-from perdure.model.model_calls import NO_PRICES, ModelPrice
+from perdure.model.model_calls import NO_PRICES, Price
 
 TABLE = """
 [prices]
@@ -24,9 +24,9 @@ def test_prices_come_from_the_file_and_variables_go_first(tmp_path: Path) -> Non
     assert read_prices(tmp_path, {}) == NO_PRICES
     (tmp_path / "perdure.toml").write_text(TABLE, encoding="utf-8")
     found = read_prices(tmp_path, {})
-    assert (found.models, found.currency) == ({"gpt-4.1*": ModelPrice(2.0, 8.0, 0.5)}, "EUR")
+    assert (found.models, found.currency) == ({"gpt-4.1*": Price(2.0, 8.0, 0.5)}, "EUR")
     own = read_prices(tmp_path, {"PERDURE_PRICES_MODELS": '{"m": {"input": 1, "output": 2}}'})
-    assert (own.models, own.currency) == ({"m": ModelPrice(1.0, 2.0)}, "EUR")
+    assert (own.models, own.currency) == ({"m": Price(1.0, 2.0)}, "EUR")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, runtime_settings
 from perdure.config.worker import HostPort, WorkerConfig, load
 from perdure.errors import BadSetting, GraphLoadError
-from perdure.runtime import Settings
+from perdure.runtime import Price, Prices, Settings
 from perdure.server.config import load as load_server
 
 URL = "postgresql://ada:s3cret@host/threads"
@@ -61,12 +61,14 @@ def test_it_reads_what_a_server_reads() -> None:
         )
     )
     Path(".env").write_text("DATABASE_URL=sqlite:///t.db\nPERDURE_RUNTIME_DEBOUNCE=2\nKEY=k\n")
-    own('env = ".env"\n[runtime]\nlease = 9\n[http]\nwebhook_hosts = ["hooks.internal"]\n')
+    prices = "[prices.models]\nm = {input=1, output=2}\n"
+    own('env = ".env"\n[runtime]\nlease = 9\n[http]\nwebhook_hosts = ["hooks.internal"]\n' + prices)
     mine, servers = told(), load_server(file=None, environ={})
     for name in ("database_url", "graphs", "store", "development", "env", "root", "sources", "ignored"):
         assert getattr(mine, name) == getattr(servers, name), name
     assert mine.settings == runtime_settings(servers.runtime)
-    assert mine.settings == Settings(lease=9.0, debounce=2.0, shared_threads=True)
+    assert mine.settings.prices == servers.http.prices == Prices({"m": Price(1.0, 2.0)})
+    assert mine.settings == Settings(lease=9.0, debounce=2.0, shared_threads=True, prices=servers.http.prices)
     assert mine.webhook_hosts == servers.http.webhook_hosts == ("hooks.internal",)
     assert mine.env["KEY"] == "k"
 

@@ -18,14 +18,14 @@ from perdure.database.base import handle_of
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector import api
 from perdure.inspector.access import LocalAccess, LocalReplays
-from perdure.model.model_calls import ModelPrice, Prices
+from perdure.model.model_calls import Price, Prices
 from perdure.runtime import Runtime, sleep, wait_for
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.threads.rows import ThreadRow
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
 
-PRICES = Prices({"m": ModelPrice(1.0, 2.0)}, "EUR")
+PRICES = Prices({"m": Price(1.0, 2.0)}, "EUR")
 VIEWS = ("steps", "usage", "conversation", "picture")
 
 

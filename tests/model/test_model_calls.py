@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perdure.model.model_calls import (
     NO_PRICES,
     ModelCall,
-    ModelPrice,
+    Price,
     Prices,
     calls_in,
     distinct,
@@ -78,12 +78,12 @@ def test_an_answer_that_gets_its_id_above_its_subgraph_counts_once() -> None:
 
 def test_a_cost_is_that_of_each_kind_of_token() -> None:
     call = ModelCall("a", "m", 1_000_000, 500_000, cache_read=400_000, cache_write=100_000)
-    assert ModelPrice(2.0, 10.0).cost(call) == pytest.approx(2.0 + 5.0)
-    assert ModelPrice(2.0, 10.0, 0.5, 3.0).cost(call) == pytest.approx(1.0 + 5.0 + 0.2 + 0.3)
+    assert Price(2.0, 10.0).cost(call) == pytest.approx(2.0 + 5.0)
+    assert Price(2.0, 10.0, 0.5, 3.0).cost(call) == pytest.approx(1.0 + 5.0 + 0.2 + 0.3)
 
 
 def test_the_longest_pattern_gives_the_price() -> None:
-    cheap, dear, exact = ModelPrice(1, 1), ModelPrice(2, 2), ModelPrice(3, 3)
+    cheap, dear, exact = Price(1, 1), Price(2, 2), Price(3, 3)
     prices = Prices({"gpt-*": cheap, "gpt-4o*": dear, "gpt-4o-[x]": exact})
     assert prices.of("gpt-4o-2026") == dear
     assert prices.of("gpt-5") == cheap
@@ -100,5 +100,5 @@ def test_without_a_table_there_are_tokens_only() -> None:
 
 def test_models_without_a_price_are_named() -> None:
     calls = [ModelCall("a", "m", 10**6, 0), ModelCall("b", "n", 1, 2), ModelCall("c", None, 1, 2)]
-    found = total(calls, Prices({"m": ModelPrice(2.0, 1.0)}, "EUR"))
+    found = total(calls, Prices({"m": Price(2.0, 1.0)}, "EUR"))
     assert (found["cost"], found["currency"], found["unpriced"]) == (2.0, "EUR", ["n", "unknown"])

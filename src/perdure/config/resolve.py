@@ -166,8 +166,8 @@ class ResolvedConfig:
             BadSetting: A value is out of range.
         """
         given = self.select_given("runtime.")
-        if given.get("limits"):
-            given["prices"] = Prices(self["prices.models"] or {}, self["prices.currency"])
+        if self["prices.models"]:
+            given["prices"] = Prices(self["prices.models"], self["prices.currency"])
         try:
             runtime_settings(given)
         except ValueError as error:

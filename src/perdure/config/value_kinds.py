@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from perdure.config.hosts import host_name, hosts
 from perdure.config.webhook_secrets import key_of
 from perdure.model.limits import SharedLimit
-from perdure.model.model_calls import ModelPrice
+from perdure.model.model_calls import Price
 from perdure.model.retention_policy import Retention, duration_us
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -233,20 +233,20 @@ def _policies(value: Any) -> dict[str, Retention]:
     return out
 
 
-def _prices(value: Any) -> dict[str, ModelPrice]:
+def _prices(value: Any) -> dict[str, Price]:
     if not isinstance(value, dict):
         raise ValueError
     return {_text(name): _price(name, table) for name, table in value.items()}
 
 
-def _price(name: str, table: Any) -> ModelPrice:
-    fields = ModelPrice._fields
-    if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(fields):
+def _price(name: str, table: Any) -> Price:
+    names = [each.name for each in fields(Price)]
+    if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(names):
         raise ValueError(
-            f"{name} has to be a table with input and output, and maybe {' and '.join(fields[2:])}"
+            f"{name} has to be a table with input and output, and maybe {' and '.join(names[2:])}"
         )
     try:
-        return ModelPrice(**{key: number(held) for key, held in table.items()})
+        return Price(**{key: number(held) for key, held in table.items()})
     except ValueError:
         raise ValueError(f"the prices of {name} have to be numbers from 0 on, for a million tokens") from None
 

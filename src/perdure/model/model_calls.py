@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, cast
 
@@ -36,14 +38,30 @@ class ModelCall(NamedTuple):
     reasoning: int = 0
 
 
-class ModelPrice(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Price:
     """Price of a model for a million tokens, in the currency of the table. What a provider bills apart has
-    a price of its own; without one it costs as much as other input."""
+    a price of its own; without one it costs as much as other input.
+
+    Attributes:
+        input: Price of tokens of prompts.
+        output: Price of tokens of answers.
+        cache_read: Price of tokens of prompts that came from a cache.
+        cache_write: Price of tokens of prompts that were written to a cache.
+
+    Raises:
+        ValueError: A price is negative or not finite.
+    """
 
     input: float
     output: float
     cache_read: float | None = None
     cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if (price := getattr(self, name)) is not None and not 0 <= price < math.inf:
+                raise ValueError(f"a price is a number from 0 on, for a million tokens; {name} is {price}")
 
     def cost(self, call: ModelCall) -> float:
         """Return the cost of a call."""
@@ -59,17 +77,19 @@ class Prices(NamedTuple):
     """Table of prices: by name of a model, or by a pattern such as ``gpt-4o*``, of which the longest that
     fits counts."""
 
-    models: Mapping[str, ModelPrice]
+    models: Mapping[str, Price]
     currency: str = "USD"
 
-    def of(self, model: str | None) -> ModelPrice | None:
-        """Return the price of a model, ``None`` if the table has none."""
-        if model is None:
-            return None
-        if (exact := self.models.get(model)) is not None:
-            return exact
-        fitting = [name for name in self.models if fnmatchcase(model, name)]
-        return self.models[max(fitting, key=len)] if fitting else None
+    def of(self, *names: str | None) -> Price | None:
+        """Return the price of a model by the first of its names that has one, ``None`` if none has."""
+        for name in names:
+            if name is None:
+                continue
+            if (exact := self.models.get(name)) is not None:
+                return exact
+            if fitting := [pattern for pattern in self.models if fnmatchcase(name, pattern)]:
+                return self.models[max(fitting, key=len)]
+        return None
 
 
 NO_PRICES = Prices({})

@@ -2,12 +2,12 @@
 
 from perdure.engine.queue.events import Event
 from perdure.engine.queue.inbox import Standing
+from perdure.model.model_calls import Price, Prices
 from perdure.model.runs.messages import Message, Reply, Run
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.nodes.effects import effect, effect_key, effects, effects_sync
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
-from perdure.runtime.nodes.model_calls import Price
 from perdure.runtime.nodes.steering import take_messages, take_messages_sync
 from perdure.runtime.nodes.transactions import Transaction, transaction
 from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
@@ -28,6 +28,7 @@ __all__ = [
     "Observer",
     "Options",
     "Price",
+    "Prices",
     "Question",
     "Reply",
     "Run",

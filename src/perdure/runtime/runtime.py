@@ -222,13 +222,27 @@ def process_name(pid: int, token: str) -> str:
 
 
 def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
-    """Return the settings with the limits of agents, each of which is of one graph."""
+    """Return the settings with the limits of agents, each of which is of one graph.
+
+    Raises:
+        ValueError: There is a budget, and no model has a price.
+    """
     own = {
         f"{graph}.{name}": replace(limit, graphs=(_literal(graph),))
         for graph, agent in named.items()
         for name, limit in agent.limits.items()
     }
-    return replace(settings, limits={**settings.limits, **own}) if own else settings
+    settings = replace(settings, limits={**settings.limits, **own}) if own else settings
+    for name, limit in settings.limits.items():
+        is_priced = settings.prices.models or any(
+            agent.prices for graph, agent in named.items() if limit.is_of(graph)
+        )
+        if limit.budget is not None and not is_priced:
+            raise ValueError(
+                f"limits has the budget {name!r}, and no model has a price: set prices=…, or "
+                "[prices.models] in perdure.toml"
+            )
+    return settings
 
 
 def _literal(name: str) -> str:

@@ -50,7 +50,7 @@ class Settings:
         task_times: True stores with a task's result when the task ran.
         limits: Limits over all processes by their names, on runs, and on calls of models and tools within
             nodes.
-        prices: Prices of models, by which budgets are counted.
+        prices: Prices of models, for budgets and for the cost of calls in events, metrics and traces.
 
     Raises:
         ValueError: A setting is out of range; the message has the valid range.
@@ -80,7 +80,6 @@ class Settings:
     prices: Prices = NO_PRICES
 
     def __post_init__(self) -> None:
-        self._require_prices()
         for name in (
             "lease",
             "backoff",
@@ -116,14 +115,6 @@ class Settings:
             )
         if self.deadline is not None and self.deadline <= 0:
             raise ValueError(f"deadline is {self.deadline} s; it has to be more than 0, or None for none")
-
-    def _require_prices(self) -> None:
-        budgets = sorted(name for name, limit in self.limits.items() if limit.budget is not None)
-        if budgets and not self.prices.models:
-            raise ValueError(
-                f"limits has the budget {budgets[0]!r}, and no model has a price: set prices=…, or "
-                "[prices.models] in perdure.toml"
-            )
 
     @property
     def lease_us(self) -> int:

@@ -16,11 +16,11 @@ from perdure.database.blocking import SyncDatabase
 from perdure.errors import BadSetting
 from perdure.langgraph.reading.thread_messages import MessagesPage, load_messages, load_title
 from perdure.langgraph.reading.thread_steps import load_steps
-from perdure.model.model_calls import ModelPrice, Prices
+from perdure.model.model_calls import Price, Prices
 from perdure.model.records import Partition
 
 AT: Any = {"configurable": {"thread_id": "t"}}
-PRICES = Prices({"m": ModelPrice(1.0, 1.0)}, "EUR")
+PRICES = Prices({"m": Price(1.0, 1.0)}, "EUR")
 
 
 @pytest.fixture

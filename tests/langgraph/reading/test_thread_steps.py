@@ -35,7 +35,7 @@ from perdure.langgraph.reading.thread_steps import (
     show_step,
     way_of,
 )
-from perdure.model.model_calls import ModelPrice, Prices, calls_in, distinct
+from perdure.model.model_calls import Price, Prices, calls_in, distinct
 from perdure.model.records import Partition
 
 AT: Any = {"configurable": {"thread_id": "t"}}
@@ -384,7 +384,7 @@ def test_a_copy_has_the_times_and_a_digest_that_tells_of_them(database: SyncData
 
 def test_a_step_is_shown_with_its_costs(database: SyncDatabase) -> None:
     say(calling().compile(checkpointer=database.checkpointer()))
-    shown = [show_step(step, Prices({"lar*": ModelPrice(1000.0, 0.0)})) for step in steps_of(database)]
+    shown = [show_step(step, Prices({"lar*": Price(1000.0, 0.0)})) for step in steps_of(database)]
     assert [each["usage"]["cost"] for each in shown if each["usage"]["calls"]] == [0.01, 0.02, 0.001]
 
 

@@ -16,10 +16,10 @@ from pydantic import Field
 
 import perdure
 from perdure.limits import SharedLimit
-from perdure.model.model_calls import ModelPrice, Prices
+from perdure.model.model_calls import Price, Prices
 from perdure.runtime import Runtime, Settings
 
-PRICES = Prices({"fake*": ModelPrice(1000.0, 1000.0)})
+PRICES = Prices({"fake*": Price(1000.0, 1000.0)})
 """A call of 10 tokens costs 0.01."""
 
 
@@ -224,7 +224,7 @@ def test_a_run_goes_on_with_a_cheaper_model_when_its_budget_is_used_up(follows: 
 
         builder = StateGraph(State).add_node("first", say).add_node("second", say)
         graph = builder.add_edge(START, "first").add_edge("first", "second").compile()
-        prices = Prices({**PRICES.models, "small": ModelPrice(1.0, 1.0)})
+        prices = Prices({**PRICES.models, "small": Price(1.0, 1.0)})
         limit = SharedLimit(budget=0.025, by=("user",), cheaper="fake:small")
         made = Settings(limits={"money": limit}, prices=prices, poll=0.05, attempts=2)
         async with perdure.connect("memory://") as db, Runtime(db, graph, settings=made) as runtime:

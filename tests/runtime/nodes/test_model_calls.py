@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from langchain_core.messages import BaseMessage
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.graph import START, MessagesState, StateGraph
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -17,7 +19,8 @@ from prometheus_client import CollectorRegistry
 
 import perdure
 from examples.supervisor.models import Scripted
-from perdure.runtime import Agent, Price, Runtime, Settings, isolated_subgraph
+from perdure.limits import SharedLimit
+from perdure.runtime import Agent, Price, Prices, Runtime, Settings, isolated_subgraph
 from perdure.runtime.metrics import Metrics
 from perdure.runtime.tracing import Tracing
 
@@ -120,6 +123,56 @@ def test_a_call_that_fails_is_counted_at_each_attempt() -> None:
     assert SECRET not in repr(seen.calls)
 
 
-def test_a_price_is_not_negative() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
-        Price(input=-1, output=0)
+@pytest.mark.parametrize("of_agent", [False, True])
+def test_one_table_has_the_prices_of_events_metrics_and_budgets(of_agent: bool) -> None:
+    """The prices of the settings, and those of an agent, which go first: by patterns, and apart for
+    what comes from a cache."""
+    used: Any = {"input_tokens": 10, "output_tokens": 4, "total_tokens": 14}
+    answer = AIMessage("yes", usage_metadata={**used, "input_token_details": {"cache_read": 8}})
+    model = GenericFakeChatModel(name="large-1", messages=iter([answer] * 2))
+    price = Price(input=1_000_000, output=2_000_000, cache_read=500_000)
+    other = Price(input=1, output=1)
+    limit = SharedLimit(budget=14.0, by=("user",))
+    agent = Agent(
+        asking(model), prices={"large*": price} if of_agent else {}, limits={"day": limit} if of_agent else {}
+    )
+    settings = Settings(
+        prices=Prices({"large*": other if of_agent else price, "other": other}),
+        limits={} if of_agent else {"day": limit},
+        attempts=1,
+    )
+    seen, registry = Events(), CollectorRegistry()
+
+    async def main() -> None:
+        async with perdure.connect("memory://") as db:
+            runtime = Runtime(db, {"g": agent}, settings=settings, observers=(seen, Metrics(registry)))
+            async with asyncio.timeout(60), runtime as app:
+                runs = [await app.wait(await app.accept(f"t{n}", "hi")) for n in range(2)]
+            # The budget is used up to the last unit by one call.
+            assert [run.state for run in runs] == ["done", "failed"]
+
+    asyncio.run(main())
+    assert [call["cost"] for call in seen.calls if "error" not in call] == [2 + 8 * 0.5 + 4 * 2]
+    labels = {"graph": "g", "hop": "ask", "model": "large-1"}
+    assert registry.get_sample_value("perdure_model_cost_total", labels) == 14
+
+
+def test_an_agent_s_own_prices_suffice_for_its_budget() -> None:
+    limits = {"day": SharedLimit(budget=1.0)}
+    priced = Agent(asking(Scripted(name="small", answer=fails)), prices={"small": Price(1, 1)}, limits=limits)
+
+    async def main(**settings: Any) -> None:
+        async with perdure.connect("memory://") as db:
+            Runtime(db, {"g": priced}, settings=Settings(**settings))
+            with pytest.raises(ValueError, match=r"the budget 'h\.day', and no model has a price"):
+                Runtime(db, {"g": priced, "h": replace(priced, prices={})}, settings=Settings(**settings))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fields", [(-1, 0), (0, -1), (0, float("nan")), (0, 0, -1), (0, 0, None, float("inf"))]
+)
+def test_a_price_is_a_number_from_0_on(fields: Any) -> None:
+    with pytest.raises(ValueError, match="a price is a number from 0 on"):
+        Price(*fields)

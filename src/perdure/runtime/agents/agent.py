@@ -18,10 +18,10 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.values.datatypes import Allow
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.limits import SharedLimit
+from perdure.model.model_calls import Price
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME
 from perdure.runtime.agents.graph_factories import Factory
-from perdure.runtime.nodes.model_calls import Price
 from perdure.runtime.nodes.waiting import Question
 from perdure.schema.schema import Schema
 
@@ -126,7 +126,8 @@ class Agent:
             By default such a key is dropped, as LangGraph does, and reported once by the event
             ``state.undeclared``.
         apology: Reply on a channel to messages that were given up; ``None`` for none.
-        prices: Prices of models by their names, for the cost of calls in events and metrics.
+        prices: Prices of models by their names or patterns, in place of those of the same names in
+            ``Settings(prices=…)``, and in its currency.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
             and summarised as part of a run's input, for graphs that send a model all that they hold.
         questions: Rules by which questions of nodes and tools have deadlines, defaults and reminders; the

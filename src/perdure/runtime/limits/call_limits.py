@@ -22,9 +22,9 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import LimitPending, LimitReached
 from perdure.model.limits import MONEY, SharedLimit, Target
-from perdure.model.model_calls import ModelCall, Prices, calls_in
+from perdure.model.model_calls import ModelCall, Prices
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
-from perdure.runtime.nodes.model_calls import UNKNOWN, model_name
+from perdure.runtime.nodes.model_calls import UNKNOWN, messages_in, model_name, read_calls
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.user_and_title import user_of_options
 
@@ -256,7 +256,7 @@ class CallLimits:
         found = self._calls.pop(run_id, None)
         if found is None:
             return
-        calls = [] if response is None else _calls(response)
+        calls = [] if response is None else read_calls(response)
         tokens = sum(call.input + call.output for call in calls) if calls else None
         cost = round(self._cost(found, calls) * MONEY) if response is not None else None
         if not calls and error is not None and not isinstance(error, Exception):
@@ -267,8 +267,7 @@ class CallLimits:
         cost = 0.0
         for each in calls:
             # The name by which the model was called, or else the one that its provider gives.
-            price = self._prices.of(call.name) or self._prices.of(each.model)
-            if price is not None:
+            if (price := self._prices.of(call.name, each.model)) is not None:
                 cost += price.cost(each)
             elif any(self._limits[limit].budget is not None for limit in call.turn.limits):
                 self._emit("limit.unpriced", model=call.name)
@@ -282,12 +281,14 @@ class CallLimits:
             self._limits[limit].budget is not None for limit in call.turn.limits
         ):
             return None
-        came = count_tokens_approximately(_messages_in(response)) if response is not None else 0
+        came = count_tokens_approximately(messages_in(response)) if response is not None else 0
         used = ModelCall(None, call.name, call.prompt, came)
         return max(call.turn.set_aside, round(self._cost(call, [used]) * MONEY))
 
 
-def limits_of(held: HeldRun, database: DatabaseHandle, settings: Settings, emit: Emit) -> CallLimits | None:
+def limits_of(
+    held: HeldRun, database: DatabaseHandle, settings: Settings, prices: Prices, emit: Emit
+) -> CallLimits | None:
     """Return the limits of the calls of an attempt at a run, ``None`` if calls have none."""
     limits = {
         name: limit
@@ -297,30 +298,7 @@ def limits_of(held: HeldRun, database: DatabaseHandle, settings: Settings, emit:
     if not limits:
         return None
     subject = Subject.of(held.partition.tenant, held.run.graph, held.messages[0].options)
-    return CallLimits(limiter_of(database), limits, settings.prices, subject, emit)
-
-
-def _messages_in(response: LLMResult) -> list[BaseMessage]:
-    return [
-        message
-        for generations in response.generations
-        for generation in generations
-        if isinstance(message := getattr(generation, "message", None), BaseMessage)
-    ]
-
-
-def _calls(response: LLMResult) -> list[ModelCall]:
-    return [
-        call
-        for message in _messages_in(response)
-        for call in calls_in(
-            {
-                "usage_metadata": getattr(message, "usage_metadata", None),
-                "response_metadata": message.response_metadata,
-                "id": message.id,
-            }
-        )
-    ]
+    return CallLimits(limiter_of(database), limits, prices, subject, emit)
 
 
 def _tool_name(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> str:

@@ -13,31 +13,13 @@ from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
+
+from perdure.model.model_calls import ModelCall, Prices, calls_in
 
 Emit = Callable[[dict[str, Any]], object]
 UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Price of a model, in any one currency per million tokens.
-
-    Raises:
-        ValueError: A price is negative.
-    """
-
-    input: float
-    output: float
-
-    def __post_init__(self) -> None:
-        if self.input < 0 or self.output < 0:
-            raise ValueError(f"a price is at least 0, not {self.input} and {self.output}")
-
-    def of(self, input_tokens: int, output_tokens: int) -> float:
-        """Return the cost of a call."""
-        return (self.input * input_tokens + self.output * output_tokens) / 1_000_000
 
 
 @dataclass(slots=True)
@@ -60,7 +42,7 @@ class ModelCalls(BaseCallbackHandler):
     def __init__(
         self,
         emit: Emit,
-        prices: Mapping[str, Price],
+        prices: Prices,
         user: str,
         answers: Callable[[], object] = lambda: None,
     ) -> None:
@@ -138,19 +120,23 @@ class ModelCalls(BaseCallbackHandler):
         call = self._open.pop(run_id, None)
         if call is None:
             return
-        input_tokens, output_tokens = (0, 0) if response is None else _tokens(response)
-        price = self._prices.get(call.model)
+        answers = [] if response is None else read_calls(response)
+        costs = [
+            price.cost(each)
+            for each in answers
+            if (price := self._prices.of(call.model, each.model)) is not None
+        ]
         took = time.perf_counter() - call.began - (self.waited(run_id) if self.waited is not None else 0.0)
         fields: dict[str, Any] = {
             "hop": call.hop,
             "model": call.model,
             "user": self._user,
             "took": round(took * 1_000_000),
-            "input_tokens": input_tokens,
-            "output_tokens": output_tokens,
+            "input_tokens": sum(each.input for each in answers),
+            "output_tokens": sum(each.output for each in answers),
         }
-        if price is not None:
-            fields["cost"] = price.of(input_tokens, output_tokens)
+        if costs:
+            fields["cost"] = sum(costs)
         if error is not None:
             fields["error"] = type(error).__name__
         self._emit(fields)
@@ -165,13 +151,26 @@ def model_name(
     return str(named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
-def _tokens(response: LLMResult) -> tuple[int, int]:
-    """Return the numbers of tokens that a model reports; 0 where it reports none."""
-    taken = given = 0
-    for generations in response.generations:
-        for generation in generations:
-            message = getattr(generation, "message", None)
-            if isinstance(message, AIMessage) and message.usage_metadata:
-                taken += message.usage_metadata["input_tokens"]
-                given += message.usage_metadata["output_tokens"]
-    return taken, given
+def messages_in(response: LLMResult) -> list[BaseMessage]:
+    """Return the messages of a response."""
+    return [
+        message
+        for generations in response.generations
+        for generation in generations
+        if isinstance(message := getattr(generation, "message", None), BaseMessage)
+    ]
+
+
+def read_calls(response: LLMResult) -> list[ModelCall]:
+    """Return the calls of a response with their tokens; none where the model reports none."""
+    return [
+        call
+        for message in messages_in(response)
+        for call in calls_in(
+            {
+                "usage_metadata": getattr(message, "usage_metadata", None),
+                "response_metadata": message.response_metadata,
+                "id": message.id,
+            }
+        )
+    ]

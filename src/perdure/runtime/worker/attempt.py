@@ -23,6 +23,7 @@ from perdure.errors import NotFound
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state, awithout_refused
+from perdure.model.model_calls import Prices
 from perdure.model.runs.messages import DONE, WAITING
 from perdure.model.runs.payloads import COMMAND, RESUME
 from perdure.model.runs.waits import Waits
@@ -52,14 +53,16 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 
 class Views(NamedTuple):
     """Views of a run's graph: of conversations, of its users, of the calls of models that it reports and of
-    their first token, of the messages that it takes up while it goes on, and of the limits of its calls."""
+    their first token, of the messages that it takes up while it goes on, and of the prices and limits of its
+    calls."""
 
     conversations: Conversations
     memories: Memories
     called: Emit
     answers: Callable[[], object]
     steering: Steering
-    limits: CallLimits | None = None
+    prices: Prices
+    limits: CallLimits | None
 
 
 async def attempt(
@@ -441,7 +444,7 @@ def config_of(
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
     verified = configurable.get(USER)
     user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
-    calls = ModelCalls(views.called, agent.prices, str(user), views.answers)
+    calls = ModelCalls(views.called, views.prices, str(user), views.answers)
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
         # What a call waited for its turn is not time of its model.

@@ -282,6 +282,8 @@ class Runner:
             why = "its worker ended each time that it was tried"
             return await self._give_up(held, {"error": why, "kind": "GivenUp"})
         agent = self.graphs.agents[held.run.graph]
+        prices = self._settings.prices
+        prices = prices._replace(models={**prices.models, **agent.prices})
         durability = options.durability or agent.durability
         steering = Steering(
             self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
@@ -299,7 +301,10 @@ class Runner:
                     partial(self._note_call, held),
                     partial(self.activity.answers, held.run.id),
                     steering,
-                    limits_of(held, self._database, self._settings, partial(self._emit, held=held)),
+                    prices,
+                    limits_of(
+                        held, self._database, self._settings.limits, prices, partial(self._emit, held=held)
+                    ),
                 ),
                 held,
                 journal,

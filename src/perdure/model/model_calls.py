@@ -91,6 +91,10 @@ class Prices(NamedTuple):
                 return self.models[max(fitting, key=len)]
         return None
 
+    def override(self, models: Mapping[str, Price]) -> Prices:
+        """Return the table with prices in place of those of the same names."""
+        return self._replace(models={**self.models, **models})
+
 
 NO_PRICES = Prices({})
 """The table of users who have set none."""

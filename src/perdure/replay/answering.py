@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.pregel._algo import task_path_str
 from langgraph.types import Interrupt, interrupt
@@ -20,6 +19,7 @@ from perdure.errors import UnrecordedCall
 from perdure.langgraph.call_records import MODEL, CallRecord, CallRecorder
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import TaskKey, TaskRecord
+from perdure.runtime.nodes.callback_handlers import NodesOnly
 
 CURRENT: ContextVar[Answering | None] = ContextVar("replay", default=None)
 """Answers for the step that is replayed in this context."""
@@ -50,10 +50,8 @@ class RefusedCall(NamedTuple):
     reason: str
 
 
-class Places(BaseCallbackHandler):
+class Places(NodesOnly):
     """Learns the step and the path of each task that starts, by its namespace."""
-
-    run_inline = True
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[int, str]] = {}

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict
 
 import pytest
+from langchain_core.language_models import LLM, BaseLanguageModel
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
@@ -58,12 +60,16 @@ def model() -> Model:
     return Model(messages=answers(), under_way=[], begun=[])
 
 
-def graph(model: Model, *, blocks: bool) -> Any:
+def text_of(answer: Any) -> str:
+    return answer if isinstance(answer, str) else answer.text
+
+
+def graph(model: BaseLanguageModel[Any], *, blocks: bool) -> Any:
     async def awaits(state: State) -> State:
-        return {"said": (await model.ainvoke("?")).text}
+        return {"said": text_of(await model.ainvoke("?"))}
 
     def blocking(state: State) -> State:
-        return {"said": model.invoke("?").text}
+        return {"said": text_of(model.invoke("?"))}
 
     builder = StateGraph(State)
     builder.add_node("say", blocking if blocks else awaits)
@@ -98,6 +104,73 @@ def test_no_more_calls_are_under_way_than_the_limit(blocks: bool) -> None:
             runs = await outcomes(runtime, 8)
         assert [run.state for run in runs] == ["done"] * 8
         assert max(most) == 2
+
+    asyncio.run(main())
+
+
+class TextModel(LLM):
+    @property
+    def _llm_type(self) -> str:
+        return "text"
+
+    def _call(self, *args: Any, **kwargs: Any) -> str:
+        under_way.append(1)
+        most.append(len(under_way))
+        time.sleep(0.05)
+        under_way.pop()
+        return "yes"
+
+
+under_way: list[int] = []
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_text_models_wait_as_chat_models_do(blocks: bool) -> None:
+    async def main() -> None:
+        most.clear()
+        limits = settings(calls=SharedLimit(concurrency=2))
+        text = graph(TextModel(), blocks=blocks)
+        async with perdure.connect("memory://") as db, Runtime(db, text, settings=limits) as runtime:
+            runs = await outcomes(runtime, 8)
+        assert [run.state for run in runs] == ["done"] * 8
+        assert max(most) == 2
+
+    asyncio.run(main())
+
+
+class Executor(ThreadPoolExecutor):
+    """Executor that counts what it is given."""
+
+    number = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.number += 1
+        return super().submit(*args, **kwargs)
+
+
+class StreamingModel(Model):
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        for _ in range(200):
+            yield ChatGenerationChunk(message=AIMessageChunk(content="yes "))
+
+
+def test_the_tokens_of_an_awaited_stream_take_no_thread() -> None:
+    async def say(state: State) -> State:
+        fake = StreamingModel(messages=answers())
+        return {"said": "".join([token.text async for token in fake.astream("?")])}
+
+    async def main() -> None:
+        executor = Executor()
+        asyncio.get_running_loop().set_default_executor(executor)
+        limits = settings(calls=SharedLimit(concurrency=2), tools=SharedLimit(of="tool", rate=600))
+        builder = StateGraph(State).add_node("say", say).add_edge(START, "say")
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, builder.compile(), settings=limits) as runtime,
+        ):
+            (run,) = await outcomes(runtime, 1)
+        assert run.state == "done"
+        assert executor.number < 20
 
     asyncio.run(main())
 

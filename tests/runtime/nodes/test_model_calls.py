@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain_core.language_models import BaseChatModel
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -40,7 +41,7 @@ class Events:
         yield
 
 
-def asking(model: Scripted) -> Any:
+def asking(model: BaseChatModel) -> Any:
     async def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(state["messages"])]}
 
@@ -100,6 +101,24 @@ def test_a_call_is_an_event_of_its_hop_with_metrics_and_a_span(isolated: bool) -
     assert model.attributes is not None
     assert (model.attributes["perdure.hop"], model.attributes["perdure.user"]) == ("plan", "ada")
     assert SECRET not in repr(seen.calls) + repr([span.to_json() for span in spans.get_finished_spans()])
+
+
+def test_a_call_that_blocks_is_an_event_as_well() -> None:
+    """Its thread has no event loop, in which counts are."""
+    model = GenericFakeChatModel(name="small", messages=iter([AIMessage("yes")] * 4))
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke("?"), next(iter(model.stream("?")))]}
+
+    graph = StateGraph(MessagesState).add_node(ask).add_edge(START, "ask").compile()
+    seen = Events()
+
+    async def main() -> None:
+        async with perdure.connect("memory://") as db, Runtime(db, {"g": graph}, observers=(seen,)) as app:
+            assert (await app.wait(await app.accept("t", "hi"), timeout=60)).state == "done"
+
+    asyncio.run(main())
+    assert [call["model"] for call in seen.calls] == ["small", "small"]
 
 
 def test_a_call_that_fails_is_counted_at_each_attempt() -> None:

@@ -1,8 +1,7 @@
 """Limits of calls within the nodes of one attempt at a run: calls of models and tools wait for their turns.
 
-LangChain reports the start of a call to its callback handlers, and goes on when they return. Two handlers
-share the turns of a run: one waits in the event loop that awaits a call, the other in the thread that blocks
-for one.
+LangChain reports the start of a call to its callback handlers, and goes on when they return. The handlers of
+a run share its turns: some wait in the event loop that awaits a call, one in the thread that blocks for one.
 """
 
 from __future__ import annotations
@@ -131,7 +130,11 @@ class CallLimits:
         self.follows_chains = any(limit.concurrency is not None for limit in limits.values())
         self._is_cheaper = False
         self.user = subject.user
-        self.handlers = (_InThread(self), _InLoop(self))
+        self.handlers = (
+            _InThread(self),
+            _InLoop(self, is_of_chats=True),
+            _InLoop(self, is_of_chats=False),
+        )
 
     def close(self) -> None:
         """Give back the turns of calls whose ends were not reported: they were cut off."""
@@ -305,57 +308,60 @@ def _tool_name(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) 
     return str((serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
-class _CallHandler(BaseCallbackHandler):
-    """Handler of the calls that limits are on."""
+def _flatten(prompts: Sequence[str | Sequence[BaseMessage]]) -> Prompt:
+    """Return the texts or messages of prompts."""
+    return [each for prompt in prompts for each in ([prompt] if isinstance(prompt, str) else prompt)]
+
+
+class _InLoop(BaseCallbackHandler):
+    """Lets calls that are awaited wait in their event loop.
+
+    LangChain runs a method that does not wait, such as that for a token, in a thread unless the handler is
+    inline. It leaves out one that is not for text models, beside one that is; and if an inline one refuses
+    a chat model, the coroutines of others are left behind, which nobody awaits. So chat models have a
+    handler of their own, which learns of nothing but their starts.
+    """
 
     raise_error = True
 
-    def __init__(self, limits: CallLimits) -> None:
-        self._limits = limits
-
-    @property
-    def ignore_retriever(self) -> bool:
-        """True: nor are retrievers."""
-        return True
-
-
-class _InLoop(_CallHandler):
-    """Lets calls that are awaited wait in their event loop."""
+    def __init__(self, limits: CallLimits, *, is_of_chats: bool) -> None:
+        self._limits, self._is_of_chats = limits, is_of_chats
+        self.run_inline = not is_of_chats
 
     @property
     def ignore_chain(self) -> bool:
         """True: nodes and graphs are not calls."""
         return True
 
-    # Inline, its error would leave the coroutines of other handlers behind, which nobody awaits.
-    run_inline = False
+    @property
+    def ignore_chat_model(self) -> bool:
+        """True for the handler of text models and tools."""
+        return not self._is_of_chats
 
-    async def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Wait for the turn of a chat model."""
-        name = model_name(serialized, metadata or {}, kwargs)
-        asked = messages[0] if messages else ()
-        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"), asked)
+    @property
+    def ignore_llm(self) -> bool:
+        """True for the handler of chat models, also of the rest of their calls."""
+        return self._is_of_chats
+
+    ignore_agent: Any = ignore_llm
+    ignore_retriever: Any = ignore_llm
+    ignore_retry: Any = ignore_llm
+    ignore_custom_event: Any = ignore_llm
 
     async def on_llm_start(
         self,
         serialized: dict[str, Any],
-        prompts: list[str],
+        prompts: Any,
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Wait for the turn of a text model."""
+        """Wait for the turn of a model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"), prompts)
+        await self._limits.begin(run_id, "model", name, kwargs.get("parent_run_id"), _flatten(prompts))
+
+    on_chat_model_start: Any = on_llm_start
 
     async def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
@@ -365,10 +371,14 @@ class _InLoop(_CallHandler):
         await self._limits.begin(run_id, "tool", name, kwargs.get("parent_run_id"))
 
 
-class _InThread(_CallHandler):
+class _InThread(BaseCallbackHandler):
     """Lets calls that block wait in their thread, and ends all calls."""
 
+    raise_error = True
     run_inline = True
+
+    def __init__(self, limits: CallLimits) -> None:
+        self._limits = limits
 
     @property
     def ignore_chain(self) -> bool:
@@ -401,32 +411,20 @@ class _InThread(_CallHandler):
         except RuntimeError:
             self._limits.begin_blocking(run_id, of, name, parent, prompt)
 
-    def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Wait for the turn of a chat model."""
-        name = model_name(serialized, metadata or {}, kwargs)
-        asked = messages[0] if messages else ()
-        self._begin(run_id, "model", name, kwargs.get("parent_run_id"), asked)
-
     def on_llm_start(
         self,
         serialized: dict[str, Any],
-        prompts: list[str],
+        prompts: Any,
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Wait for the turn of a text model."""
+        """Wait for the turn of a model."""
         name = model_name(serialized, metadata or {}, kwargs)
-        self._begin(run_id, "model", name, kwargs.get("parent_run_id"), prompts)
+        self._begin(run_id, "model", name, kwargs.get("parent_run_id"), _flatten(prompts))
+
+    on_chat_model_start: Any = on_llm_start
 
     def on_tool_start(
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any

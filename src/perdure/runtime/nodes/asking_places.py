@@ -6,22 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import GraphInterrupt
 from langgraph.types import Interrupt
 
 from perdure.model.runs.waits import Wait
-from perdure.runtime.nodes.callback_handlers import with_handlers
+from perdure.runtime.nodes.callback_handlers import NodesOnly, with_handlers
 from perdure.runtime.nodes.waiting import Question
 from perdure.runtime.question_forms import human_interrupt_in, requests_in
 
 
-class AskingPlaces(BaseCallbackHandler):
+class AskingPlaces(NodesOnly):
     """Observer of one attempt at a run, for the rules of its agent. It learns from the errors by which
     interrupts leave nodes and tools where each comes from."""
-
-    run_inline = True
 
     def __init__(self, rules: Sequence[Question]) -> None:
         self._rules = rules
@@ -34,21 +31,6 @@ class AskingPlaces(BaseCallbackHandler):
         if not self._rules:
             return config
         return {**config, "callbacks": with_handlers(config.get("callbacks"), self)}
-
-    @property
-    def ignore_llm(self) -> bool:
-        """True: models ask nothing."""
-        return True
-
-    @property
-    def ignore_chat_model(self) -> bool:
-        """True, as for ``ignore_llm``."""
-        return True
-
-    @property
-    def ignore_retriever(self) -> bool:
-        """True: nor do retrievers."""
-        return True
 
     def on_chain_start(
         self,

@@ -6,6 +6,23 @@ from langchain_core.callbacks import BaseCallbackHandler, Callbacks
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
 
 
+class NodesOnly(BaseCallbackHandler):
+    """Handler that learns of nodes and tools. Models are ignored: LangChain would write all that is sent to
+    one out as text for a handler without ``on_chat_model_start``."""
+
+    run_inline = True
+
+    @property
+    def ignore_llm(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def ignore_chat_model(self) -> bool:
+        """True."""
+        return True
+
+
 def with_handlers(callbacks: Callbacks, *handlers: BaseCallbackHandler) -> Callbacks:
     """Return the callbacks of a config together with handlers, which graphs called within inherit."""
     if isinstance(callbacks, list):

@@ -6,9 +6,11 @@ its cost. Nothing that was sent to a model, and nothing that it answered, is in 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 from uuid import UUID
 
@@ -30,8 +32,9 @@ class _Open:
 
 
 class ModelCalls(BaseCallbackHandler):
-    """Reports the calls of models of one attempt at a run. ``emit`` gets the fields of each event;
-    ``answers`` is called with the first token of any of them, or its whole answer if it does not stream.
+    """Reports the calls of models of one attempt at a run, those of threads as well, in the event loop in
+    which it is made. ``emit`` gets the fields of each event; ``answers`` is called with the first token of any
+    of them, or its whole answer if it does not stream.
 
     Attributes:
         waited: Returns the seconds for which a call waited for a limit, which are not its own.
@@ -49,6 +52,7 @@ class ModelCalls(BaseCallbackHandler):
         self._emit, self._prices, self._user = emit, prices, user
         self._answers: Callable[[], object] | None = answers
         self._open: dict[UUID, _Open] = {}
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self.waited: Callable[[UUID], float] | None = None
 
     @property
@@ -56,45 +60,27 @@ class ModelCalls(BaseCallbackHandler):
         """True: nodes and graphs are no calls of models."""
         return True
 
-    @property
-    def ignore_agent(self) -> bool:
-        """True: nor are agents and tools."""
-        return True
-
-    @property
-    def ignore_retriever(self) -> bool:
-        """True: nor are retrievers."""
-        return True
-
-    def on_chat_model_start(
-        self,
-        serialized: dict[str, Any],
-        messages: list[list[BaseMessage]],
-        *,
-        run_id: UUID,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Begin a call of a chat model."""
-        self._start(run_id, serialized, metadata, kwargs)
-
     def on_llm_start(
         self,
         serialized: dict[str, Any],
-        prompts: list[str],
+        prompts: Any,
         *,
         run_id: UUID,
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Begin a call of a text model."""
-        self._start(run_id, serialized, metadata, kwargs)
+        """Begin a call of a model."""
+        about = metadata or {}
+        hop = str(about.get("langgraph_checkpoint_ns") or about.get("langgraph_node") or "").partition(":")[0]
+        self._open[run_id] = _Open(hop, model_name(serialized, about, kwargs), time.perf_counter())
+
+    on_chat_model_start: Any = on_llm_start
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """Note the first token."""
         if self._answers is not None:
             answers, self._answers = self._answers, None
-            answers()
+            self._report(answers)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call with its response."""
@@ -104,17 +90,6 @@ class ModelCalls(BaseCallbackHandler):
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call that failed."""
         self._end(run_id, None, error)
-
-    def _start(
-        self,
-        run_id: UUID,
-        serialized: dict[str, Any] | None,
-        metadata: dict[str, Any] | None,
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        about = metadata or {}
-        hop = str(about.get("langgraph_checkpoint_ns") or about.get("langgraph_node") or "").partition(":")[0]
-        self._open[run_id] = _Open(hop, model_name(serialized, about, kwargs), time.perf_counter())
 
     def _end(self, run_id: UUID, response: LLMResult | None, error: BaseException | None = None) -> None:
         call = self._open.pop(run_id, None)
@@ -139,7 +114,13 @@ class ModelCalls(BaseCallbackHandler):
             fields["cost"] = sum(costs)
         if error is not None:
             fields["error"] = type(error).__name__
-        self._emit(fields)
+        self._report(self._emit, fields)
+
+    def _report(self, call: Callable[..., object], *args: Any) -> None:
+        if get_ident() == self._thread:
+            call(*args)
+        else:
+            self._loop.call_soon_threadsafe(call, *args)
 
 
 def model_name(

@@ -17,11 +17,10 @@ from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
-from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import NotAllowed
-from perdure.runtime.nodes.callback_handlers import with_handlers
+from perdure.runtime.nodes.callback_handlers import NodesOnly, with_handlers
 
 _ISOLATED = "__perdure_isolated"
 _PLACES = "__perdure_places"
@@ -39,33 +38,15 @@ _calls_lock = Lock()
 _used: WeakKeyDictionary[Any, set[tuple[int, str, int]]] = WeakKeyDictionary()
 
 
-class _Places(BaseCallbackHandler):
+class _Places(NodesOnly):
     """Places of the tasks that were started below this handler, nested graphs included: a task's own config
     has only the last level's."""
-
-    run_inline = True
 
     def __init__(self) -> None:
         self._places: dict[str, list[Any]] = {}
         self._first_calls: dict[str, int] = {}
         self._next_calls: dict[str, int] = {}
         self._lock = Lock()
-
-    @property
-    def ignore_llm(self) -> bool:
-        return True
-
-    @property
-    def ignore_chat_model(self) -> bool:
-        return True
-
-    @property
-    def ignore_agent(self) -> bool:
-        return True
-
-    @property
-    def ignore_retriever(self) -> bool:
-        return True
 
     def on_chain_start(
         self,

@@ -281,13 +281,10 @@ class Runner:
         if runs.count_attempts(held.run) > self._settings.attempts:
             why = "its worker ended each time that it was tried"
             return await self._give_up(held, {"error": why, "kind": "GivenUp"})
-        agent = self.graphs.agents[held.run.graph]
-        prices = self._settings.prices
-        prices = prices._replace(models={**prices.models, **agent.prices})
+        agent, settings = self.graphs.agents[held.run.graph], self._settings
         durability = options.durability or agent.durability
-        steering = Steering(
-            self._database, agent, held, self._settings.max_batch, is_sync=durability == "sync"
-        )
+        prices = settings.prices.override(agent.prices)
+        steering = Steering(self._database, agent, held, settings.max_batch, is_sync=durability == "sync")
         stored = StoredCheckpoints() if durability == "async" else None
         journal = EffectJournal.of(self._database, held, stored, self.leases.check(held.partition))
         self._waits[held.run.id] = journal.waits
@@ -302,9 +299,7 @@ class Runner:
                     partial(self.activity.answers, held.run.id),
                     steering,
                     prices,
-                    limits_of(
-                        held, self._database, self._settings.limits, prices, partial(self._emit, held=held)
-                    ),
+                    limits_of(held, self._database, settings, prices, partial(self._emit, held=held)),
                 ),
                 held,
                 journal,

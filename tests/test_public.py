@@ -123,6 +123,7 @@ def test_the_help_of_the_command_line_imports_only_the_commands() -> None:
         "perdure.model",
         "perdure.model.missing_thread",
         "perdure.model.records",
+        "perdure.model.times",
         "perdure.storage",
         "perdure.storage.url",
     }

@@ -16,7 +16,6 @@ from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import (
     Commit,
     Committed,
@@ -34,6 +33,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect, Program, ask
 from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
 from perdure.model.retention_policy import RetentionRules
+from perdure.model.times import time_of
 from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch, arun, run
 
 R = TypeVar("R")

@@ -27,6 +27,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting, Unavailable
+from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.config.retention import RetentionSettings
@@ -259,6 +260,4 @@ def _sentence(swept: RetentionResult, dry_run: bool) -> str:
 
 
 def _time(at: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(at / 1_000_000, UTC).isoformat(timespec="seconds")
+    return to_datetime(at).isoformat(timespec="seconds")

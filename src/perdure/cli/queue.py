@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -32,6 +31,7 @@ from perdure.cli.app import (
 )
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
+from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -417,7 +417,7 @@ class _Time(str):
 
 
 def _time(micros: int) -> _Time:
-    return _Time(datetime.fromtimestamp(micros / 1_000_000, UTC).isoformat(timespec="milliseconds"))
+    return _Time(to_datetime(micros).isoformat(timespec="milliseconds"))
 
 
 def _size(payload: Any) -> int:

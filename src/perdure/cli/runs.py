@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
-from datetime import UTC, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -29,6 +29,7 @@ from perdure.cli.app import (
     several,
 )
 from perdure.cli.suggestions import Group
+from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -399,7 +400,7 @@ def age(micros: int) -> str:
 
 def when(micros: int) -> str:
     """Return a time in microseconds since 1970 as text, in UTC."""
-    return datetime.fromtimestamp(micros / 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return to_datetime(micros).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 add_listing(runs, list_runs)

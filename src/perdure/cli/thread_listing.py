@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
@@ -25,6 +24,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, since_us
 from perdure.errors import Contention, Corrupt
+from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -188,7 +188,7 @@ def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
 
 
 def _iso(micros: int) -> str | None:
-    return None if not micros else datetime.fromtimestamp(micros / 1_000_000, UTC).isoformat()
+    return to_datetime(micros).isoformat() if micros else None
 
 
 def _size(database: SyncDatabase, thread_id: str) -> int | None:

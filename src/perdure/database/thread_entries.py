@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from perdure.engine.threads import checkpoint_loading
 from perdure.errors import Corrupt
 from perdure.model.ops import FindThreads, IndexHit
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
+from perdure.model.times import to_datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ def entry(found: IndexHit) -> Program[Thread]:
     listed = found.listed
     try:
         updated, created = _time(listed.updated_at), _time(listed.created_at)
-    except (ValueError, OverflowError, OSError):
+    except OverflowError:
         return Thread(*found.partition[:2], None, "the time in the listing is none: run `perdure fsck`")
     status = None if listed.status == "unsure" else listed.status
     return Thread(*found.partition[:2], updated, None, created, status)
 
 
 def _time(microseconds: int) -> str:
-    return datetime.fromtimestamp(microseconds / 1_000_000, UTC).isoformat(timespec="microseconds")
+    return to_datetime(microseconds).isoformat(timespec="microseconds")
 
 
 def _read(partition: Partition) -> Program[Thread]:

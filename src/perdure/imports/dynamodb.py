@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
@@ -31,6 +30,7 @@ from perdure.imports.source import (
     WriteSlot,
     translate_errors,
 )
+from perdure.model.times import read_time
 from perdure.storage.dynamodb.client import DynamoUrl, target_of
 
 PACKAGE = "langgraph-checkpoint-aws"
@@ -294,10 +294,7 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
         value = _plain(_DESERIALIZER.deserialize(row["value"]))
         if not isinstance(value, dict):
             raise TypeError("the value is not a map")
-        created, updated = (
-            round(datetime.fromisoformat(row[name]["S"]).timestamp() * 1_000_000)
-            for name in ("created_at", "updated_at")
-        )
+        created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
         # DynamoDBStore keeps when an item expires, not for how long it lives.
         expires = int(row["expires_at"]["N"]) * 1_000_000 if "expires_at" in row else None
         ttl = None if expires is None else max(expires - updated, 1)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from perdure.errors import Corrupt
 from perdure.imports.source import DAMAGED, DamagedItem, SourceItem
+from perdure.model.times import read_time, to_micros
 
 _MINUTE = 60_000_000
 
@@ -57,7 +58,4 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
 def _microseconds(value: Any) -> int:
     if value is None:
         return 0
-    at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return round(at.timestamp() * 1_000_000)
+    return to_micros(value) if isinstance(value, datetime) else read_time(str(value))

@@ -26,9 +26,9 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.langgraph.given_statements import GivenStatements
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, TaskSpan
-from perdure.model.checkpoint_times import time_of
 from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
+from perdure.model.times import time_of
 from perdure.model.write_records import record_key
 
 _ABSENT_MAX = 4096

@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from logging import getLogger
@@ -43,6 +42,7 @@ from perdure.model import filters
 from perdure.model.program import Program
 from perdure.model.records import Partition, Record
 from perdure.model.store_items import Condition, Labels, labels_of, partition_of
+from perdure.model.times import to_datetime
 from perdure.model.values.json_values import is_same, unpack
 from perdure.storage.port import (
     Driver,
@@ -52,7 +52,6 @@ from perdure.storage.port import (
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
@@ -454,8 +453,8 @@ def _item(labels: Labels, record: Record) -> Item:
         value=unpack(record.body, ItemName(key, labels)),
         key=key,
         namespace=labels,
-        created_at=_time(fields["created_at"]),
-        updated_at=_time(fields["updated_at"]),
+        created_at=to_datetime(fields["created_at"]),
+        updated_at=to_datetime(fields["updated_at"]),
     )
 
 
@@ -465,8 +464,8 @@ def _to_search_item(hit: items.Hit[dict[str, Any]]) -> SearchItem:
         namespace=hit.labels,
         key=key,
         value=hit.value,
-        created_at=_time(fields["created_at"]),
-        updated_at=_time(fields["updated_at"]),
+        created_at=to_datetime(fields["created_at"]),
+        updated_at=to_datetime(fields["updated_at"]),
         score=hit.score,
     )
 
@@ -474,8 +473,3 @@ def _to_search_item(hit: items.Hit[dict[str, Any]]) -> SearchItem:
 def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
     """Return the same hit with a value of its own."""
     return replace(hit, value=unpack(hit.record.body, f"item {hit.record.key[0]!r}"))
-
-
-def _time(microseconds: int) -> datetime:
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return _EPOCH + timedelta(0, seconds, rest)

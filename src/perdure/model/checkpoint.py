@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import ormsgpack
 
 from perdure.errors import Corrupt
-from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.heads import UNVERSIONED
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import CHECKPOINT, Record
@@ -22,6 +21,7 @@ from perdure.model.short_forms import (
     short_nonce,
     short_time,
 )
+from perdure.model.times import read_time, time_of
 from perdure.model.values.packs import Runs
 from perdure.model.well_formed import ill_formed
 

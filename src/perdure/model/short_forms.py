@@ -7,7 +7,8 @@ exactly.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+
+from perdure.model.times import read_time, to_datetime
 
 # Frozen: numbers of these names are stored. Others may be added at the end.
 KNOWN = ("__start__", "__input__", "messages", "__pregel_tasks", "__interrupt__", "__error__", "__end__")
@@ -19,8 +20,6 @@ PLAIN_METADATA = b"\x81\xa7parents\x80"
 """Metadata of a step outside of subgraphs, but for what is stored in the clear."""
 
 _NONCE_SIZE = 8
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 Short = int | str
 
@@ -49,7 +48,7 @@ def short_time(ts: str) -> Short:
     """Return a time as microseconds since 1970, or as it is if ``long_time`` does not make the same text of
     them."""
     try:
-        at = (datetime.fromisoformat(ts) - _EPOCH) // _MICROSECOND
+        at = read_time(ts)
         return at if long_time(at) == ts else ts
     except (ValueError, TypeError, OverflowError):
         return ts
@@ -57,7 +56,7 @@ def short_time(ts: str) -> Short:
 
 def long_time(short: Short) -> str:
     """Return a time as LangGraph writes it; raises ``OverflowError`` if there is none."""
-    return (_EPOCH + short * _MICROSECOND).isoformat() if isinstance(short, int) else short
+    return to_datetime(short).isoformat() if isinstance(short, int) else short
 
 
 def short_nonce(nonce: str) -> bytes | str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
@@ -27,6 +26,7 @@ from perdure.model.runs.messages import (
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.queue import INTERRUPT_RUN
 from perdure.model.runs.waits import Wait, Waits, asks_nobody
+from perdure.model.times import to_datetime
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
 from perdure.runtime.json_encoding import to_json
@@ -34,7 +34,6 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
 
@@ -86,8 +85,7 @@ def page_headers(total: int, following: int | None) -> dict[str, str]:
 
 def when(microseconds: int) -> str:
     """Return a time of the database as text, RFC 3339."""
-    # Exactly: a float would round the last microsecond of the year 9999 up.
-    return (EPOCH + timedelta(microseconds=microseconds)).isoformat(timespec="microseconds")
+    return to_datetime(microseconds).isoformat(timespec="microseconds")
 
 
 def assistant(found: Assistant) -> dict[str, Any]:

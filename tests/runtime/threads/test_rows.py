@@ -13,8 +13,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 import perdure
-from perdure.model.checkpoint_times import time_of
 from perdure.model.retention_policy import ThreadTtl
+from perdure.model.times import time_of
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads

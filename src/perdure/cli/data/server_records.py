@@ -4,7 +4,6 @@ each thread, its metadata and its time. What is at the target already stays."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from perdure.cli.data.import_server import RecordCounts, RecordTarget
@@ -18,6 +17,7 @@ from perdure.imports.langgraph_server.api import ServerApi
 from perdure.model.ops import Expect, Now
 from perdure.model.program import ask
 from perdure.model.records import OF_THREAD, Partition
+from perdure.model.times import read_time
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.documents import TenantDocuments
 from perdure.runtime.threads.index import ThreadIndex
@@ -159,4 +159,4 @@ def _body(assistant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _microseconds(text: str | None) -> int:
-    return 0 if text is None else round(datetime.fromisoformat(text).timestamp() * 1_000_000)
+    return 0 if text is None else read_time(text)

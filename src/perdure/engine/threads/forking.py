@@ -7,7 +7,6 @@ from perdure.engine.threads.thread_state import HeadView, guards, load_view, mis
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.checkpoint_times import read_time
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -15,6 +14,7 @@ from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, DOCUMENT, EDITED, HEAD, INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import ROLLED_BACK, Run, encode
 from perdure.model.runs.queue import IN, Lane
+from perdure.model.times import read_time
 
 _NEWEST_RUNS = Range(RUN, by="first", reverse=True, limit=10)
 

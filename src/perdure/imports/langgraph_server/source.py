@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -36,6 +35,7 @@ from perdure.imports.source import (
     WriteSlot,
 )
 from perdure.langgraph.values.serde import Serde
+from perdure.model.times import read_time
 
 Key = tuple[str, str]
 
@@ -211,8 +211,8 @@ class ServerSource:
                     tuple(item["namespace"]),
                     item["key"],
                     item["value"],
-                    _microseconds(item["created_at"]),
-                    _microseconds(item["updated_at"]),
+                    read_time(item["created_at"]),
+                    read_time(item["updated_at"]),
                 )
             except DAMAGED as error:
                 yield DamagedItem(f"an item of {self.name} cannot be read ({type(error).__name__})")
@@ -221,7 +221,3 @@ class ServerSource:
         """Remove the temporary file, and close the connections."""
         self._file.close()
         self.api.close()
-
-
-def _microseconds(text: str) -> int:
-    return round(datetime.fromisoformat(text).timestamp() * 1_000_000)

@@ -17,11 +17,11 @@ from perdure.langgraph.reading.thread_files import find_state
 from perdure.langgraph.reading.thread_messages import load_title
 from perdure.langgraph.reading.thread_steps import load_steps
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, HEAD, LANE, WRITE, Partition
 from perdure.model.runs.queue import IN, Lane
+from perdure.model.times import time_of
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import read_writes

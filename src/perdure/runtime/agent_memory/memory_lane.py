@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, TypedDict
 
 from langgraph.graph import END, START, StateGraph
@@ -27,6 +27,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import Message, Reply
 from perdure.model.runs.payloads import INPUT
 from perdure.model.runs.queue import Debounce
+from perdure.model.times import to_datetime, to_micros
 from perdure.runtime.accepting import AcceptanceTerms
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn, lane_of
 from perdure.runtime.agents.agent import Agent
@@ -219,7 +220,7 @@ async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str
     """Store what was found in turns, but for what was forgotten since the first of them; return the numbers
     of stored facts and summaries."""
     last = turns[-1]
-    heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=turns[0].at)
+    heard_at = to_datetime(turns[0].at)
     kept = {"facts": 0, "summaries": 0}
     there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
     for fact in found["facts"]:
@@ -265,7 +266,7 @@ def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
 
 def _micros(at: datetime | None) -> int:
     """Return a time in microseconds since 1970, or 0 for none."""
-    return 0 if at is None else (at - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+    return 0 if at is None else to_micros(at)
 
 
 def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, convert_to_messages
@@ -23,6 +22,7 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import compose_recall, read_recalled_ids
+from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
@@ -187,7 +187,7 @@ class Memories:
             return None
         text = summary.text[:SUMMARY_MAX]
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
-        heard_at = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=held.messages[0].accepted_at)
+        heard_at = to_datetime(held.messages[0].accepted_at)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await memory.asummarise(held.partition.thread, text, heard_at=heard_at)

@@ -18,7 +18,6 @@ from perdure.engine.queue.signals import Signal, signal_key
 from perdure.engine.retention.thread_expiry import read_at_rest
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
-from perdure.model.checkpoint_times import time_of
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
@@ -26,6 +25,7 @@ from perdure.model.runs.messages import Message, Run, plain_copy
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.model.runs.waits import Kind, Wait, read_waits
+from perdure.model.times import time_of
 from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.nodes.waiting import require_name
 from perdure.runtime.notifications import Notifications

@@ -16,7 +16,6 @@ from perdure.engine.threads.thread_state import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import plain_reading
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.checkpoint_times import read_time, time_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import (
@@ -35,6 +34,7 @@ from perdure.model.runs.lifecycle import Facts, Status, thread_status
 from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.waits import Waits, read_waits, takes_no_answer
+from perdure.model.times import read_time, time_of
 from perdure.model.write_records import find_asking_tasks
 from perdure.runtime.json_encoding import plain
 

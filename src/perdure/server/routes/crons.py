@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Path, Response
 from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
+from perdure.model.times import to_micros
 from perdure.runtime.agents.run_user import USER_EMAIL
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
@@ -339,7 +340,7 @@ def _microseconds(time: datetime | None) -> int | None:
         utc = time.astimezone(UTC)
     except OverflowError:
         raise Refusal(422, "end_time is outside of the years 1 to 9999") from None
-    return (utc - responses.EPOCH) // timedelta(microseconds=1)
+    return to_micros(utc)
 
 
 def _stored_user(user: User) -> dict[str, Any]:

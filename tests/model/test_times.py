@@ -1,15 +1,18 @@
-"""The time of a checkpoint's id."""
+"""Times of checkpoints, and their conversion from and to dates."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from langgraph.checkpoint.base.id import uuid6
 
-from perdure.model.checkpoint_times import read_time, time_of
+from perdure.model.times import read_time, time_of, to_datetime, to_micros
 
 
 def test_an_id_of_langgraph_has_the_time_of_its_creation() -> None:
@@ -44,3 +47,16 @@ def test_a_text_is_the_same_time_on_every_host() -> None:
 def test_what_is_no_time_is_refused(text: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         read_time(text)
+
+
+@pytest.mark.usefixtures("_host_zone")
+@given(st.integers(to_micros(datetime.min), to_micros(datetime.max)))
+def test_a_date_is_the_same_time_exactly(micros: int) -> None:
+    at = to_datetime(micros)
+    assert to_micros(at) == to_micros(at.replace(tzinfo=None)) == read_time(at.isoformat()) == micros
+
+
+@pytest.mark.parametrize("micros", [to_micros(datetime.max) + 1, to_micros(datetime.min) - 1, 10**30])
+def test_there_are_no_dates_beyond_the_calendar(micros: int) -> None:
+    with pytest.raises(OverflowError):
+        to_datetime(micros)

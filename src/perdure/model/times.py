@@ -1,12 +1,29 @@
-"""Times of checkpoints: LangGraph's ids are version 6 UUIDs, beside which a text is stored."""
+"""Times, which are stored as microseconds since 1970: as dates, as text, and of LangGraph's checkpoints.
+
+Ids of checkpoints are UUIDs of version 6. All is exact: a float rounds the last microsecond of the year 9999.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 _UUID_EPOCH = 12_219_292_800_000_000
 """Microseconds from the start of a UUID's calendar to 1970."""
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def to_datetime(micros: int) -> datetime:
+    """Return a time as a date in UTC; raises ``OverflowError`` outside of the years 1 to 9999."""
+    return _EPOCH + micros * _MICROSECOND
+
+
+def to_micros(time: datetime) -> int:
+    """Return the time of a date. One without a zone is in UTC on every host."""
+    return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
 
 
 def time_of(checkpoint_id: str) -> int | None:
@@ -31,7 +48,4 @@ def read_time(text: str) -> int:
         TypeError: it is not text.
         ValueError: it is not a time.
     """
-    at = datetime.fromisoformat(text)
-    if at.tzinfo is None:
-        at = at.replace(tzinfo=UTC)
-    return round(at.timestamp() * 1_000_000)
+    return to_micros(datetime.fromisoformat(text))

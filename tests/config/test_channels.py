@@ -24,14 +24,14 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_table_there_is_no_channel() -> None:
-    assert load("").channels == {}
+    assert load("").chats == {}
 
 
 def test_a_table_and_variables_are_one_channel_for_servers_and_workers() -> None:
     text = '[channels.telegram]\ndebounce = 1.5\nallowed = ["7"]\n'
     variables = {"PERDURE_CHANNELS_TELEGRAM_TOKEN": "1:x", "PERDURE_CHANNELS_TELEGRAM_SECRET": SECRET}
     expected = {"telegram": {"token": "1:x", "secret": SECRET, "debounce": 1.5, "allowed": ("7",)}}
-    assert load(text, variables).channels == expected
+    assert load(text, variables).chats == expected
     assert SECRET not in repr(load(text, variables))
     chats = worker.load(file=None, graphs=["app:graph"], db="memory://", environ=variables)
     assert chats.chats == expected
@@ -64,6 +64,6 @@ def test_empty_variables_do_not_take_a_channel_or_its_list_away() -> None:
     with pytest.raises(BadSetting, match=r"channels\.telegram needs token"):
         load("[channels.telegram]", given)
     given = {"PERDURE_CHANNELS_TELEGRAM_TOKEN": "1:x", "PERDURE_CHANNELS_TELEGRAM_SECRET": SECRET}
-    assert load("[channels.telegram]", given).channels["telegram"]["token"] == "1:x"
+    assert load("[channels.telegram]", given).chats["telegram"]["token"] == "1:x"
     with pytest.raises(BadSetting, match="PERDURE_CHANNELS_TELEGRAM_ALLOWED names no chat"):
         load('[channels.telegram]\nallowed = ["7"]', {**given, "PERDURE_CHANNELS_TELEGRAM_ALLOWED": ","})

@@ -100,7 +100,7 @@ def load(
     Raises:
         BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
     """
-    named = {f"retention.{name}": (value, _flag(name)) for name, value in flags.items()}
+    named = {f"retention.{name}": (value, flag_name(name)) for name, value in flags.items()}
     found = read_retention(resolve_config(file=file, flags=named, environ=environ, has_key=has_key))
     if found.rules.is_empty:
         raise BadSetting(
@@ -110,5 +110,6 @@ def load(
     return found
 
 
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
+    """Return the flag of a command for a setting."""
     return f"--{name.replace('_', '-')}"

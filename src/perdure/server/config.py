@@ -12,19 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from langgraph.store.base import TTLConfig
-
-from perdure.config.agents import AgentSettings, agent_settings
-from perdure.config.channels import chat_channels
-from perdure.config.resolve import GraphPlace, ResolvedConfig, resolve_config
-from perdure.config.retention import RetentionSettings, read_retention, thread_ttl
+from perdure.config.common import CommonConfig, load_common
+from perdure.config.resolve import ResolvedConfig, resolve_config
+from perdure.config.retention import thread_ttl
 from perdure.config.settings import EXPOSED, LOOPBACK_ORIGIN, SETTINGS
 from perdure.config.sources import GivenValue
-from perdure.config.store_index import StoreIndex
 from perdure.errors import BadSetting
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.model.retention_policy import ThreadTtl
-from perdure.storage.key_providers import KeyProvider
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,40 +112,24 @@ class RequestLimits:
     page_max: int = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(CommonConfig):
     """The validated configuration of a server.
 
-    ``runtime`` are the given arguments of ``runtime_settings``, ``store`` is for ``Database.store(ttl=…)``.
-    ``agents`` are schemas and policies of conversations by graph, ``channels`` the settings of chat channels
-    by provider. ``env`` are variables to set before a
-    graph is imported; none of them is set yet. ``import_folders`` are made importable for graphs. ``root``
-    is the folder of the configuration file, the project's. ``sources`` are the files and the names of the
-    variables that were used, ``ignored`` the settings without effect: both may be logged. ``files`` are the
-    files among them, and that of variables, which need not exist.
+    Attributes:
+        auth: Authentication settings.
+        http: Address and routes.
+        limits: Limits per request, user and process.
+        runtime: Given arguments of ``runtime_settings``.
+        checkpointer: Time to live of threads, if one is set.
+        files: The files among the sources, and that of variables, which need not exist.
     """
 
-    database_url: str = field(repr=False)
-    keys: KeyProvider | None
-    graphs: Mapping[str, GraphPlace]
-    assistants: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    agents: AgentSettings
     auth: Auth
     http: Http
     limits: RequestLimits
     runtime: Mapping[str, Any]
-    development: bool
-    store: TTLConfig | None
-    store_index: StoreIndex | None
-    store_url: str | None = field(repr=False)
-    retention: RetentionSettings
     checkpointer: ThreadTtl | None
-    channels: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    env: Mapping[str, str] = field(repr=False)
-    import_folders: tuple[Path, ...]
-    root: Path
-    sources: tuple[str, ...]
-    ignored: tuple[str, ...]
     files: tuple[Path, ...] = ()
 
 
@@ -196,33 +175,17 @@ def load(
         },
         environ=environ,
     )
-    is_development = bool(settled["development"])
     claims = settled["auth.tenant_claims"]
     if claims is None:
         claims = ("sub",) if settled.select_given("auth.jwt.") else ()
-    graphs_named = settled.graphs("perdure serve ./agent.py:graph")
+    common = load_common(settled, "perdure serve ./agent.py:graph")
     return Config(
-        database_url=settled.database_url(),
-        keys=settled.key_provider(),
-        graphs=graphs_named,
-        assistants=settled.assistants("perdure serve ./agent.py:graph"),
-        agents=agent_settings(settled, graphs_named),
+        **common,
         auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
-        http=_http(settled, is_development),
+        http=_http(settled, common["development"]),
         limits=RequestLimits(**settled.table("limits.")),
         runtime=settled.runtime(),
-        development=is_development,
-        store=settled.store_ttl(),
-        store_index=settled.store_index(),
-        store_url=settled.store_url(),
-        retention=read_retention(settled),
         checkpointer=thread_ttl(settled),
-        channels=chat_channels(settled),
-        env=settled.env,
-        import_folders=settled.import_folders(),
-        root=settled.root,
-        sources=settled.sources,
-        ignored=settled.ignored,
         files=settled.files,
     )
 

@@ -33,8 +33,8 @@ class _Open:
 
 class ModelCalls(BaseCallbackHandler):
     """Reports the calls of models of one attempt at a run, those of threads as well, in the event loop in
-    which it is made. ``emit`` gets the fields of each event; ``answers`` is called with the first token of any
-    of them, or its whole answer if it does not stream.
+    which it is made. ``emit`` gets the fields of each event; ``answers`` is called with the first token of
+    any of them, or its whole answer if it does not stream.
 
     Attributes:
         waited: Returns the seconds for which a call waited for a limit, which are not its own.

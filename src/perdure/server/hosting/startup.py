@@ -175,11 +175,11 @@ async def _start_runtime(
 
 def _chats(config: Config) -> Sequence[ChatChannel]:
     """Return the chat channels of the configuration."""
-    if not config.channels:
+    if not config.chats:
         return ()
     from perdure.channels.configured import configure_channels
 
-    return configure_channels(config.channels, config.graphs)
+    return configure_channels(config.chats, config.graphs)
 
 
 def _require_users(agents: Mapping[str, Agent]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -15,11 +15,11 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.types import Interrupt
 
 from perdure.langgraph.channel_versions import next_version
-from perdure.model.checkpoint import Version
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, key_tasks
 
@@ -27,8 +27,9 @@ _RESUMING = "__pregel_resuming"
 _Place = tuple[str, str, str]
 
 
-class StepSaver(BaseCheckpointSaver[Any]):
-    """Saver for the runs that replay one step.
+class StepSaver(InMemorySaver):
+    """Saver for the runs that replay one step. Only the awaited methods are those of ``InMemorySaver``,
+    which call the others.
 
     Args:
         thread_id: The thread.
@@ -84,7 +85,7 @@ class StepSaver(BaseCheckpointSaver[Any]):
                     out.setdefault(key, []).append(each)
         return {key: found for key, found in out.items() if found}
 
-    def get_next_version(self, current: Version | None, channel: None) -> Version:
+    def get_next_version(self, current: Any, channel: None) -> Any:
         return next_version(current)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
@@ -105,9 +106,6 @@ class StepSaver(BaseCheckpointSaver[Any]):
         ]
         return found._replace(pending_writes=pending)
 
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return self.get_tuple(config)
-
     def list(
         self,
         config: RunnableConfig | None,
@@ -119,29 +117,13 @@ class StepSaver(BaseCheckpointSaver[Any]):
         found = None if config is None else self.get_tuple(config)
         return iter([] if found is None else [found])
 
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        for found in self.list(config):
-            yield found
-
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         given = config.get("configurable", {})
         if not given.get("checkpoint_ns") and given.get("checkpoint_id") == self._begun.checkpoint["id"]:
             return {channel: self._deltas[channel] for channel in channels if channel in self._deltas}
-        return super().get_delta_channel_history(config=config, channels=channels)
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        return self.get_delta_channel_history(config=config, channels=channels)
+        return BaseCheckpointSaver.get_delta_channel_history(self, config=config, channels=channels)
 
     def put(
         self,
@@ -160,15 +142,6 @@ class StepSaver(BaseCheckpointSaver[Any]):
         self._latest[namespace] = CheckpointTuple(stored, checkpoint, metadata, config, [])
         return stored
 
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        return self.put(config, checkpoint, metadata, new_versions)
-
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
@@ -181,11 +154,6 @@ class StepSaver(BaseCheckpointSaver[Any]):
         for position, (channel, value) in enumerate(writes):
             # As plain data at once: a node may change it later.
             slots[WRITES_IDX_MAP.get(channel, position)] = (channel, value, snapshot(value))
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        self.put_writes(config, writes, task_id, task_path)
 
     def command(self, writes: Sequence[tuple[str, Any]]) -> None:
         """Store the writes of a command on the checkpoint from which the step starts."""

@@ -30,7 +30,7 @@ from perdure.model.program import Effect
 from perdure.model.records import KINDS, LISTED, Partition, Record
 from perdure.model.runs.messages import Reply
 from perdure.model.values.chunks import Digester
-from perdure.runtime import Channel, Runtime, Settings
+from perdure.runtime import Channel, Observer, Runtime, Settings
 from perdure.storage.encryption import EncryptedDriver
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import (
@@ -325,7 +325,7 @@ def stored(backend: str) -> Iterator[Storage]:
             storage.close()
 
 
-class Heard:
+class Heard(Observer):
     """An observer that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -333,10 +333,6 @@ class Heard:
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, dict(fields)))
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
     def count(self, name: str) -> int:
         return sum(event == name for event, _ in self.events)

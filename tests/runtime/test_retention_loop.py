@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from perdure import Retention
 from perdure.care.sweeper import RetentionOptions
 from perdure.engine.retention import sweep
 from perdure.errors import Unavailable
-from perdure.runtime import Runtime
+from perdure.runtime import Observer, Runtime
 from perdure.runtime.observers import Observers
 from perdure.runtime.retention_loop import RetentionLoop
 from tests import backends
@@ -25,7 +24,7 @@ from tests.runtime.graphs import eventually
 __all__ = ["wait"]
 
 
-class Heard:
+class Heard(Observer):
     """Observer that collects events."""
 
     def __init__(self) -> None:
@@ -33,10 +32,6 @@ class Heard:
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         self.events.append((name, fields))
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
 
 def graph() -> Any:

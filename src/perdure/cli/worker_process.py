@@ -211,7 +211,7 @@ def _serve_metrics(address: HostPort | None) -> Iterator[tuple[Observer, ...]]:
         yield (counting,)
 
 
-class RunCounts:
+class RunCounts(Observer):
     """Observer that counts the outcomes of runs."""
 
     def __init__(self) -> None:
@@ -221,10 +221,6 @@ class RunCounts:
         kind, _, what = name.partition(".")
         if kind == "run" and what != "claimed":
             self._counts[what.replace("_", " ")] += 1
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
     def __str__(self) -> str:
         text = ", ".join(f"{count} {what}" for what, count in sorted(self._counts.items()))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from perdure.demo.memory import demo_policy
 from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.langgraph.search.index import SearchConfig
 from perdure.runtime import Agent, Runtime, Settings
-from perdure.runtime.observers import Logs
+from perdure.runtime.observers import Logs, Observer
 from perdure.server.auth.identity import Open
 from perdure.server.resources import ServerState
 
@@ -37,7 +37,7 @@ BY_WORDS: SearchConfig = {"text": True, "fields": ["text"]}
 """Index of the demo's store: words alone, so that no model is needed."""
 
 
-class HandedOver:
+class HandedOver(Observer):
     """Observer that counts the answers that were being written when the demo stopped."""
 
     def __init__(self) -> None:
@@ -45,10 +45,6 @@ class HandedOver:
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         self.count += name == "run.handed_over"
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
 
 @dataclass(frozen=True, slots=True)

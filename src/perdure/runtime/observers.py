@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -74,17 +74,18 @@ _Leave = Callable[[type[BaseException] | None, BaseException | None, TracebackTy
 
 class Observer(Protocol):
     """Receiver of events. ``event`` is called when something happened, ``span`` surrounds work that takes
-    time. Neither may raise, block or change ``fields``, which all observers share."""
+    time. Neither may raise, block or change ``fields``, which all observers share. A subclass needs ``event``
+    alone."""
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         """Take note of what happened."""
 
     def span(self, name: str, fields: dict[str, Any]) -> AbstractContextManager[object]:
-        """Return a context that surrounds work that takes time."""
-        ...
+        """Return a context that surrounds work that takes time; by default one that does nothing."""
+        return nullcontext()
 
 
-class Logs:
+class Logs(Observer):
     """Observer that writes events to the logger ``perdure.runtime``: the name and the fields on one line, and
     the same in ``extra``, as ``event`` and ``perdure_<field>``, for formatters of structured logs. Times have
     their unit in the line, and are in microseconds in ``extra``."""
@@ -98,11 +99,6 @@ class Logs:
             line = " ".join(f"{key}={_field(key, value)}" for key, value in fields.items() if value != "")
             extra = {"event": name, **{f"perdure_{key}": value for key, value in fields.items()}}
             _log.log(level, "%s %s", name, line, extra=extra)
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        """Log nothing."""
-        yield
 
 
 class RunLogs(Logs):

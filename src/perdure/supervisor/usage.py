@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any
 
 from perdure.model.bounded_cache import BoundedCache
+from perdure.runtime.observers import Observer
 
 _USERS_MAX = 10_000
 
@@ -35,7 +34,7 @@ class Spent:
         )
 
 
-class Usage:
+class Usage(Observer):
     """Observer for ``Runtime(observers=…)`` that adds up the calls of models by hop, and by user for the last
     10,000 users."""
 
@@ -52,10 +51,6 @@ class Usage:
             hop = fields["hop"]
             self._hops[hop] = self._hops.get(hop, Spent()).more(fields)
             self._users[user] = self._users.get(user, Spent()).more(fields)
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
     def by_hop(self) -> dict[str, Spent]:
         """Return the sums by the name of the node that made the calls."""

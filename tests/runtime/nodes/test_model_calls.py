@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,24 +19,20 @@ from prometheus_client import CollectorRegistry
 import perdure
 from examples.supervisor.models import Scripted
 from perdure.limits import SharedLimit
-from perdure.runtime import Agent, Price, Prices, Runtime, Settings, isolated_subgraph
+from perdure.runtime import Agent, Observer, Price, Prices, Runtime, Settings, isolated_subgraph
 from perdure.runtime.metrics import Metrics
 from perdure.runtime.tracing import Tracing
 
 SECRET = "swordfish"
 
 
-class Events:
+class Events(Observer):
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         if name == "model.called":
             self.calls.append(fields)
-
-    @contextmanager
-    def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
-        yield
 
 
 def asking(model: BaseChatModel) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 from typing import Any
 
-from boto3.dynamodb.types import TypeDeserializer
+from boto3.dynamodb.types import Binary, TypeDeserializer
 from boto3.session import Session
 from botocore import exceptions as aws
 from botocore.config import Config
@@ -46,7 +46,8 @@ def _error_name(error: Exception) -> str:
     return code or type(error).__name__
 
 
-_reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
+reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
+"""Decorator of methods of a source that ask DynamoDB."""
 
 
 KEYS = ("PK", "SK")
@@ -62,17 +63,19 @@ def key_names(url: str) -> list[str]:
     """
     target = target_of(url)
     try:
-        return _key_names(_client(target), target.table)
+        return read_key_names(open_client(target), target.table)
     except (aws.ClientError, aws.BotoCoreError) as error:
         raise Unavailable(f"{target} cannot be read: {_error_name(error)}") from error
 
 
-def _key_names(client: Any, table: str) -> list[str]:
+def read_key_names(client: Any, table: str) -> list[str]:
+    """Return what ``key_names`` does, with the errors of the client."""
     keys = client.describe_table(TableName=table)["Table"]["KeySchema"]
     return [key["AttributeName"] for key in keys]
 
 
-def _client(target: DynamoUrl) -> Any:
+def open_client(target: DynamoUrl) -> Any:
+    """Return a client of a table's service; raise ``BadUrl`` if its URL cannot be used."""
     config = Config(retries={"mode": "adaptive", "max_attempts": 8})
     try:
         session = Session(region_name=target.region)
@@ -96,15 +99,15 @@ class DynamoSource:
     def __init__(self, url: str) -> None:
         target = target_of(url)
         self.name, self._table = str(target), target.table
-        self._client: Any = _client(target)
+        self._client: Any = open_client(target)
         self._check()
         self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
         self._saver = self._stock_saver(target.region, target.endpoint)
         self.verifier = PACKAGE if self._saver is not None else self.name
 
-    @_reading
+    @reading
     def _check(self) -> None:
-        if set(_key_names(self._client, self._table)) != set(KEYS):
+        if set(read_key_names(self._client, self._table)) != set(KEYS):
             raise BadUrl(f"{self.name} is not a table of {PACKAGE}, whose keys are PK and SK")
 
     def _stock_saver(self, region: str | None, endpoint: str | None) -> Any:
@@ -124,7 +127,8 @@ class DynamoSource:
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads, in no order."""
         seen: set[str] = set()
-        for item in self._pages(
+        for item in read_items(
+            self._call,
             "scan",
             ProjectionExpression="PK",
             FilterExpression="begins_with(PK, :kind) AND attribute_exists(ref_key)",
@@ -194,7 +198,7 @@ class DynamoSource:
         for entry in wanted:
             yield self._stock(thread, entry, self._slots_of(thread, entry))
 
-    @_reading
+    @reading
     def _stock(
         self, thread: str, entry: CheckpointEntry, slots: list[tuple[WriteSlot, str]]
     ) -> CheckpointTuple:
@@ -212,7 +216,8 @@ class DynamoSource:
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of a table of DynamoDBStore, in no order."""
-        pages = self._pages(
+        pages = read_items(
+            self._call,
             "scan",
             ProjectionExpression="PK, SK, #value, created_at, updated_at, expires_at",
             FilterExpression="attribute_exists(#value) AND attribute_exists(created_at)",
@@ -225,21 +230,13 @@ class DynamoSource:
         self._client.close()
 
     def _query(self, key: str, projection: str) -> Iterator[Mapping[str, Any]]:
-        return self._pages(
+        return read_items(
+            self._call,
             "query",
             KeyConditionExpression="PK = :key",
             ExpressionAttributeValues={":key": {"S": key}},
             ProjectionExpression=projection,
         )
-
-    def _pages(self, operation: str, **parameters: Any) -> Iterator[Mapping[str, Any]]:
-        start: dict[str, Any] = {}
-        while True:
-            page = self._call(operation, ConsistentRead=True, **parameters, **start)
-            yield from page["Items"]
-            if "LastEvaluatedKey" not in page:
-                return
-            start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
     def _payloads(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[Mapping[str, Any], str, bytes]]:
         """Yield the items of keys in the given order, each with the form and the bytes of its payload."""
@@ -275,23 +272,34 @@ class DynamoSource:
                 raise Contention(f"an item of {key[0]!r} is gone from {self.name}")
         return found
 
-    @_reading
+    @reading
     def _batch(self, keys: Sequence[Any]) -> dict[str, Any]:
         wanted = {self._table: {"Keys": keys, "ConsistentRead": True}}
         answer: dict[str, Any] = self._client.batch_get_item(RequestItems=wanted)
         return answer
 
-    @_reading
+    @reading
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any]:
         answer: dict[str, Any] = getattr(self._client, operation)(TableName=self._table, **parameters)
         return answer
+
+
+def read_items(call: Callable[..., Any], *args: Any, **parameters: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the items of all pages of a query or a scan, which are read with strong consistency."""
+    start: dict[str, Any] = {}
+    while True:
+        page = call(*args, ConsistentRead=True, **parameters, **start)
+        yield from page["Items"]
+        if "LastEvaluatedKey" not in page:
+            return
+        start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
 
 def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
     """Return an item of DynamoDBStore, which joins the labels of a namespace by colons, and reads them so."""
     prefix, key = row["PK"]["S"], row["SK"]["S"]
     try:
-        value = _plain(_DESERIALIZER.deserialize(row["value"]))
+        value = read_value(row["value"])
         if not isinstance(value, dict):
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
@@ -304,17 +312,31 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
         return DamagedItem(f"{where}: it is not of JSON values ({type(error).__name__}: {error})")
 
 
-def _plain(value: Any) -> Any:
-    """Return a value with its numbers as JSON has them."""
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, dict):
-        return {key: _plain(held) for key, held in value.items()}
-    if isinstance(value, list):
-        return [_plain(held) for held in value]
-    if value is None or isinstance(value, str | bool):
-        return value
-    raise TypeError(f"{type(value).__name__} is not a JSON value")
+def read_value(attribute: Mapping[str, Any], *, decodes: bool = False) -> Any:
+    """Return the value of an attribute as JSON has it: numbers are integers where they are whole.
+
+    Args:
+        attribute: The attribute, as the client returns it.
+        decodes: True reads bytes as text.
+
+    Raises:
+        TypeError: It is not a JSON value.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Decimal):
+            return int(value) if value == value.to_integral_value() else float(value)
+        if isinstance(value, dict):
+            return {key: plain(held) for key, held in value.items()}
+        if isinstance(value, list):
+            return [plain(held) for held in value]
+        if decodes and isinstance(value, Binary):
+            return bytes(value.value).decode()
+        if value is None or isinstance(value, str | bool):
+            return value
+        raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+    return plain(_DESERIALIZER.deserialize(attribute))
 
 
 def _unpack(item: Mapping[str, Any], body: bytes) -> bytes:

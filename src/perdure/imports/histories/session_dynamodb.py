@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from decimal import Decimal
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from boto3.dynamodb.types import Binary, TypeDeserializer
-from boto3.session import Session
-from botocore import exceptions as aws
-from botocore.config import Config
-
 from perdure.errors import BadUrl
+from perdure.imports.dynamodb import open_client, read_items, read_key_names, read_value, reading
 from perdure.imports.histories.session_tables import COLUMNS, SessionTable
 from perdure.imports.histories.sessions import SourceSession
-from perdure.imports.source import DAMAGED, translate_errors
+from perdure.imports.source import DAMAGED
 from perdure.storage.dynamodb.client import target_of
-
-_DESERIALIZER = TypeDeserializer()
-
-
-def _error_name(error: Exception) -> str:
-    code = error.response["Error"]["Code"] if isinstance(error, aws.ClientError) else ""
-    return code or type(error).__name__
-
-
-_reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
 
 
 class DynamoSessions:
@@ -44,25 +29,19 @@ class DynamoSessions:
     def __init__(self, url: str, names: SessionTable) -> None:
         target = target_of(url)
         self.name, self._table, self._names = str(target), target.table, names
-        config = Config(retries={"mode": "adaptive", "max_attempts": 8})
-        try:
-            session = Session(region_name=target.region)
-            self._client: Any = session.client("dynamodb", endpoint_url=target.endpoint, config=config)
-        except (aws.BotoCoreError, ValueError) as error:
-            raise BadUrl(f"{self.name} cannot be used: {type(error).__name__}") from error
+        self._client = open_client(target)
         self._check()
         self._expires = self._expiry()
 
-    @_reading
+    @reading
     def _check(self) -> None:
-        keys = self._client.describe_table(TableName=self._table)["Table"]["KeySchema"]
-        found = [key["AttributeName"] for key in keys]
+        found = read_key_names(self._client, self._table)
         if found != [self._names.key]:
             raise BadUrl(
                 f"{self.name} has the key {', '.join(found)}, not {self._names.key} alone; name it with --key"
             )
 
-    @_reading
+    @reading
     def _expiry(self) -> str | None:
         """Return the attribute with the time at which an item expires, if the table has one."""
         found = self._client.describe_time_to_live(TableName=self._table)["TimeToLiveDescription"]
@@ -73,25 +52,19 @@ class DynamoSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions, in no order, without those that have expired and are not removed yet."""
-        start: dict[str, Any] = {}
-        while True:
-            page = self._page(start)
-            for item in page["Items"]:
-                if not self._has_expired(item):
-                    yield self._session(item)
-            if "LastEvaluatedKey" not in page:
-                return
-            start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
+        for item in read_items(self._page):
+            if not self._has_expired(item):
+                yield self._session(item)
 
-    @_reading
-    def _page(self, start: dict[str, Any]) -> Any:
-        return self._client.scan(TableName=self._table, ConsistentRead=True, **start)
+    @reading
+    def _page(self, **parameters: Any) -> Any:
+        return self._client.scan(TableName=self._table, **parameters)
 
-    def _has_expired(self, item: dict[str, Any]) -> bool:
+    def _has_expired(self, item: Mapping[str, Any]) -> bool:
         at = item.get(self._expires or "", {}).get("N")
         return at is not None and float(at) <= time.time()
 
-    def _session(self, item: dict[str, Any]) -> SourceSession:
+    def _session(self, item: Mapping[str, Any]) -> SourceSession:
         ((kind, key),) = item[self._names.key].items()
         if kind not in ("S", "N"):
             return SourceSession(repr(key), why="its key is neither text nor a number")
@@ -100,23 +73,10 @@ class DynamoSessions:
         if held is None:
             return SourceSession(key, why=f"it has no {' or '.join(map(str, named))}")
         try:
-            return SourceSession(key, _plain(_DESERIALIZER.deserialize(held)))
+            return SourceSession(key, read_value(held, decodes=True))
         except DAMAGED as error:
             return SourceSession(key, why=f"its history cannot be read ({type(error).__name__})")
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of an item as JSON has it: numbers are integers where they are whole."""
-    if isinstance(value, Decimal):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, Binary):
-        return bytes(value.value).decode()
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return value

@@ -43,12 +43,16 @@ def move(
     *,
     replace: bool = False,
     dry_run: bool = False,
+    hand_over: bool = False,
     report: Report = thread_digest.silent,
 ) -> TransferResult:
     """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
 
     An interrupted transfer can be repeated and continues. Content that is there already and equal stays. The
-    source is not changed.
+    source is not changed, but for what ``hand_over`` takes from it.
+
+    A thread that waits for an answer does so at the target, too. One that goes on by itself, at a deadline,
+    after a sleep or with a signal, does so in one database only: with ``hand_over`` at the target.
 
     Args:
         source: The database that holds it.
@@ -57,14 +61,26 @@ def move(
         into: Name at the target; the same unless given.
         replace: Replace different content at the target.
         dry_run: Compare only.
+        hand_over: Let a thread that goes on by itself do so at the target, and at the source no more.
         report: Called with the number of bytes just read.
 
     Raises:
-        Conflict: The target has different content and ``replace`` is false, or a message is under way.
+        Conflict: The target has different content and ``replace`` is false, a message is under way, or a
+            thread goes on by itself and ``hand_over`` is false.
         NotFound: There is no such thread.
     """
     here, there = handle_of(source), handle_of(target)
-    options = TransferOptions(here.digest, there.digest, there.budget, here.draw_version(), replace, report)
+    options = TransferOptions(
+        here.digest,
+        there.digest,
+        there.budget,
+        here.draw_version(),
+        replace,
+        report,
+        hand_over=hand_over,
+        is_from_archive=here.driver.capabilities.is_archive,
+        is_to_archive=there.driver.capabilities.is_archive,
+    )
     into = into or partition
     if partition.space in OF_ITEMS:
         items = transfer_items.compare_items if dry_run else transfer_items.move_items

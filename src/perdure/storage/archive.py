@@ -87,7 +87,7 @@ class Archive:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(is_read_only=not self._writing)
+        return Capabilities(is_read_only=not self._writing, is_archive=True)
 
     @property
     def limits(self) -> CommitLimits:

@@ -117,6 +117,7 @@ class Capabilities:
         is_local: it reads in this process, so that several reads at once end no sooner than one by one.
         is_kept: its data outlives the process.
         is_read_only: it refuses every write.
+        is_archive: it is a file, of which nothing wakes the threads that wait.
         has_threads: False in a process that cannot start threads, as in a Worker of Cloudflare.
         bell: notifications between the processes on the database.
         vectors: comparison of vectors; a reason if they are compared in this process, or ``None``.
@@ -134,6 +135,7 @@ class Capabilities:
     is_local: bool = False
     is_kept: bool = True
     is_read_only: bool = False
+    is_archive: bool = False
     has_threads: bool = True
     bell: Notifier | None = None
     vectors: ComparesVectors | str | None = None

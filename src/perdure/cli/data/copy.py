@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 
+HandOver = Annotated[
+    bool,
+    typer.Option("--hand-over", help="Let threads that go on by themselves do so there, and here no more"),
+]
+
 # By the value of the state at the target: the engine's type is imported when a command runs.
 _DONE = {
     "absent": "copied",
@@ -101,6 +106,7 @@ def copy(
         bool, typer.Option("--replace", help="Bring threads up to date that differ at the target")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and compare both; change nothing")] = False,
+    hand_over: HandOver = False,
     from_keys: Annotated[
         str | None,
         typer.Option(metavar="KEYS", help="What wraps the keys of the source, as --keys elsewhere"),
@@ -128,7 +134,9 @@ def copy(
     source, target = _databases(source, target, from_, to)
     from_key, to_key = named_keys(from_keys), named_keys(to_keys)
     with (
-        closing(open_for_reading(source, encryption_key=from_key)) as here,
+        connect_sync(source, encryption_key=from_key)
+        if hand_over and not dry_run
+        else closing(open_for_reading(source, encryption_key=from_key)) as here,
         connect_sync(target, encryption_key=to_key) as there,
     ):
         partitions = _choose(here, tenant, threads)
@@ -142,6 +150,7 @@ def copy(
                         there,
                         replace=replace,
                         dry_run=dry_run,
+                        hand_over=hand_over,
                         tally=tally,
                         progress=progress,
                     )
@@ -207,6 +216,7 @@ def _one(
     *,
     replace: bool,
     dry_run: bool,
+    hand_over: bool,
     tally: CopyCounts,
     progress: ProgressReport,
 ) -> None:
@@ -215,7 +225,15 @@ def _one(
 
     name = label(partition)
     try:
-        moved = admin.move(here, partition, there, replace=replace, dry_run=dry_run, report=progress.bytes)
+        moved = admin.move(
+            here,
+            partition,
+            there,
+            replace=replace,
+            dry_run=dry_run,
+            hand_over=hand_over,
+            report=progress.bytes,
+        )
     except Unavailable:
         raise
     except NotFound:

@@ -23,6 +23,7 @@ from perdure.cli.app import (
     print_json,
     printable,
 )
+from perdure.cli.data.copy import HandOver
 from perdure.cli.data.export_to import TargetOptions, export_to
 from perdure.cli.data.import_server import Authorization, Headers, ServerOptions
 from perdure.cli.data.sessions import export_sessions
@@ -59,6 +60,7 @@ def export(
         bool, typer.Option("--clear", help="Write the file in the clear although the database is encrypted")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there")] = False,
+    hand_over: HandOver = False,
     form: Annotated[
         ExportForm,
         typer.Option("--as", help="What is printed without --output: everything, the messages, or sessions"),
@@ -95,6 +97,9 @@ def export(
     of its name, and only its owner can read it. From an encrypted database it is encrypted with the same key,
     which the import needs; --clear writes it unencrypted.
 
+    A thread that goes on by itself, at a deadline, after a sleep or with a signal, is refused. With
+    --hand-over it goes on where the file is imported, and here no more. Import such a file once.
+
     --to writes threads to another place, compares what is there afterwards, and can be repeated. A saver of
     LangGraph's gets them whole: the same graph, compiled with it, goes on. A server gets the steps that led
     to each latest state, whose checkpoints have other ids there, and with --all the items of the store; this
@@ -115,8 +120,7 @@ def export(
         raise NotAllowed("--to is a place of its own; leave out --output and --as")
     server = ServerOptions(headers or [], authorization, graphs or [])
     server.require(is_used=to is not None)
-    if form is not ExportForm.JSON and (output is not None or clear):
-        raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
+    _refuse_options_of_files(form, output, clear=clear, hand_over=hand_over)
     with open_database(db, tenant, key) as database:
         if to is not None:
             export_to(to, database, tenant, TargetOptions(thread_ids or [], everything, server))
@@ -139,7 +143,8 @@ def export(
             for name in wanted:
                 partition = Partition(tenant, name)
                 try:
-                    digests.append((name, admin.move(database, partition, archive).digest))
+                    moved = admin.move(database, partition, archive, hand_over=hand_over)
+                    digests.append((name, moved.digest))
                 except PerdureError as error:
                     if not everything or isinstance(error, Unavailable):
                         raise
@@ -158,6 +163,13 @@ def export(
     if left_out:
         _say_left_out(left_out)
         raise typer.Exit(1)
+
+
+def _refuse_options_of_files(form: ExportForm, output: Path | None, *, clear: bool, hand_over: bool) -> None:
+    if hand_over and output is None:
+        raise NotAllowed("--hand-over is for a file that is imported elsewhere; name it with --output")
+    if form is not ExportForm.JSON and (output is not None or clear):
+        raise NotAllowed(f"--as {form} is printed; redirect it to a file instead of --output")
 
 
 def _print_threads(

@@ -27,7 +27,7 @@ from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
-from perdure.model.runs.waits import BY_WAIT, takes_no_answer
+from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, takes_no_answer
 from perdure.model.write_records import (
     NULL_TASK,
     RESUME,
@@ -88,6 +88,11 @@ class OpenQuestion(NamedTuple):
     def unanswerable_ids(self) -> frozenset[str]:
         """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
         return frozenset() if self.run is None else takes_no_answer(self.run.note)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if it was handed over to another database, where it takes its answer."""
+        return self.run is not None and HANDED_OVER in self.run.note
 
     def knows(self, interrupt_id: str) -> bool:
         """Return True if an interrupt has this id, or had it before or after a node was renamed."""
@@ -156,7 +161,9 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
     """Return the question of a thread that a person may answer now, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     question, _ = yield from look(partition, Lane.read(IN, found), read_asked)
-    if question is None or not (left_alone := question.unanswerable_ids):
+    if question is None or question.is_elsewhere:
+        return None
+    if not (left_alone := question.unanswerable_ids):
         return question
     ids = tuple(name for name in question.interrupts if name not in left_alone)
     return question._replace(asked=question.asked._replace(interrupts=ids)) if ids else None
@@ -186,6 +193,8 @@ def address_answer(
             "later "
             "message goes on without one; nothing of this answer was stored. Look at the thread's state"
         )
+    if question.is_elsewhere:
+        raise NotWaiting(describe_elsewhere(thread, "this answer"))
     ids, run = question.interrupts, question.run
     if question.unanswerable_ids and BY_WAIT not in message.options:
         ids = tuple(name for name in ids if name not in question.unanswerable_ids)
@@ -214,6 +223,14 @@ def address_answer(
         options[ANSWERS] = list(ids)
     graph, channel = (message.graph, "") if run is None else (run.graph, run.channel)
     return replace(message, graph=graph, channel=message.channel or channel, options=options), unchanged
+
+
+def describe_elsewhere(thread: str, what: str) -> str:
+    """Return the text of the error of what comes for a wait that another database has."""
+    return (
+        f"thread {thread!r} was handed over to another database, and waits there; nothing of {what} was "
+        "stored. Send it there, or hand the thread over to this database again"
+    )
 
 
 def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, has_question: bool) -> None:

@@ -67,6 +67,7 @@ class Signal:
         Raises:
             NotFound: there is no such thread.
             QueueFull: the thread keeps too many signals already, or too many bytes of them.
+            Conflict: the thread's waits were handed over to another database.
             Unserialisable, TooLarge: the value cannot be stored.
         """
         return (

@@ -16,7 +16,7 @@ from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
 from perdure.engine.transact import Budget, retry_attempt
-from perdure.errors import TooLarge
+from perdure.errors import Conflict, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
@@ -24,7 +24,16 @@ from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, Partition, Record
 from perdure.model.runs.messages import ANSWERS, Message, Reply, Run, dedupe_put, encode
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
-from perdure.model.runs.waits import BY_WAIT, Wait, Waits, after_run, next_due, read_waits, with_waits
+from perdure.model.runs.waits import (
+    BY_WAIT,
+    HANDED_OVER,
+    Wait,
+    Waits,
+    after_run,
+    next_due,
+    read_waits,
+    with_waits,
+)
 
 SIGNALS = ("signals", "early")
 """Key of the document with the signals that a thread has no wait for yet."""
@@ -166,13 +175,19 @@ def make_message(
 def load_waits(
     partition: Partition, inbox: Lane, read_asked: questions.ReadAsked
 ) -> Program[StandingWaits | None]:
-    """Return the waits of a thread that is not busy, ``None`` if it has none."""
+    """Return the waits of a thread that is not busy, ``None`` if it has none.
+
+    Raises:
+        Conflict: they were handed over to another database.
+    """
     asked = yield from read_asked()
     if not asked.interrupts:
         return None
     run = yield from questions.asking_run(partition, inbox, asked.interrupts)
     if run is None:
         return None
+    if HANDED_OVER in run.note:
+        raise Conflict(questions.describe_elsewhere(partition.thread, "this signal"))
     waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
     if not waits:
         return None

@@ -10,7 +10,8 @@ thread that is replaced is copied within the target first, and the copy removed 
 arrived.
 
 Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
-only while its queue is at rest.
+only while its queue is at rest. The run with whose question it waits goes along
+(``engine.transfer.waiting_runs``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import thread_digest, transfer_claim
@@ -29,6 +30,8 @@ from perdure.engine.threads.thread_digest import Digest, Report, ThreadContent
 from perdure.engine.threads.thread_records import Contents, references
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches
+from perdure.engine.transfer import waiting_runs
+from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Conflict, Contention, Corrupt, NotFound
 from perdure.model.ops import (
     Check,
@@ -73,7 +76,6 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import new_puts
@@ -85,7 +87,7 @@ MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
 """The kinds that belong to a database and stay there. The queue of a thread at rest records only finished
-work, and its events are of finished runs."""
+work, but for the run that waits, and its events are of finished runs."""
 
 ATTEMPTS = 5
 """Times that a thread is read again because it was written to during the transfer."""
@@ -150,6 +152,10 @@ class TransferOptions:
         first_version: start of the versions of a new thread.
         replace: replace a different thread of the same name.
         report: called with the count of bytes as they are read.
+        hand_over: take the waits from the source.
+        is_from_archive: nothing wakes a thread at the source.
+        is_to_archive: nothing wakes a thread at the target.
+        has_queue: the run with which the thread waits goes along.
     """
 
     source: Digester
@@ -158,6 +164,10 @@ class TransferOptions:
     first_version: int
     replace: bool = False
     report: Report = thread_digest.silent
+    hand_over: bool = False
+    is_from_archive: bool = False
+    is_to_archive: bool = False
+    has_queue: bool = True
 
 
 class Exists(Conflict):
@@ -170,12 +180,13 @@ def compare_thread(
     """Compare a thread with the target's; nothing is changed.
 
     Raises:
-        Conflict: the thread's queue is not at rest.
+        Conflict: the thread's queue is not at rest, or its waits would have to be handed over.
         NotFound: the source has no such thread.
         Corrupt: it is damaged at the source.
         Contention: it is written to all the time.
     """
-    yield from at(Side.SOURCE, _refuse_busy(partition))
+    waiting = yield from at(Side.SOURCE, read_waiting(partition))
+    _refuse_to_wake_twice(partition, waiting, terms)
     return (yield from _compare(partition, target, terms))
 
 
@@ -203,13 +214,15 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     there.
 
     Raises:
-        Conflict: the thread's queue is not at rest, or others write to the target.
+        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were so before,
+            or others write to the target.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
         Contention: the source is written to all the time.
         Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
-    yield from at(Side.SOURCE, _refuse_busy(partition))
+    waiting = yield from at(Side.SOURCE, read_waiting(partition))
+    _refuse_to_wake_twice(partition, waiting, terms)
     found: State | None = None
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
@@ -217,7 +230,9 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         if compared.found is State.SAME:
             if terms.replace:
                 yield from at(Side.TARGET, _drop_replaced(target))
+            yield from _bring_waits(partition, target, terms)
             return compared
+        _refuse_to_wake_twice(partition, waiting, terms, is_there=False)
         if not terms.replace:
             raise Exists(
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
@@ -226,6 +241,8 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         yield from _set_aside(target, terms)
         yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT
+    else:
+        _refuse_to_wake_twice(partition, waiting, terms, is_there=False)
     result = yield from _bring(partition, target, terms, found)
     if result.found in (State.DIFFERENT, State.PARTIAL):
         yield from at(Side.TARGET, _drop_replaced(target))
@@ -262,9 +279,12 @@ def _bring(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
-        if (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
+        taken = yield from _take_waits(partition, terms)
+        # A signal that came before they were taken is a part of the thread.
+        if taken is None or (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
             continue
-        yield from at(Side.TARGET, _arrive(target, reading, held, terms))
+        yield from at(Side.TARGET, _arrive(target, reading, held, terms, taken.waiting))
+        yield from _note_arrival(partition, taken.waiting, terms)
         return TransferResult(found, digest, written)
     raise Contention(
         f"thread {partition.thread!r} is written to all the time and was not moved; stop its writers, or "
@@ -280,7 +300,7 @@ def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     view = yield from at(Side.TARGET, load_view(name, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
         return
-    within = replace(terms, source=terms.target, report=thread_digest.silent)
+    within = replace(terms, source=terms.target, report=thread_digest.silent, has_queue=False)
     copying: Program[Any] = _bring(target, name, within, None)
     # Both sides are the target here.
     yield from resume(
@@ -312,6 +332,66 @@ def _refuse_headless(partition: Partition, contents: Contents) -> None:
             f"thread {partition.thread!r} is damaged at the source, or is itself half a copy: a head is "
             "missing or leads nowhere; run `perdure fsck` on the source"
         )
+
+
+class _Taken(NamedTuple):
+    """The run with which a thread is to wait at the target, ``None`` for none."""
+
+    waiting: WaitingRun | None
+
+
+def _refuse_to_wake_twice(
+    partition: Partition, found: WaitingRun | None, terms: TransferOptions, *, is_there: bool = True
+) -> None:
+    """Raise ``Conflict`` if a thread would go on by itself in two databases."""
+    if found is None or terms.is_from_archive:
+        return
+    if terms.hand_over:
+        if found.has_arrived and not is_there:
+            raise waiting_runs.second_error(partition)
+    elif found.wakes and not found.is_handed_over:
+        raise waiting_runs.waking_error(partition)
+
+
+def _take_waits(partition: Partition, terms: TransferOptions) -> Program[_Taken | None]:
+    """Take what a thread waits with from the source; ``None`` if it changes at that moment."""
+    if not terms.has_queue:
+        return _Taken(None)
+    found = yield from at(Side.SOURCE, read_waiting(partition))
+    _refuse_to_wake_twice(partition, found, terms)
+    if found is None or terms.is_from_archive:
+        return _Taken(found)
+    if found.is_handed_over and terms.hand_over:
+        _refuse_to_wake_twice(partition, found, terms, is_there=False)
+        return _Taken(found.with_waits())
+    is_kept = found.is_handed_over or not found.wakes
+    if is_kept or (yield from at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
+        return _Taken(found)
+    return None
+
+
+def _bring_waits(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
+    """Let a thread that is at the target already wait there as at the source, if its run is not there."""
+    for _ in range(ATTEMPTS):
+        found = yield from at(Side.SOURCE, read_waiting(partition))
+        if found is None:
+            return
+        if not (yield from at(Side.TARGET, waiting_runs.is_waiting(target, found.run.id))):
+            taken = yield from _take_waits(partition, terms)
+            if taken is None or taken.waiting is None:
+                continue
+            yield from at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
+        yield from _note_arrival(partition, found, terms)
+        return
+    raise Contention(
+        f"thread {partition.thread!r} is written to all the time; stop its writers, and move it again"
+    )
+
+
+def _note_arrival(partition: Partition, waiting: WaitingRun | None, terms: TransferOptions) -> Program[None]:
+    """Note at the source that its waits have arrived. A file may be lost, and is written again."""
+    if waiting is not None and terms.hand_over and not (terms.is_from_archive or terms.is_to_archive):
+        yield from at(Side.SOURCE, waiting_runs.note_arrival(partition))
 
 
 # At the target
@@ -445,7 +525,24 @@ def _document(record: Record, terms: TransferOptions) -> Put:
     return Put(DOCUMENT, record.key, record.fields, record.body, version=terms.first_version)
 
 
-def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions) -> Program[None]:
+def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptions) -> Program[None]:
+    """Let a thread of the target wait with a run, if it is not changed meanwhile."""
+    view = yield from load_view(target, "")
+    fence, unchanged = guards(target, view, None)
+    ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
+    if ops is None:
+        raise _busy_target_error(target)
+    head = view.head.version if view.head is not None else Expect.ABSENT
+    yield from _commit(target, [fence, unchanged, Check(HEAD, _ROOT, head), *ops])
+
+
+def _arrive(
+    target: Partition,
+    reading: ThreadContent,
+    held: _Held,
+    terms: TransferOptions,
+    waiting: WaitingRun | None,
+) -> Program[None]:
     """Make the thread visible, and remove the chunks that an earlier attempt left."""
     view, root = reading.contents.view, reading.contents.heads.get("")
     generation = max(terms.first_version, held.generation + 1)
@@ -463,24 +560,12 @@ def _arrive(target: Partition, reading: ThreadContent, held: _Held, terms: Trans
         # The holder of the open run's lease belongs to the old place and is fenced out of the new one.
         epoch = view.epoch + (view.open_run is not None)
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
-    yield from _commit(target, ops)
+    waits = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
+    if waits is None:
+        raise _busy_target_error(target)
+    yield from _commit(target, [*ops, *waits])
     if not held.chunks <= reading.graft.names:
         yield from collect(target, generation, terms.target, terms.budget)
-
-
-_QUEUES = (IN, OUT, LATER, WAITS)
-
-
-def _refuse_busy(partition: Partition) -> Program[None]:
-    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
-    for name, found in zip(_QUEUES, lanes, strict=True):
-        lane = Lane.read(name, found)
-        if lane.due_at is not None or lane.waiting is not None:
-            raise Conflict(
-                f"thread {partition.thread!r} has messages or replies under way, or waits for an answer, a "
-                "time or a signal, and would leave them behind; nothing of it was moved. Let its workers "
-                "finish and its wait come to its end, then move it"
-            )
 
 
 def _head(namespace: str, head: HeadView, version: int) -> Put:

@@ -14,6 +14,10 @@ from typing import Any, Literal
 WAITS = "waits"
 """Entry of the note of a run with its waits, by the ids of their interrupts."""
 
+HANDED_OVER = "handed_over"
+"""Entry of the note of a run whose waits went to another database with a copy of its thread: the waits as
+they were, and whether they are known to have arrived."""
+
 BY_WAIT = "by_wait"
 """Option of an answer that a deadline or a signal has given, and no person."""
 
@@ -121,6 +125,18 @@ def with_waits(note: Mapping[str, Any], waits: Waits) -> dict[str, Any]:
     if not waits:
         return rest
     return {**rest, WAITS: {interrupt_id: wait.dump() for interrupt_id, wait in waits.items()}}
+
+
+def hand_over(note: Mapping[str, Any], *, has_arrived: bool = False) -> dict[str, Any]:
+    """Return the note of a run whose waits go on in another database."""
+    held = note.get(HANDED_OVER, {}).get(WAITS) or note.get(WAITS, {})
+    return {**with_waits(note, {}), HANDED_OVER: {WAITS: held, "has_arrived": has_arrived}}
+
+
+def take_over(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note of a run, with waits that were handed over."""
+    rest = {name: value for name, value in note.items() if name != HANDED_OVER}
+    return {**rest, WAITS: note[HANDED_OVER][WAITS]} if HANDED_OVER in note else rest
 
 
 def after_run(

@@ -24,7 +24,7 @@ from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Run, plain_copy
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
-from perdure.model.runs.waits import Kind, Wait, read_waits
+from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits
 from perdure.model.times import time_of
 from perdure.runtime.nodes.interrupt_answers import is_by_name
 from perdure.runtime.nodes.waiting import require_name
@@ -123,6 +123,8 @@ def of_thread(
     if lane.waiting is not None:
         (stored,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
         run = next(read_each(partition, Run.read, stored), None)
+        if run is not None and HANDED_OVER in run.note:
+            return ()
     fault, checkpoint_id = None, None
     values: Mapping[str, Any] = {}
     try:

@@ -1,0 +1,165 @@
+"""What a transferred thread waits with: the run that asked, and its deadlines, reminders, sleeps and signals.
+
+A thread waits with one run, whose note has the waits. The run and its message are transferred with the
+thread, so that an answer goes on with the same graph, channel and options. A question without times wakes
+nobody, and may be answered at both places. Waits that end by themselves would do so at both, so they are
+handed over: one commit takes them from the source, on condition that nothing has come in between, and the
+commit with which the thread arrives has them. In between they are in the note of the source's run, and a
+transfer that was cut short goes on with them. Nothing wakes the thread at the source any more, or answers its
+question there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from perdure.engine.decoding import read_each
+from perdure.engine.queue.waits import set_timer
+from perdure.errors import Conflict
+from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op
+from perdure.model.program import Program, ask
+from perdure.model.records import INBOX, LANE, RUN, Partition
+from perdure.model.runs.messages import Message, Run, dedupe_put
+from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
+from perdure.model.runs.waits import HANDED_OVER, hand_over, read_waits, take_over
+
+_QUEUES = (IN, OUT, LATER, WAITS)
+
+
+class WaitingRun(NamedTuple):
+    """The run with whose question a thread waits.
+
+    Attributes:
+        run: the run.
+        message: its first message, ``None`` if retention has removed it.
+        inbox: the inbox of the thread.
+        timer: the queue record of the thread's waits.
+    """
+
+    run: Run
+    message: Message | None
+    inbox: Lane
+    timer: Lane
+
+    @property
+    def wakes(self) -> bool:
+        """True if the thread goes on by itself, at a time or with a signal."""
+        waits = read_waits(self.run.note).values()
+        return self.timer.due_at is not None or any(each.kind == "signal" for each in waits)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """True if its waits were taken from the thread for another database."""
+        return HANDED_OVER in self.run.note
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if they are known to have arrived there."""
+        return self.is_handed_over and bool(self.run.note[HANDED_OVER]["has_arrived"])
+
+    def with_waits(self) -> WaitingRun:
+        """Return the run with the waits that it has, or that were handed over."""
+        return self._replace(run=replace(self.run, note=take_over(self.run.note)))
+
+
+def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
+    """Return the run with whose question a thread waits, ``None`` if it waits with none.
+
+    Raises:
+        Conflict: the thread has messages or replies under way.
+    """
+    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
+    inbox, *others, timer = (Lane.read(name, found) for name, found in zip(_QUEUES, lanes, strict=True))
+    is_being_ended = inbox.waiting is None and timer.due_at is not None
+    if is_being_ended or any(lane.due_at is not None for lane in (inbox, *others)):
+        raise Conflict(
+            f"thread {partition.thread!r} has messages or replies under way, and would leave them behind; "
+            "nothing of it was moved. Let its workers finish, then move it"
+        )
+    if inbox.waiting is None:
+        return None
+    (runs,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
+    run = next(read_each(partition, Run.read, runs), None)
+    if run is None:
+        return None
+    (messages,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
+    return WaitingRun(run, next(read_each(partition, Message.read, messages), None), inbox, timer)
+
+
+def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
+    """Take the waits from a thread; ``False`` if it has changed since it was read."""
+    ops: list[Op] = [
+        # With its new version: what was planned on the one before, such as an answer, is refused.
+        found.inbox.put(0),
+        replace(found.run, note=hand_over(found.run.note)).put(),
+    ]
+    if found.timer.version:
+        ops.append(Delete(LANE, (WAITS,), found.timer.version))
+    return isinstance((yield from ask(Commit(partition, tuple(ops)))), Committed)
+
+
+def note_arrival(partition: Partition) -> Program[None]:
+    """Note at the source that the waits of a thread have arrived: no further copy of it gets them."""
+    found = yield from read_waiting(partition)
+    if found is not None and found.is_handed_over and not found.has_arrived:
+        note = hand_over(found.run.note, has_arrived=True)
+        # If it is refused, the thread went on at the source without them.
+        yield from ask(Commit(partition, (replace(found.run, note=note).put(),)))
+
+
+def arrive(
+    partition: Partition, waiting: WaitingRun | None, now: int, fresh: int
+) -> Program[list[Op] | None]:
+    """Return the operations with which a thread at the target waits as it did at the source: with a run, or
+    with none. ``None`` if it has messages under way there.
+
+    Args:
+        partition: the thread at the target.
+        waiting: the run, with its waits.
+        now: current time in microseconds.
+        fresh: start of the versions of new records.
+    """
+    runs = () if waiting is None else (Get(RUN, (waiting.run.id,)),)
+    inboxes, timers, *held = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (WAITS,)), *runs)))
+    inbox, timer = Lane.read(IN, inboxes), Lane.read(WAITS, timers)
+    if waiting is None:
+        # What the thread that was replaced waited for is over.
+        is_over = inbox.waiting is not None and inbox.run_id is None
+        return [inbox._replace(waiting=None).put(fresh), *set_timer(timer, {}, now, fresh)] if is_over else []
+    if inbox.run_id is not None or inbox.pending:
+        return None
+    before = next(read_each(partition, Run.read, held[0]), None)
+    number = inbox.last + 1 if before is None else before.first
+    last = max(inbox.last, number)
+    run = replace(waiting.run, first=number, last=number, version=0 if before is None else before.version)
+    ops: list[Op] = [inbox._replace(last=last, bound=last, waiting=run.id).put(fresh), run.put()]
+    if before is None and waiting.message is not None:
+        message = replace(waiting.message, seq=number)
+        ops.append(message.put())
+        if message.dedupe:
+            ops.append(dedupe_put(message.dedupe, number, Expect.ANY))
+    return [*ops, *set_timer(timer, read_waits(run.note), now, fresh)]
+
+
+def is_waiting(partition: Partition, run_id: str) -> Program[bool]:
+    """Return True if a thread has a run, ended or waiting, whose waits were not handed over."""
+    (found,) = yield from ask(Fetch(partition, (Get(RUN, (run_id,)),)))
+    return any(HANDED_OVER not in run.note for run in read_each(partition, Run.read, found))
+
+
+def waking_error(partition: Partition) -> Conflict:
+    """Return the error for a thread that goes on by itself, and is not to be handed over."""
+    return Conflict(
+        f"thread {partition.thread!r} goes on by itself, at a time or with a signal, and a copy of it would "
+        "do so, too; nothing of it was moved. Pass --hand-over (hand_over=True): it goes on at the target "
+        "then, and at the source no more. Or let its wait come to its end, then move it"
+    )
+
+
+def second_error(partition: Partition) -> Conflict:
+    """Return the error for a thread that is to be handed over to a second database."""
+    return Conflict(
+        f"thread {partition.thread!r} was handed over to another database before, and goes on there; nothing "
+        "of it was moved. Copy it from there, or without --hand-over: such a copy does not wake"
+    )

@@ -12,13 +12,14 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from perdure.database.base import handle_of
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Fetch, Now, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER
-from perdure.runtime import Agent, Price, Runtime, activity
+from perdure.runtime import Agent, Price, Runtime, activity, sleep
 from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_class, partition_of
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import overview
@@ -338,3 +339,23 @@ def test_latencies_have_classes() -> None:
     assert overview._latencies([]) is None
     assert overview._latencies([{str(len(BOUNDS_S)): 3}]) == {"p50": None, "p95": None}
     assert overview._latencies([{"0": 50}, {"5": 50}]) == {"p50": 0.05, "p95": 0.75}
+
+
+def test_threads_that_sleep_are_told_apart_from_those_that_wait_for_an_answer(storage: Storage) -> None:
+    async def either(state: MessagesState) -> dict[str, Any]:
+        if state["messages"][-1].text == "ask":
+            interrupt("?")
+        await sleep(3600)
+        return {}
+
+    async def main() -> None:
+        graph = StateGraph(MessagesState).add_node(either).add_edge(START, "either").compile()
+        async with working(storage.database(), graph, settings=ONCE) as runtime:
+            for thread, text in (("a", "ask"), ("b", "sleep"), ("c", "sleep")):
+                await said(runtime, thread, text)
+        found = await overview.read(handle_of(storage.database()), "")
+        is_listed = handle_of(storage.database()).has_listing
+        told = {"failed": 0, "interrupted": 3, "asleep": 2} if is_listed else dict.fromkeys(found["threads"])
+        assert found["threads"] == told
+
+    go(main())

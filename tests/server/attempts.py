@@ -310,6 +310,7 @@ def _crons(names: Names) -> Iterator[Attempt]:
 def _memory() -> Iterator[Attempt]:
     """These servers' graphs have none; what of other users is refused has tests of its own."""
     yield Attempt("GET", "/memory")
+    yield Attempt("GET", "/limits", kind="empty")
     yield Attempt("DELETE", "/memory")
     yield Attempt("DELETE", "/memory/{entry_id}", {"entry_id": "facts-1"})
 

@@ -67,6 +67,8 @@ def _show(found: dict[str, Any]) -> str:
     full = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
     oldest = "" if queue["oldest"] is None else f", the oldest for {age(found['now'] - queue['oldest'])}"
     known = [f"{threads[name]} {name}" for name in ("failed", "interrupted") if threads[name] is not None]
+    if threads["asleep"]:
+        known.append(f"of which {threads['asleep']} wait for a time or a signal")
     lines = [
         f"[bold]{full['runs']}[/] runs in the last full minute  {hour['runs']} in the last hour, "
         f"{hour['failed']} failed  {day['runs']} in the last day, {day['failed']} failed",

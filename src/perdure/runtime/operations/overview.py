@@ -30,9 +30,12 @@ from perdure.runtime.activity import (
     USAGE,
     partition_of,
 )
+from perdure.runtime.threads.rows import look
 
 _DUE_MAX = 1000
 _LISTED_MAX = 1000
+_TOLD_APART_MAX = 100
+"""Threads that are read to tell which of them wait for a person."""
 _AHEAD_US = 24 * HOUR_US
 _PAGE = 200
 _DOCUMENTS_MAX = 2000
@@ -50,7 +53,9 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         ``errors``, the calls by ``models``, and the latencies from the acceptance of a message to the ``end``
         and to the ``first`` token; ``queue``, with the counts of threads that are ``due`` and ``under_way``,
         of replies and scheduled messages, and since when the ``oldest`` is due; ``threads`` that failed or
-        wait for an answer, ``None`` where only reading all threads would tell. Of calls of models there are
+        are ``interrupted``, ``None`` where only reading all threads would tell, and how many of the
+        interrupted ones are ``asleep``, waiting for a time or a signal and for no answer, ``None`` if there
+        are over 100 of them. Of calls of models there are
         the ``calls``, ``input_tokens``, ``output_tokens``, and the ``cost``, ``None`` if none of their models
         has a price. Counts of threads end at 1,000; ``is_whole`` is false if one did, or if there were too
         many processes to add up.
@@ -58,13 +63,16 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     now = await database.arun(ask(Now()))
     queue, is_queue_whole = await database.arun(_queue(tenant, now))
     documents = {name: await database.arun(_documents(tenant, name, now)) for name in LENGTHS}
-    threads: dict[str, int | None] = {"failed": None, "interrupted": None}
+    threads: dict[str, int | None] = {"failed": None, "interrupted": None, "asleep": None}
     is_listed_whole = True
     if database.has_listing:
         for name, status in (("failed", "error"), ("interrupted", "interrupted")):
             hits = await database.arun(ask(FindListed(tenant, status=status, limit=_LISTED_MAX)))
             threads[name] = len(hits)
             is_listed_whole = is_listed_whole and len(hits) < _LISTED_MAX
+            if name == "interrupted" and len(hits) <= _TOLD_APART_MAX:
+                rows = [await database.arun(look(hit.partition)) for hit in hits]
+                threads["asleep"] = sum(row is not None and row.is_asleep for row in rows)
     are_whole = all(len(found) < _DOCUMENTS_MAX for found in documents.values())
     return {
         "now": now,

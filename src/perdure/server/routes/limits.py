@@ -1,0 +1,33 @@
+"""Route of limits over all processes, as operators see them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+
+from perdure.errors import BadSetting
+from perdure.inspector import limits as limits_view
+from perdure.server.auth.identity import Refusal
+from perdure.server.requests import NAMES_MAX
+from perdure.server.resources import CallerNow, GatedRoute
+from perdure.server.responses import Json
+from perdure.server.routes.inspector import ServerAccess
+
+router = APIRouter(tags=["limits"], route_class=GatedRoute)
+
+
+@router.get("/limits")
+async def limits(
+    caller: CallerNow,
+    request: Request,
+    limit: Annotated[str | None, Query(max_length=NAMES_MAX)] = None,
+    cursor: Annotated[str | None, Query(max_length=NAMES_MAX)] = None,
+) -> Json:
+    """Return what is used of the tenant's limits, by key, 100 of them; go on after ``cursor``. It takes the
+    right to search threads; keys of users are shown to who may see all threads."""
+    asked = {name: held for name, held in (("limit", limit), ("cursor", cursor)) if held}
+    try:
+        return Json(await limits_view.limits(ServerAccess(caller, request), asked))
+    except BadSetting as error:
+        raise Refusal(422, str(error)) from error

@@ -25,6 +25,7 @@ from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Capabilities, CommitLimits, Driver, run
 from perdure.testing.conformance import Narrow
 from perdure.testing.faults import ALL, Fault, FaultyDriver, fail
+from tests.pairwise import pairwise
 
 R = TypeVar("R")
 
@@ -34,6 +35,7 @@ HOUR = 3_600_000_000
 LATER = NOW + 1000 * LEASE_US
 WIDE = CommitLimits(ops=1000, bytes=1 << 20)
 NARROW = CommitLimits(ops=3, bytes=2000)
+LIMITS = {"wide": WIDE, "narrow": NARROW}
 TTLS = {"for ever": None, "an hour": HOUR, "a day": 24 * HOUR}
 _fresh = iter(range(1 << 24, 1 << 50, 1 << 24))
 
@@ -192,50 +194,44 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_histories, "TAIL", 250)
 
 
-@pytest.mark.parametrize("limits", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("state", STATES)
-def test_two_acts_at_once_are_as_one_after_the_other(state: str, limits: CommitLimits) -> None:
-    begin = begun(state, limits)
+@pairwise(state=STATES, limits=LIMITS, name=ACTS)
+def test_two_acts_at_once_are_as_one_after_the_other(state: str, limits: str, name: str) -> None:
+    begin, act = begun(state, LIMITS[limits]), ACTS[name]
     kept = begin.kept()
-    for name, act in ACTS.items():
-        for beside, other in ACTS.items():
-            expected = list[object]()
-            for order in (1, -1):
-                world = begin.restored(kept)
-                results = [tried(each, world.drivers()) for each in (act, other)[::order]]
-                expected.append(outcome(world, *results[::order]))
-                if "copy" in name:
-                    # It was done when the target was written to, and is told so.
-                    expected.append(outcome(world, REFUSED, results[::order][1]))
+    for beside, other in ACTS.items():
+        expected = list[object]()
+        for order in (1, -1):
             world = begin.restored(kept)
-            expected.append(outcome(world, REFUSED, tried(other, world.drivers())))
-            for at in range(1, 1000):
-                world = begin.restored(kept)
-                between: list[object] = []
-                count = 0
+            results = [tried(each, world.drivers()) for each in (act, other)[::order]]
+            expected.append(outcome(world, *results[::order]))
+            if "copy" in name:
+                # It was done when the target was written to, and is told so.
+                expected.append(outcome(world, REFUSED, results[::order][1]))
+        world = begin.restored(kept)
+        expected.append(outcome(world, REFUSED, tried(other, world.drivers())))
+        for at in range(1, 1000):
+            world = begin.restored(kept)
+            between: list[object] = []
+            count = 0
 
-                def interrupted(_: int, effect: Effect[Any]) -> None:
-                    nonlocal count
-                    count += 1
-                    if count == at:  # noqa: B023
-                        between.append(tried(other, world.drivers()))  # noqa: B023
+            def interrupted(_: int, effect: Effect[Any]) -> None:
+                nonlocal count
+                count += 1
+                if count == at:  # noqa: B023
+                    between.append(tried(other, world.drivers()))  # noqa: B023
 
-                drivers = world.drivers(
-                    lambda driver: FaultyDriver(driver, counts=ALL, on_effect=interrupted)
-                )
-                answer = tried(act, drivers)
-                if not between:
-                    break
-                assert outcome(world, answer, between[0]) in expected, (name, beside, at)
-            else:
-                raise AssertionError("an act of a thousand requests")
+            drivers = world.drivers(lambda driver: FaultyDriver(driver, counts=ALL, on_effect=interrupted))
+            answer = tried(act, drivers)
+            if not between:
+                break
+            assert outcome(world, answer, between[0]) in expected, (beside, at)
+        else:
+            raise AssertionError("an act of a thousand requests")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("limits", [WIDE, NARROW], ids=["wide", "narrow"])
-@pytest.mark.parametrize("state", STATES)
-def test_an_act_that_dies_is_done_or_not_done(state: str, limits: CommitLimits, when: Any) -> None:
-    begin = begun(state, limits)
+@pairwise(state=STATES, limits=LIMITS, when=["before", "after"])
+def test_an_act_that_dies_is_done_or_not_done(state: str, limits: str, when: Any) -> None:
+    begin = begun(state, LIMITS[limits])
     kept = begin.kept()
     for name, act in ACTS.items():
         whole = begin.restored(kept)

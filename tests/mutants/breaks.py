@@ -148,7 +148,7 @@ def neighbours_fail(patch: pytest.MonkeyPatch) -> None:
 
     def write_group(self: Any, group: list[Any]) -> None:
         try:
-            self._transact(group, trusting=False)
+            self._transact(group, optimistic=False)
         except Exception as error:
             for job in group:
                 job.error = error
@@ -160,8 +160,8 @@ def answered_before_written(patch: pytest.MonkeyPatch) -> None:
     """A refusal is taken for a commit."""
     real = driver.SqliteDriver._apply
 
-    def apply(self: Any, effect: Any, trusting: bool) -> Any:
-        answer = real(self, effect, trusting)
+    def apply(self: Any, effect: Any, optimistic: bool) -> Any:
+        answer = real(self, effect, optimistic)
         return Committed() if isinstance(effect, Commit) else answer
 
     patch.setattr(driver.SqliteDriver, "_apply", apply)

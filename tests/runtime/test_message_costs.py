@@ -285,28 +285,28 @@ def answers(epoch: int) -> tuple[tuple[Record, ...], ...]:
 def test_an_early_load_is_for_one_load_under_its_lease() -> None:
     early = EarlyLoads()
     early.add(LOAD, answers(7))
-    assert early.take(LOAD, 7) == answers(7)
-    assert early.take(LOAD, 7) is None
+    assert early.pop(LOAD, 7) == answers(7)
+    assert early.pop(LOAD, 7) is None
     for other, epoch in ((LOAD, 8), (LOAD, None), (Fetch(HERE, LOAD.items[:1]), 7)):
         early.add(LOAD, answers(7))
-        assert early.take(other, epoch) is None
-        assert early.take(LOAD, 7) is None, "whoever did not get it may have written"
+        assert early.pop(other, epoch) is None
+        assert early.pop(LOAD, 7) is None, "whoever did not get it may have written"
     early.add(LOAD, answers(7))
     early.forget(HERE)
-    assert early.take(LOAD, 7) is None
+    assert early.pop(LOAD, 7) is None
 
 
 def test_an_early_load_that_is_kept_is_for_one_more_load_under_its_lease() -> None:
     early = EarlyLoads()
     early.add(LOAD, answers(7))
     with keep_for_next_load():
-        assert early.take(LOAD, 7) == answers(7)
-    assert early.take(LOAD, 7) == answers(7)
-    assert early.take(LOAD, 7) is None
+        assert early.pop(LOAD, 7) == answers(7)
+    assert early.pop(LOAD, 7) == answers(7)
+    assert early.pop(LOAD, 7) is None
     early.add(LOAD, answers(7))
     with keep_for_next_load():
-        assert early.take(LOAD, 8) is None
-    assert early.take(LOAD, 7) is None
+        assert early.pop(LOAD, 8) is None
+    assert early.pop(LOAD, 7) is None
 
 
 def test_a_save_in_another_thread_may_forget_an_early_load_at_any_time() -> None:
@@ -318,4 +318,4 @@ def test_a_save_in_another_thread_may_forget_an_early_load_at_any_time() -> None
     early = EarlyLoads()
     early._found = Raced(2)
     early.add(LOAD, answers(7))
-    assert early.take(LOAD, 7) is None
+    assert early.pop(LOAD, 7) is None

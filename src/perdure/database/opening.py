@@ -88,6 +88,7 @@ def over(
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
     digest = Digester() if keyring is None else Digester(keyring.digest_key)
+    # Also without keys: it checks names.
     whole = wrap(EncryptedDriver(driver, keyring))
     shown = whole
     if retention is not None and retention.expires:

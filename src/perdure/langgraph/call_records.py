@@ -24,6 +24,8 @@ from langgraph.checkpoint.serde.types import RESUME
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command
 
+from perdure.errors import TypeNotAllowed, Unserialisable
+from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import PendingWrite
 
 MODEL, TOOL = "model", "tool"
@@ -203,6 +205,17 @@ class CallRecorder(BaseCallbackHandler):
             taken = [call for place in places for call in self.calls.pop(place)]
         return [call for call in taken if call.is_over]
 
+    def with_calls(
+        self, writes: Sequence[tuple[str, Any]], task_id: str, serde: Serde
+    ) -> Sequence[tuple[str, Any]]:
+        """Return a task's writes with the records of its calls, if it made any. An answer that cannot be
+        stored must not fail the step: of it the type is recorded."""
+        calls = self.take(task_id)
+        if not calls:
+            return writes
+        stored = [_storable(call, serde).dump() for call in calls]
+        return [*writes, (channel_of(writes), stored)]
+
     # Callbacks of LangChain
 
     def on_chat_model_start(
@@ -302,6 +315,14 @@ class CallRecorder(BaseCallbackHandler):
             kind = type(error)
             call.error = (f"{kind.__module__}:{kind.__qualname__}", str(error))
         call.is_over = True
+
+
+def _storable(call: CallRecord, serde: Serde) -> CallRecord:
+    try:
+        serde.payload(call.dump())
+    except (TypeNotAllowed, Unserialisable):
+        return call.without_answer()
+    return call
 
 
 def tool_parts(given: Any) -> dict[str, str]:

@@ -34,7 +34,7 @@ from perdure.model.values.packs import Runs
 from perdure.model.write_records import ERROR_SOURCE
 
 R = TypeVar("R")
-_FOLDED_MAX = 48
+_REPLAYED_MAX = 48
 _OPS = 12
 """An upper bound of the operations of a write other than its records, its chunks and their proof."""
 
@@ -57,7 +57,7 @@ def drop_partial_output(writes: Writes) -> Writes:
 
 
 @dataclass(slots=True, eq=False)
-class Encoder:
+class DraftEncoder:
     """Encodes for one write of a thread; only the last draft counts. ``budget`` is the most operations that
     its commit may have."""
 
@@ -66,7 +66,7 @@ class Encoder:
     partition: Partition
     cache: ThreadCache
     budget: int
-    is_again: bool = False
+    has_drafted: bool = False
     _last: Encoding | None = None
 
     def encode(
@@ -83,9 +83,9 @@ class Encoder:
         Returns:
             The result of ``write``, and the checks that prove the chunks that it left out.
         """
-        if self.is_again:
+        if self.has_drafted:
             self.cache.forget_chunks(basis.generation, basis.root)
-        self.is_again = True
+        self.has_drafted = True
         room = max(0, self.budget - ops)
 
         def attempt(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
@@ -115,13 +115,22 @@ class Encoder:
             self._last.acknowledge(record)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class CheckpointPlan:
-    """The plan for storing a checkpoint that ``loop`` made (``None``: a bare put). ``migration`` brings what
-    it is built on to the present schema version. ``beside`` is its parent, if both are to be stored by one
-    commit. ``stored`` is called when the checkpoint is durable. ``seq`` is its number in the last draft."""
+    """The plan for storing a checkpoint.
 
-    encoder: Encoder
+    Attributes:
+        loop: The loop that made it, ``None`` for a bare put.
+        parent: The checkpoint that it follows, ``None`` for the first one.
+        is_copy: True if it replaces the checkpoint that the loop loaded, with its values.
+        migration: Brings what it is built on to the present schema version.
+        beside: Its parent, if both are to be stored by one commit.
+        is_by_hand: True if no run of a graph puts it: then each of its values is encoded anew.
+        on_durable: Called when it is durable.
+        seq: Its number in the last draft.
+    """
+
+    encoder: DraftEncoder
     loop: Loop | None
     namespace: str
     parent: str | None
@@ -132,7 +141,7 @@ class CheckpointPlan:
     migration: Migration
     beside: CheckpointRecord | None = None
     is_by_hand: bool = False
-    stored: Callable[[], None] | None = None
+    on_durable: Callable[[], None] | None = None
     seq: int = 0
     _is_frozen: bool = False
 
@@ -170,7 +179,7 @@ class CheckpointPlan:
         """
         encoder, beside = self.encoder, self.beside
         self.seq = seq
-        base = yield from self._base(generation, is_known=not encoder.is_again)
+        base = yield from self._base(generation, trusts_loop=not encoder.has_drafted)
         checkpoint = self.checkpoint
         root_head = None if self.namespace == ROOT else view.root_head
         place = translate.CheckpointPosition(self.namespace, self.parent, seq, root_head, *self._authors())
@@ -205,18 +214,18 @@ class CheckpointPlan:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
 
-        folded = self._prove_folded()
-        record, checks = encoder.encode(basis, _OPS + len(folded), write)
+        replayed = self._prove_replayed()
+        record, checks = encoder.encode(basis, _OPS + len(replayed), write)
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
-        return CheckpointDraft(encoder.chunks, record, checks, folded)
+        return CheckpointDraft(encoder.chunks, record, checks, replayed)
 
     def _blocks(self) -> Runs:
         """Return the blocks of packs in which the values were found on which the checkpoint is built."""
         before = self.beside or (None if self.loop is None else self.loop.base)
         return () if before is None else before.blocks
 
-    def _prove_folded(self) -> tuple[Check, ...]:
+    def _prove_replayed(self) -> tuple[Check, ...]:
         """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint
         will be replayed: those that this loop loaded or stored may be gone, if the database was restored.
 
@@ -225,12 +234,12 @@ class CheckpointPlan:
         """
         if self.loop is None or self.parent is None:
             return ()
-        replayed = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
-        keys = [key for key, channel in self.loop.written.get(self.parent, ()) if channel in replayed]
-        records = list(dict.fromkeys(keys))[-_FOLDED_MAX:]
+        deltas = translate.delta_channels(self.metadata).keys() - self.checkpoint["channel_values"].keys()
+        keys = [key for key, channel in self.loop.written.get(self.parent, ()) if channel in deltas]
+        records = list(dict.fromkeys(keys))[-_REPLAYED_MAX:]
         return tuple(Check(WRITE, key, Expect.PRESENT) for key in records)
 
-    def _base(self, generation: int, *, is_known: bool) -> Program[CheckpointRecord | None]:
+    def _base(self, generation: int, *, trusts_loop: bool) -> Program[CheckpointRecord | None]:
         """Return the checkpoint whose references are reused for channels without a new version: the one that
         this one is built on, or copies. ``None`` if there is no such channel, or it is not stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
@@ -238,7 +247,7 @@ class CheckpointPlan:
         if self.beside is not None or channels <= self.new_versions.keys():
             return self.beside
         name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
-        if is_known and loop is not None and (known := loop.find_base(name, generation)) is not None:
+        if trusts_loop and loop is not None and (known := loop.find_base(name, generation)) is not None:
             return known
         return (yield from self._read_stored(name))
 
@@ -295,14 +304,20 @@ class CheckpointPlan:
         return loop.nonce, loop.seen_nonces if self.parent == loop.loaded.addressed else ()
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class WritesPlan:
-    """The plan for storing a task's writes on a checkpoint. ``bare`` is the nonce of writes that no load
-    preceded. ``span`` is the time in which the task ran, if it is to be stored. ``beside`` is the checkpoint,
-    if both are to be stored by one commit. ``statements`` are made by that commit; ``given`` learns if they
-    were."""
+    """The plan for storing a task's writes on a checkpoint.
 
-    encoder: Encoder
+    Attributes:
+        loop: The loop in which the task runs, ``None`` if no load preceded.
+        bare: The nonce of writes that no load preceded.
+        span: The time in which the task ran, if it is to be stored.
+        beside: The checkpoint, if both are to be stored by one commit.
+        statements: Statements on the application's tables, which that commit makes.
+        given: What learns whether they were made.
+    """
+
+    encoder: DraftEncoder
     loop: Loop | None
     namespace: str
     checkpoint_id: str

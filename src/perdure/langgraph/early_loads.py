@@ -27,8 +27,8 @@ def keep_for_next_load() -> Iterator[None]:
 
 
 class EarlyLoads:
-    """Answers to the first request of the next load of a thread, for as long as only the holder of one lease
-    may have written since: each for one load under that lease."""
+    """The first answer of a thread's next load, read together with the claim of a run. It serves one load
+    under that run's lease, if nothing was written in between."""
 
     def __init__(self) -> None:
         self._found: BoundedCache[Partition, tuple[Fetch, Answers]] = BoundedCache(_MOST)
@@ -37,7 +37,7 @@ class EarlyLoads:
         """Keep the answer to a load's first request."""
         self._found[fetch.partition] = fetch, answers
 
-    def take(self, fetch: object, epoch: int | None) -> Answers | None:
+    def pop(self, fetch: object, epoch: int | None) -> Answers | None:
         """Return the answer to a load's first request under a lease, once unless it is kept for the next;
         ``None`` if it has to be made."""
         if not self._found or not isinstance(fetch, Fetch):

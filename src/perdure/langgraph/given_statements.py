@@ -107,7 +107,7 @@ class GivenStatements(str):
 Writes = Sequence[tuple[str, Any]]
 
 
-def take(writes: Writes) -> tuple[Writes, list[GivenStatements]]:
+def split_off_statements(writes: Writes) -> tuple[Writes, list[GivenStatements]]:
     """Return the writes of a task that are to be stored, and what it gave beside them."""
     given = [value for _, value in writes if isinstance(value, GivenStatements)]
     if not given:

@@ -28,7 +28,7 @@ from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
-from perdure.langgraph.given_statements import take
+from perdure.langgraph.given_statements import split_off_statements
 from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.step_commits import UnfinishedStep
 from perdure.langgraph.translate import Address
@@ -122,10 +122,10 @@ class PerdureSaver(SaverPrograms):
         """Return the checkpoint that a config names, or the latest one of its thread."""
         at = self._address(config)
         program = self._get_at(at, translate.run_of(config))
-        step = advance(program)
-        answer = self._early.take(step, at.epoch)
+        request = advance(program)
+        answer = self._early.pop(request, at.epoch)
         found = await arun(
-            resume(program, step if answer is None else advance(program, answer)), self._driver
+            resume(program, request if answer is None else advance(program, answer)), self._driver
         )
         await _confirm(at)
         return found
@@ -203,8 +203,8 @@ class PerdureSaver(SaverPrograms):
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
         try:
-            for outcome in self._outcomes(at):
-                outcome.result()
+            for statements in self._pending_statements(at):
+                statements.result()
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
             run(self._store(put, plan), self._driver)
         except Exception as error:
@@ -224,19 +224,19 @@ class PerdureSaver(SaverPrograms):
     ) -> RunnableConfig:
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
-        step = self._steps.begin(at, checkpoint["id"])
+        begun = self._steps.begin(at, checkpoint["id"])
         try:
-            for outcome in self._outcomes(at):
-                await asyncio.wrap_future(outcome)
-            seqs = await self._aput(at, step, config, checkpoint, metadata, new_versions)
+            for statements in self._pending_statements(at):
+                await asyncio.wrap_future(statements)
+            seqs = await self._aput(at, begun, config, checkpoint, metadata, new_versions)
             await _confirm(at)
         except Exception as error:
             _report(at, error)
             raise
         finally:
-            # What carries it ends it.
-            if step.planned is None:
-                step.end()
+            # If the commit of another call stores this checkpoint, that call ends the step.
+            if begun.planned is None:
+                begun.end()
         if any(map(ends_block, seqs)):
             with self._log_failure(at):
                 await arun(self._pack(at.partition), self._driver)
@@ -245,25 +245,27 @@ class PerdureSaver(SaverPrograms):
     async def _aput(
         self,
         at: Address,
-        step: UnfinishedStep,
+        begun: UnfinishedStep,
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> tuple[int, ...]:
-        """Store a checkpoint and return the numbers of those that are durable with it."""
-        before = self._steps.find(at)
-        if before is not None and before.planned is not None:
-            view, base = before.planned
+        """Store a checkpoint, with which the step ``begun`` starts. Return the number of each checkpoint that
+        this call made durable: after the last one of a block, chunks are packed."""
+        ended = self._steps.find(at)
+        if ended is not None and ended.planned is not None:
+            view, base = ended.planned
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=base)
-            if await self._steps.store_with(before, put, self._store(put, plan, view)):
+            if await self._steps.store_with(ended, put, self._store(put, plan, view)):
                 return base.seq, plan.seq
-            before, checkpoint = None, plan.checkpoint
+            # ``store_with`` has frozen the plan: its checkpoint has the values as they were at this call.
+            ended, checkpoint = None, plan.checkpoint
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         program = self._store(put, plan)
-        if not self._may_be_carried(at, put):
-            await self._steps.store_with(before, put, program)
-        elif await self._steps.store_input(step, put, program):
+        if not self._may_return_early(at, put):
+            await self._steps.store_with(ended, put, program)
+        elif await self._steps.store_input(begun, put, program):
             # The write that carries it returns its number.
             return ()
         return (plan.seq,)
@@ -294,7 +296,7 @@ class PerdureSaver(SaverPrograms):
                 run(self._store_writes(at, plan), self._driver)
             plan.raise_refused()
         except Exception as error:
-            for given in take(writes)[1]:
+            for given in split_off_statements(writes)[1]:
                 given.end(error)
             _report(at, error)
             raise
@@ -311,7 +313,7 @@ class PerdureSaver(SaverPrograms):
         try:
             await self._aput_writes(at, self._plan_writes(at, writes, task_id, task_path))
         except Exception as error:
-            for given in take(writes)[1]:
+            for given in split_off_statements(writes)[1]:
                 given.end(error)
             _report(at, error)
             raise

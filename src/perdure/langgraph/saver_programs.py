@@ -35,14 +35,14 @@ from perdure.engine.threads.steering import Taking
 from perdure.engine.threads.thread_state import View, is_older
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
-from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph, TypeNotAllowed, Unserialisable
+from perdure.errors import Conflict, NotAllowed, NotFound, OtherGraph
 from perdure.langgraph import translate
 from perdure.langgraph.cache.thread_cache import Caches, ThreadCache
-from perdure.langgraph.call_records import CallRecord, CallRecorder, channel_of, visible
+from perdure.langgraph.call_records import CallRecorder, visible
 from perdure.langgraph.codecs import Codec
-from perdure.langgraph.commit_plans import CheckpointPlan, Encoder, WritesPlan, drop_partial_output
+from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
-from perdure.langgraph.given_statements import GivenStatements, statements_of, take
+from perdure.langgraph.given_statements import GivenStatements, split_off_statements, statements_of
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, lease_of, plain
 from perdure.langgraph.migration.schema_migration import Migration
@@ -360,11 +360,20 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
-            self._encoder(partition), loop, namespace, parent, is_copy, checkpoint, full, new_versions,
-            self._migration, beside, not any(key.startswith(_OF_RUNS) for key in at.configurable),
-        )  # fmt: skip
+            encoder=self._encoder(partition),
+            loop=loop,
+            namespace=namespace,
+            parent=parent,
+            is_copy=is_copy,
+            checkpoint=checkpoint,
+            metadata=full,
+            new_versions=new_versions,
+            migration=self._migration,
+            beside=beside,
+            is_by_hand=not any(key.startswith(_OF_RUNS) for key in at.configurable),
+        )
         if at.thread is not None and at.thread.stored is not None:
-            plan.stored = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
+            plan.on_durable = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
         put = checkpoints.CheckpointPut(
             partition=partition,
             namespace=namespace,
@@ -378,25 +387,25 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             fork_on_conflict=self._fork,
             first_version=self._first_version(),
             budget=self._budget,
-            met_in=0 if loop is None else loop.generation,
+            base_generation=0 if loop is None else loop.generation,
             on_older=self._report_older,
             taking=None if at.thread is None or namespace != ROOT else at.thread.taking,
         )
         return put, plan
 
     def _store(
-        self, put: checkpoints.CheckpointPut, plan: CheckpointPlan, known: View | None = None
+        self, put: checkpoints.CheckpointPut, plan: CheckpointPlan, remembered: View | None = None
     ) -> Program[None]:
         partition, namespace, loop = put.partition, put.namespace, plan.loop
         try:
-            view, record = yield from put.store(known or self._views.get((partition, namespace)))
+            view, record = yield from put.store(remembered or self._views.get((partition, namespace)))
         except Conflict as error:
             self._views.pop((partition, namespace), None)
             self._loops.lose(partition.thread, loop, error)
             raise
         plan.encoder.acknowledge(record)
-        if plan.stored is not None:
-            plan.stored()
+        if plan.on_durable is not None:
+            plan.on_durable()
         if loop is not None:
             loop.base, loop.generation = record, view.generation
         self._views[partition, namespace] = view
@@ -409,8 +418,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         places = yield from packing.pack(partition, self._digest, self._budget)
         self._caches.of(partition).known.move(places)
 
-    def _encoder(self, partition: Partition) -> Encoder:
-        return Encoder(self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops)
+    def _encoder(self, partition: Partition) -> DraftEncoder:
+        return DraftEncoder(
+            self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops
+        )
 
     def _claim(self, loop: Loop | None, namespace: str, checkpoint_id: str | None) -> HeadClaim | None:
         if loop is None or self._fork or namespace != ROOT:
@@ -425,16 +436,25 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         namespace = at.namespace or ""
         self._early.forget(at.partition)
         loop = self._loops.of(at.partition, namespace, at.configurable)
-        encoder = self._encoder(at.partition)
-        bare = loop_name("", None, self._migration.schema.version)
-        writes, given = take(writes)
+        writes, given = split_off_statements(writes)
         writes = drop_partial_output(writes)
         if self.recorder is not None:
-            writes = self._with_calls(self.recorder, writes, task_id)
+            writes = self.recorder.with_calls(writes, task_id, self._packer)
         now = self._now()
         span = None if loop is None or now is None or not task_path else loop.span(at.checkpoint_id, now)
-        plan = WritesPlan(encoder, loop, namespace, at.checkpoint_id, writes, task_id, task_path, bare, span)
-        plan.given, plan.statements = given, statements_of(writes, given)
+        plan = WritesPlan(
+            encoder=self._encoder(at.partition),
+            loop=loop,
+            namespace=namespace,
+            checkpoint_id=at.checkpoint_id,
+            writes=writes,
+            task_id=task_id,
+            task_path=task_path,
+            bare=loop_name("", None, self._migration.schema.version),
+            span=span,
+            statements=statements_of(writes, given),
+            given=given,
+        )
         plan.freeze()
         return plan
 
@@ -457,8 +477,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             )
         return loop.give_statements(at.checkpoint_id)
 
-    def _outcomes(self, at: Address) -> list[Future[None]]:
-        """Return the outcomes of statements without which a checkpoint must not be stored on its parent."""
+    def _pending_statements(self, at: Address) -> list[Future[None]]:
+        """Return the application's statements, as futures, that must be made before a checkpoint is stored on
+        its parent."""
         loop = self._loops.of(at.partition, at.namespace or "", at.configurable)
         return [] if loop is None or at.checkpoint_id is None else loop.take_outcomes(at.checkpoint_id)
 
@@ -467,10 +488,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """What makes statements for the database's commits, or the name of a database that takes none."""
         return self._driver.capabilities.statements
 
-    def _may_be_carried(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
-        """Return True if another write may carry a put: a run's input on the root namespace, whose caller did
-        not ask to store nothing before the exit. With ``sync`` LangGraph awaits the checkpoint after START,
-        which shares the commit, before the first node begins."""
+    def _may_return_early(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
+        """Return True if a put may return before it is durable, as another write carries it: a run's input on
+        the root namespace, whose caller did not ask to store nothing before the exit. With ``sync`` LangGraph
+        awaits the checkpoint after START, which shares the commit, before the first node begins."""
         return (
             put.loaded is not None
             and put.source == "input"
@@ -485,28 +506,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         taking = None if at.thread is None else at.thread.taking
         return plan.loop is not None and not self._fork and (taking is None or not taking.held)
 
-    def _with_calls(
-        self, recorder: CallRecorder, writes: Sequence[tuple[str, Any]], task_id: str
-    ) -> Sequence[tuple[str, Any]]:
-        """Return a task's writes with the records of its calls, if it made any. An answer that cannot be
-        stored must not fail the step: of it the type is recorded."""
-        calls = recorder.take(task_id)
-        if not calls:
-            return writes
-        stored = [self._storable(call).dump() for call in calls]
-        return [*writes, (channel_of(writes), stored)]
-
-    def _storable(self, call: CallRecord) -> CallRecord:
-        try:
-            self._packer.payload(call.dump())
-        except (TypeNotAllowed, Unserialisable):
-            return call.without_answer()
-        return call
-
     def _store_writes(self, at: Address, plan: WritesPlan, planned: Planned | None = None) -> Program[None]:
         """Store a task's writes, on what is stored or on a checkpoint that the same commit stores."""
         partition, namespace, loop = at.partition, plan.namespace, plan.loop
-        known, plan.beside = planned or (self._views.get((partition, ROOT)), None)
+        remembered, plan.beside = planned or (self._views.get((partition, ROOT)), None)
         if loop is not None:
             loop.refuse_if_lost()
         put = checkpoints.WritesPut(
@@ -521,10 +524,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             taking=_take_with(at, plan),
             consumed=_find_consumed(at, plan),
             statements=plan.statements,
-            at=(namespace, plan.checkpoint_id),
+            checkpoint=(namespace, plan.checkpoint_id),
         )
         try:
-            yield from put.store(known)
+            yield from put.store(remembered)
         except Conflict as error:
             self._loops.lose(partition.thread, loop, error)
             raise

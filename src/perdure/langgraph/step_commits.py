@@ -10,7 +10,8 @@ the writes of a step's last task and the checkpoint that follows. Each of these 
   read them, and then a moment for the next checkpoint, whose put stores them, too.
 
 A call that no other one joins makes a commit of its own. So does each part of a group that does not fit one
-commit, or whose commit is refused. No call but the put of an input returns before what it was given is
+commit, or whose commit is refused; and writes that claim the head, as ``merge`` finds no one operation
+for the claim and the move. No call but the put of an input returns before what it was given is
 durable.
 """
 
@@ -66,6 +67,14 @@ class _Part(NamedTuple):
 
 class UnfinishedStep:
     """What of a step is not stored yet: its checkpoint, writes of its tasks, and the checkpoint that follows.
+
+    Its states:
+
+    - its checkpoint is being put (closed, nothing planned): writes on it wait;
+    - a run's input waits for company (open, with ``planned``): a write on it joins, and carries it;
+    - writes wait for the next checkpoint (open, nothing planned): the put of that one joins;
+    - the commit is being sent (closed): calls wait for it, and then go on by themselves;
+    - ended.
 
     Attributes:
         planned: The state after the commit, if that is to store the step's checkpoint: valid only for writes
@@ -151,6 +160,7 @@ class StepCommits:
                 await arun(resume(program, effect), self._driver)
                 return
             else:
+                # It does not fit one commit: wait until the checkpoint is stored, then plan on that.
                 await step.wait()
 
     async def _join(self, step: UnfinishedStep, part: _Part) -> bool:

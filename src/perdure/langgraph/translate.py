@@ -18,7 +18,7 @@ from langgraph.checkpoint.base import (
 from perdure.engine.threads.chunk_reads import FEW, PACKS, ChunkReader, resolve
 from perdure.engine.threads.thread_state import View
 from perdure.errors import PerdureError, Unreadable
-from perdure.langgraph.cache.decoding import ListingDecoder, recall, take
+from perdure.langgraph.cache.decoding import ListingDecoder, decode_into_cache, recall
 from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.gc_pause import collection_paused
 from perdure.langgraph.cache.known_chunks import HeadRefs
@@ -301,7 +301,7 @@ def read_values(
             with collection_paused:
                 are_roots = (record.namespace, record.id) == (ROOT, root) and not pending
                 channels.update(
-                    take(
+                    decode_into_cache(
                         serde,
                         cache,
                         record.namespace,

@@ -53,7 +53,7 @@ def resume(
     step: Effect[Any] | ProgramResult[R],
     perform: Callable[[Effect[Any]], Program[Any]] = ask,
 ) -> Program[R]:
-    """Return the rest of a program that has been started, to be driven as a program of its own.
+    """Continue a started program, given what it waits with: as a program that begins with that request.
 
     Args:
         program: The program.

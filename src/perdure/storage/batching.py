@@ -1,12 +1,15 @@
 """Batches requests of many callers: those that arrive while others are under way share the next round trip.
 
 Each worker takes the pending requests and executes them as one group; a group is answered when all of it is
-done, each caller with its own answer or error. A write waits while another of its partition is under way: a
-loop sends its writes and the next checkpoint so closely that they then share one round trip, in the order
-they came. It sends that checkpoint when it has the answer to the one before; so if a round trip is long,
-writes that had to wait are held for a small part of its duration, for the checkpoint to join them. If round
-trips are short, most of one is work that a fuller group shares: then requests wait a little for the one
-under way to end before another worker starts. Callers block, or await from any event loop.
+done, each caller with its own answer or error. Callers block, or await from any event loop.
+
+For a server (``distant``) there are two waits more. A local file has one worker and neither of them.
+
+1. One write of a partition is under way at a time; what comes meanwhile waits. When a long round trip ends,
+   those writes wait a part of its duration longer: a loop that got its answer sends its next checkpoint now,
+   which then shares their trip.
+2. Near the server a trip is mostly work, which a fuller group shares: requests wait a little for the trip
+   under way to end before another worker starts.
 """
 
 from __future__ import annotations

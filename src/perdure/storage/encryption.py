@@ -188,7 +188,8 @@ class Keyring:
 
 
 class EncryptedDriver(WrappingDriver):
-    """A driver behind a keyring. Without a keyring bodies are passed on, and a sealed one is refused."""
+    """The layer between every database and its driver: refuses names that are not text, and seals bodies with
+    a keyring. Without one it passes bodies on, and refuses to read a sealed one."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
         super().__init__(inner)
@@ -210,25 +211,25 @@ class EncryptedDriver(WrappingDriver):
         return CommitLimits(inner.ops, max(1, inner.bytes - OVERHEAD * inner.ops))
 
     def perform(self, effect: Effect[R]) -> R:
-        answer = self._inner.perform(self._down(effect))
+        answer = self._inner.perform(self._seal_request(effect))
         try:
-            return self._up(effect, answer)
+            return self._open_answer(effect, answer)
         except UnknownDataKey as unknown:
             if self._keyring is None:
                 raise
             # Another process began to use it.
             self._keyring.learn(unknown)
-        return self._up(effect, answer)
+        return self._open_answer(effect, answer)
 
     async def aperform(self, effect: Effect[R]) -> R:
-        answer = await self._inner.aperform(self._down(effect))
+        answer = await self._inner.aperform(self._seal_request(effect))
         try:
-            return self._up(effect, answer)
+            return self._open_answer(effect, answer)
         except UnknownDataKey as unknown:
             if self._keyring is None:
                 raise
             await self._keyring.alearn(unknown)
-        return self._up(effect, answer)
+        return self._open_answer(effect, answer)
 
     def close(self) -> None:
         """Close the driver; repeatable."""
@@ -240,15 +241,15 @@ class EncryptedDriver(WrappingDriver):
         self, commit: Commit, fetch: Fetch
     ) -> tuple[Committed | Refused, Answers | None]:
         """See ``port.acommit_and_fetch``."""
-        sealed = cast(Commit, self._down(commit))
+        sealed = cast(Commit, self._seal_request(commit))
         outcome, answers = await acommit_and_fetch(self._inner, sealed, fetch)
         try:
-            return outcome, None if answers is None else self._up(fetch, answers)
+            return outcome, None if answers is None else self._open_answer(fetch, answers)
         except PerdureError:
             # A caller that reads it by itself gets the error.
             return outcome, None
 
-    def _down(self, effect: Effect[R]) -> Effect[R]:
+    def _seal_request(self, effect: Effect[R]) -> Effect[R]:
         require_names(effect)
         if self._keyring is None:
             return effect
@@ -269,7 +270,7 @@ class EncryptedDriver(WrappingDriver):
             return self._keyring.seal(partition, op)
         return op
 
-    def _up(self, effect: Effect[R], answer: R) -> R:
+    def _open_answer(self, effect: Effect[R], answer: R) -> R:
         if isinstance(effect, FindItems | FindNearest):
             return cast(R, tuple(map(self._open_hit, cast("tuple[IndexHit, ...]", answer))))
         if not isinstance(effect, Fetch):

@@ -68,7 +68,7 @@ def load(
     missed: HeadView | None = None
     if reader is not None and head_first and target is None:
         view = yield from load_view(partition, namespace)
-        if (yield from _has_no_head(partition, namespace, view)):
+        if (yield from _confirm_no_head(partition, namespace, view)):
             return LoadedCheckpoint(view, None)
         target = view.head and view.head.checkpoint_id
     for _ in range(ATTEMPTS):
@@ -76,7 +76,7 @@ def load(
             latest = _newest(namespace) if target is None else _target(namespace, target)
             answers = yield from ask(Fetch(partition, (*items, *latest, *reader.ranges)))
             checkpoints, writes, *chunks = answers[first:]
-            reader.take(chunks)
+            reader.add_answers(chunks)
             reader = None
             view = read_view(namespace, answers)
             wanted = (checkpoints, writes) if target is not None else _select_last(checkpoints, writes)
@@ -86,8 +86,8 @@ def load(
             asked = items if target is None else (*items, *_target(namespace, target))
             answers = yield from ask(Fetch(partition, asked))
             view, wanted = read_view(namespace, answers), answers[first:]
-        if view.is_arriving or (
-            checkpoint_id is None and (yield from _has_no_head(partition, namespace, view))
+        if view.is_absent or (
+            checkpoint_id is None and (yield from _confirm_no_head(partition, namespace, view))
         ):
             return LoadedCheckpoint(view, None)
         if checkpoint_id is None and view.head is not None:
@@ -103,15 +103,19 @@ def load(
                 continue
         if not wanted[0]:
             return LoadedCheckpoint(view, None)
-        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), _sort_writes(wanted[1]))
+        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), in_order(read_writes(wanted[1])))
     raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
 
 
-def _has_no_head(partition: Partition, namespace: str, view: View) -> Program[bool]:
-    """Return True if a namespace has no checkpoints that are to be seen."""
-    if view.head is None and not view.is_arriving:
+def _confirm_no_head(partition: Partition, namespace: str, view: View) -> Program[bool]:
+    """Return True if a namespace has no latest checkpoint.
+
+    Raises:
+        Corrupt: it has checkpoints all the same.
+    """
+    if view.head is None and not view.is_absent:
         yield from refuse_headless(partition, namespace)
-    return view.head is None or view.is_arriving
+    return view.head is None or view.is_absent
 
 
 def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
@@ -127,14 +131,14 @@ def _newest(namespace: str) -> tuple[Range, ...]:
 
 
 def _select_last(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
-    """Return the checkpoint that was stored last and its writes, nothing if there may be more of them."""
+    """Return the checkpoint that was stored last and its writes, nothing if there may be more of them.
+
+    ``last`` are the writes with the largest keys, downwards. All of this checkpoint's are among them if fewer
+    came than were asked for, or if the smallest is of a checkpoint before it.
+    """
     if not checkpoints:
         return ()
     name = checkpoints[0].key[1]
     own = tuple(record for record in last if record.key[1] == name)
     is_whole = len(last) < _WRITES or last[-1].key[1] < name
     return (tuple(checkpoints), own[::-1]) if is_whole else ()
-
-
-def _sort_writes(records: Sequence[Record]) -> tuple[PendingWrite, ...]:
-    return in_order(read_writes(records))

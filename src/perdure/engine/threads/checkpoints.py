@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeGuard, TypeVar
 
 from perdure.engine.threads import arrival_leftovers, transfer_claim
-from perdure.engine.threads.drafts import CheckpointDraft, CheckpointDrafts, WriteDrafts
+from perdure.engine.threads.drafts import CheckpointDraft, DraftsCheckpoint, DraftsWrites
 from perdure.engine.threads.steering import Taking
 from perdure.engine.threads.thread_state import (
     HeadView,
@@ -58,18 +58,17 @@ class StepPut(ABC, Generic[R]):
             deleted and made again has neither the versions nor the chunks of its past.
         on_older: called if records that were known to be stored are missing: the database came back older.
         taking: messages that the run takes with what it stores.
-        known: the thread as the caller remembers it.
+        remembered: the thread as the caller remembers it.
     """
 
     partition: Partition
-    namespace: str = ROOT
     claim: HeadClaim | None
     epoch: int | None
     first_version: int
     budget: Budget
     on_older: Callable[[Partition], None]
     taking: Taking | None = None
-    known: View | None = field(default=None, init=False)
+    remembered: View | None = field(default=None, init=False)
 
     def store(self, view: View | None) -> Program[R]:
         """Store what is put and return it as stored; ``view`` is the thread as the caller remembers it.
@@ -77,7 +76,7 @@ class StepPut(ABC, Generic[R]):
         Raises:
             HeadConflict: another run moved the head or filled a slot.
         """
-        self.known = view
+        self.remembered = view
         stored = None if view is None else (yield from self._attempt(view))
         if stored is None:
             stored = yield from retry_attempt(self.partition, None, self._load, self._attempt)
@@ -96,9 +95,13 @@ class StepPut(ABC, Generic[R]):
     @abstractmethod
     def _attempt(self, view: View) -> Program[R | None]: ...
 
+    @abstractmethod
+    def _guarding_namespace(self) -> str:
+        """Return the namespace whose head decides whether the put may happen."""
+
     def _load(self) -> Program[View]:
-        view = yield from load_view(self.partition, self.namespace)
-        if self.known is not None and is_older(self.known, view):
+        view = yield from load_view(self.partition, self._guarding_namespace())
+        if self.remembered is not None and is_older(self.remembered, view):
             self.on_older(self.partition)
         return view
 
@@ -108,7 +111,7 @@ class StepPut(ABC, Generic[R]):
         try:
             return self.decide(view)
         except Conflict:
-            if view is self.known:
+            if view is self.remembered:
                 return None
             raise
 
@@ -143,18 +146,20 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
     """Put of a checkpoint that also moves the head of its namespace to it.
 
     Attributes:
+        namespace: the namespace of the checkpoint.
         before: the checkpoint that the loop stored last.
-        met_in: the generation in which the loop loaded or stored what it builds on.
+        base_generation: the generation in which the loop loaded or stored what it builds on.
         planned: state after the commit in progress, if it is accepted.
     """
 
-    plan: CheckpointDrafts
+    plan: DraftsCheckpoint
+    namespace: str
     parent: str | None
     source: str | None
     loaded: LoadedHead | None
     before: str | None
     fork_on_conflict: bool
-    met_in: int
+    base_generation: int
     planned: tuple[View, CheckpointRecord] | None = field(default=None, init=False)
 
     def is_committed_by(self, effect: object) -> TypeGuard[Commit]:
@@ -163,6 +168,9 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             return False
         key = self.namespace, self.planned[1].id
         return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
+
+    def _guarding_namespace(self) -> str:
+        return self.namespace
 
     def _load(self) -> Program[View]:
         self.plan.freeze()
@@ -193,7 +201,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         decided = self._try_decide(view)
         if decided is None:
             return None
-        checks, generation = decided
+        guarded, generation = decided
         head = view.head
         draft = yield from self._draft(view, generation)
         if draft is None:
@@ -205,9 +213,9 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         # A parent that is not the head may be gone meanwhile, by a prune or because the database came back
         # older than it was. Where this run has loaded or stored it, it must still be there.
         is_head = head is not None and parent == head.checkpoint_id
-        is_met = parent is not None and parent in (loaded and loaded.addressed, self.before)
+        is_own_parent = parent is not None and parent in (loaded and loaded.addressed, self.before)
         parent_check = (
-            [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if is_met and not is_head else []
+            [Check(CHECKPOINT, (namespace, parent), Expect.PRESENT)] if is_own_parent and not is_head else []
         )
         version = successor(head.version, record.id) if head else self.first_version
         moved = Put(
@@ -226,19 +234,20 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             record.id if namespace == ROOT else view.root_head,
         )
         self.planned = after, record
+        # A commit has one operation a record.
         proof: list[Op] = [check for check in draft.checks if check not in parent_check]
-        proof += draft.folded
+        proof += draft.replayed
         if self.taking is not None:
             proof += yield from self.taking.ops()
-        ops: list[Op] = [*checks, *parent_check, *proof, moved]
+        ops: list[Op] = [*guarded, *parent_check, *proof, moved]
         new = record.put(Expect.ABSENT)
         outcome = yield from self._commit(view, [*ops, new], chunks)
         if outcome == Refused(CHECKPOINT, new.key):
             stored = yield from self._read_stored(record)
             if stored is None:
                 return None
-            record = again(stored, record)
-            raised = _raise_generation(checks, generation, record.id)
+            record = _over_stored(stored, record)
+            raised = _raise_generation(guarded, generation, record.id)
             moved, after = self._move_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
                 partition,
@@ -246,13 +255,13 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 chunks,
                 self.budget,
             )
-            if raised != checks:
+            if raised != guarded:
                 after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
                 raise removed_checkpoint(partition, parent)
             if outcome.kind is WRITE:
-                if self.met_in == generation:
+                if self.base_generation == generation:
                     self.on_older(partition)
                 raise unwritten_error(partition, parent)
             if _misses(outcome, draft.checks):
@@ -324,14 +333,17 @@ class WritesPut(StepPut[bool]):
         statements: statements on the application's own tables that the task gave. They are made if its
             checkpoint is stored, as its step is done again otherwise. A result that is stored already was
             stored with those that were given with it, so these are left out then.
-        at: namespace and id of the checkpoint that the writes belong to.
+        checkpoint: namespace and id of the checkpoint that the writes belong to.
     """
 
-    plan: WriteDrafts
+    plan: DraftsWrites
     seen: Mapping[tuple[str, int], int] | None
     consumed: Sequence[Key] = ()
     statements: tuple[ApplicationStatement, ...] = ()
-    at: tuple[str, str]
+    checkpoint: tuple[str, str]
+
+    def _guarding_namespace(self) -> str:
+        return ROOT  # also for writes of a subgraph, whose run is the root's
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
@@ -350,13 +362,13 @@ class WritesPut(StepPut[bool]):
         checks, generation = decided
         if claim is not None and not _holds(claim, view.head) and (own := self.plan.child()) is not None:
             (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
-            if not mine and view is self.known:
+            if not mine and view is self.remembered:
                 return None
             if not mine:
                 raise outrun(partition, claim.checkpoint_id)
         draft = self.plan.draft(view, generation)
         before = self.plan.before() if claim is None else None
-        needed = {key for key in (before, self.at if self.statements else None) if key is not None}
+        needed = {key for key in (before, self.checkpoint if self.statements else None) if key is not None}
         is_there = tuple(Check(CHECKPOINT, key, Expect.PRESENT) for key in sorted(needed))
         checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
         if self.taking is not None:
@@ -369,8 +381,8 @@ class WritesPut(StepPut[bool]):
             return True
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
             raise removed_checkpoint(partition, before[1])
-        if self.statements and outcome == Refused(CHECKPOINT, self.at):
-            raise removed_checkpoint(partition, self.at[1])
+        if self.statements and outcome == Refused(CHECKPOINT, self.checkpoint):
+            raise removed_checkpoint(partition, self.checkpoint[1])
         if outcome.kind is not WRITE:
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
@@ -418,7 +430,7 @@ class WritesPut(StepPut[bool]):
         return [*checks, *puts, *plan_puts(free, read_by_record(records))]
 
 
-def again(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
+def _over_stored(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
     """Return a checkpoint that is stored again: with its new contents, at its old place."""
     nonces = (*record.seen, stored.nonce, *stored.seen)
     return record._replace(

@@ -104,11 +104,11 @@ class ChunkReader:
         ranges = self._ranges
         items: list[Get | Range] = [*ranges, *(Get(BLOB, (name,)) for name in large)]
         answers = yield from ask(Fetch(self._partition, tuple(items)))
-        self.take(answers[: len(ranges)])
+        self.add_answers(answers[: len(ranges)])
         found = (record for answer in answers[len(ranges) :] for record in answer)
         return {record.key[0]: body for record in found if (body := self._plain(record)) is not None}
 
-    def take(self, answers: Iterable[tuple[Record, ...]]) -> None:
+    def add_answers(self, answers: Iterable[tuple[Record, ...]]) -> None:
         """Take the answers to ``ranges``, in order."""
         ranges, self._ranges = self._ranges, []
         self._has_begun = True

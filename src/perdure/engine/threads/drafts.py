@@ -14,13 +14,13 @@ from perdure.model.program import Program
 class CheckpointDraft(NamedTuple):
     """A checkpoint encoded under a collection generation, and the chunks that it adds.
 
-    ``checks`` prove that chunks it refers to and does not add are stored; ``folded`` that the writes on its
-    parent exist from which it is replayed."""
+    ``checks`` prove that chunks it refers to and does not add are stored; ``replayed`` that the writes on its
+    parent are, from which its DeltaChannels are rebuilt."""
 
     chunks: Mapping[bytes, bytes]
     checkpoint: CheckpointRecord
     checks: tuple[Check, ...]
-    folded: tuple[Check, ...]
+    replayed: tuple[Check, ...]
 
 
 class WritesDraft(NamedTuple):
@@ -31,8 +31,8 @@ class WritesDraft(NamedTuple):
     checks: tuple[Check, ...]
 
 
-class CheckpointDrafts(Protocol):
-    """The drafts of a checkpoint."""
+class DraftsCheckpoint(Protocol):
+    """What drafts a checkpoint for a put."""
 
     def draft(self, view: View, generation: int, seq: int) -> Program[CheckpointDraft]:
         """Return the checkpoint, encoded for a thread as it was seen, under a collection generation and a
@@ -45,8 +45,8 @@ class CheckpointDrafts(Protocol):
         ...
 
 
-class WriteDrafts(Protocol):
-    """The drafts of a task's writes. ``child`` and ``before`` are called at the last moment."""
+class DraftsWrites(Protocol):
+    """What drafts a task's writes for a put. ``child`` and ``before`` are called at the last moment."""
 
     def draft(self, view: View, generation: int) -> WritesDraft:
         """Return the writes, encoded for a thread as it was seen, under a collection generation."""

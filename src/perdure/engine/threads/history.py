@@ -56,7 +56,7 @@ def page(
     for _ in range(ATTEMPTS):
         records, *state = yield from ask(Fetch(partition, (wanted, *view_items(namespace))))
         heads = state[0]
-        if read_view(namespace, tuple(state)).is_arriving:
+        if read_view(namespace, tuple(state)).is_absent:
             return []
         if not heads:
             if records:

@@ -29,9 +29,10 @@ class View(NamedTuple):
     root_head: str | None
 
     @property
-    def is_arriving(self) -> bool:
-        """True if nothing of the thread is there yet: one that arrives gets its generation and its root's
-        head last. An early copy may have a head and no generation, and is there."""
+    def is_absent(self) -> bool:
+        """True if the thread is not there: nothing of it is stored, or only what a transfer has brought so
+        far, as one that arrives gets its generation and its root's head last. An early copy may have a head
+        and no generation, and is there."""
         return not self.generation and self.root_head is None
 
 

@@ -18,7 +18,7 @@ from perdure.model.values.joined_values import (
 from perdure.model.values.tree import EncodedList, Expansion, Tree
 
 
-def take(
+def decode_into_cache(
     serde: Serde,
     cache: ThreadCache,
     namespace: str,

@@ -172,15 +172,8 @@ class ServerConnection:
         if connection is not None:
             connection.close()
 
-    def ask(
-        self, statement: Statement, values: Sequence[bytes | None], unpack: Callable[[pq.abc.PGresult], R]
-    ) -> R:
+    def ask(self, call: StatementCall[R]) -> R:
         """Send one statement and read its answer.
-
-        Args:
-            statement: The statement.
-            values: Its parameters.
-            unpack: Reads the result.
 
         Raises:
             ConnectionLost: The statement may have been executed, or not.
@@ -189,14 +182,14 @@ class ServerConnection:
         """
         connection = self.require_connection()
         try:
-            result = self._roundtrip(connection.pgconn, statement, values)
+            result = self._roundtrip(connection.pgconn, call.statement, call.values)
         except psycopg.OperationalError as broken:
             self.lose()
             raise ConnectionLost from broken
         except ConnectionLost:
             self.lose()
             raise
-        return self._unpack(connection, result, unpack)
+        return self._unpack(connection, result, call.unpack)
 
     def ask_both(self, first: StatementCall[R], second: StatementCall[S]) -> tuple[R, S | None]:
         """Send two statements at once, the second of which only reads, and read both answers. Each is a
@@ -209,7 +202,7 @@ class ServerConnection:
             ConnectionLost: As ``ask`` does, for the first statement; also the others.
         """
         if not HAS_PIPELINES:
-            return self.ask(first.statement, first.values, first.unpack), None
+            return self.ask(first), None
         connection = self.require_connection()
         results: list[pq.abc.PGresult] = []
         try:

@@ -177,7 +177,7 @@ class PostgresDriver:
         if not self._reaches(jobs):
             return
         try:
-            outcomes = self._commit(
+            outcomes = self._commit_with_vectors(
                 [cast(codec.Write, job.effect) for job in jobs], [job for job in jobs if job.then is not None]
             )
         except ConnectionLost:
@@ -198,22 +198,24 @@ class PostgresDriver:
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
         self._each(jobs, lambda job: self._resolve(job, overwritten(later[id(job)])))
 
-    def _commit(self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
+    def _commit_with_vectors(
+        self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()
+    ) -> list[Any]:
         """Return the outcomes of writes. What ``readers`` read afterwards is read in the same round trip,
         where that is one."""
         with_vectors = None if self._vectors is None else self._vectors.commit(writes)
         if self._vectors is None or with_vectors is None:
-            return self._send_commit(writes, self._sql.commit, readers=readers)
+            return self._commit(writes, self._sql.commit, readers=readers)
         try:
-            return self._send_commit(writes, *with_vectors)
+            return self._commit(writes, *with_vectors)
         except (MigrationRequired, Corrupt):
             # pgvector was dropped, or created again, since this process began. The database reads by itself
             # what is not sent, or refuses it for its own reason.
-            outcomes = self._send_commit(writes, self._sql.commit)
+            outcomes = self._commit(writes, self._sql.commit)
             self._vectors.stop_sending()
             return outcomes
 
-    def _send_commit(
+    def _commit(
         self,
         writes: Sequence[codec.Write],
         statement: Statement,
@@ -233,7 +235,7 @@ class PostgresDriver:
             if statements:
                 return link.transact(write, lambda refusals: () if any(refusals) else statements)
             if not fetches:
-                return link.ask(write.statement, write.values, write.unpack)
+                return link.ask(write)
             outcomes, answers = link.ask_both(write, self._fetch_call(fetches))
             if answers is not None:
                 for reader, answer in zip(readers, answers, strict=True):
@@ -256,7 +258,7 @@ class PostgresDriver:
 
     def _resolve_lost(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
         if not isinstance(effect, Commit):
-            (only,) = self._commit([cast(codec.Write, effect)])
+            (only,) = self._commit_with_vectors([cast(codec.Write, effect)])
             return only
         left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
         seen = Commit(effect.partition, left)
@@ -266,7 +268,7 @@ class PostgresDriver:
             raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
         if not is_repeatable(effect):
             raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
-        (only,) = self._commit([effect])
+        (only,) = self._commit_with_vectors([effect])
         if not isinstance(only, Refused):
             return only
         # The lost write may have arrived only now: then it is the one that caused this refusal.
@@ -294,7 +296,7 @@ class PostgresDriver:
         def once() -> bool:
             link = self._connect()
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
-            return link.ask(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01")
+            return link.ask(StatementCall(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01"))
 
         while self._patiently(lambda: self._repeat(once)):
             # The partition is removed; one that is created under its name from now on must be kept.
@@ -308,7 +310,9 @@ class PostgresDriver:
         numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
         values = [*codec.pack_writes([Commit(effect.partition, effect.checks)], deadline), *names, *numbers]
         return link.ask(
-            self._sql.drop_if, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")[0]
+            StatementCall(
+                self._sql.drop_if, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")[0]
+            )
         )
 
     # Reading
@@ -343,8 +347,7 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        read = self._fetch_call(fetches)
-        return self._connect().ask(read.statement, read.values, read.unpack)
+        return self._connect().ask(self._fetch_call(fetches))
 
     def _fetch_call(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
         return StatementCall(
@@ -355,7 +358,7 @@ class PostgresDriver:
 
     def _now(self) -> int:
         return self._connect().ask(
-            self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big")
+            StatementCall(self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big"))
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
@@ -383,7 +386,7 @@ class PostgresDriver:
             )
 
         def once() -> tuple[IndexHit, ...]:
-            return self._connect().ask(statement, values, unpack)
+            return self._connect().ask(StatementCall(statement, values, unpack))
 
         return self._patiently(once)
 

@@ -54,7 +54,12 @@ def every(schema: str, version: int) -> list[str]:
 
 def commit(schema: str, version: int) -> str:
     """Return ``commit_N(counts, numbers, texts, bytes)``: for each job 0, or the number of its first
-    operation whose expectation did not hold. Sections are executed in the order given."""
+    operation whose expectation did not hold. Sections are executed in the order given.
+
+    Its variables: ``_p`` the number of partitions, ``_jobs`` that of jobs, ``_pks`` the rows of the
+    partitions, ``_t`` that of each job, ``_z`` its outcome, ``_x`` the number of the section, ``_k`` how many
+    entries it has, ``_nn``, ``_sn`` and ``_bn`` how far the three arrays are read.
+    """
     body = _choose([_section(schema, section) for section in SECTIONS])
     return f"""\
 CREATE FUNCTION {schema}.commit_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[]) RETURNS bigint[]

@@ -64,7 +64,7 @@ _BUSY_MS = 30_000
 _PAGE_BYTES = 1024
 _LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
-_INLINE_ITEMS = 16
+_ON_LOOP_MOST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +164,13 @@ class SqliteDriver:
     def _write_group(self, group: Sequence[PendingRequest]) -> None:
         try:
             with translate_errors(self._path):
-                self._transact(group, trusting=True)
+                self._transact(group, optimistic=True)
         except Exception:
             # One bad write must not fail the others: each gets a transaction of its own.
             for job in group:
                 try:
                     with translate_errors(self._path, _partition(job.effect)):
-                        self._transact([job], trusting=False)
+                        self._transact([job], optimistic=False)
                         self._watch.after_commit()
                 except Exception as error:
                     job.error = error
@@ -183,37 +183,32 @@ class SqliteDriver:
             for job in group:
                 job.error = error
 
-    def _transact(self, group: Sequence[PendingRequest], *, trusting: bool) -> None:
-        """Write a group in one transaction. With ``trusting``, the tables' constraints check that the records
-        that puts expect to be absent are; if one exists, everything is rolled back, and the caller repeats
-        the writes one by one."""
+    def _transact(self, group: Sequence[PendingRequest], *, optimistic: bool) -> None:
+        """Write a group in one transaction. With ``optimistic``, nothing is read for puts that expect no
+        record: the table's constraint fails instead, the transaction is rolled back, and the caller repeats
+        each write by itself."""
         writer = self._writer
         self._watch.before_commit()
         has_statements = any(isinstance(job.effect, Commit) and job.effect.statements for job in group)
         with enforcing_foreign_keys(writer) if has_statements else nullcontext():
-            self._transact_all(writer, group, trusting=trusting)
+            writer.execute("BEGIN IMMEDIATE")
+            try:
+                migrations.check_again(writer, self._path)
+                self._watch.advance()
+                self._written.clear()
+                for job in group:
+                    job.error = None
+                    job.answer = self._apply(job.effect, optimistic)
+                writer.execute("COMMIT")
+            except BaseException:
+                if writer.in_transaction:
+                    writer.execute("ROLLBACK")
+                # SQLite reports a file that was replaced by many different errors.
+                self._watch.check()
+                raise
+            self._watch.note_commits(self._written)
 
-    def _transact_all(
-        self, writer: apsw.Connection, group: Sequence[PendingRequest], *, trusting: bool
-    ) -> None:
-        writer.execute("BEGIN IMMEDIATE")
-        try:
-            migrations.check_again(writer, self._path)
-            self._watch.advance()
-            self._written.clear()
-            for job in group:
-                job.error = None
-                job.answer = self._apply(job.effect, trusting)
-            writer.execute("COMMIT")
-        except BaseException:
-            if writer.in_transaction:
-                writer.execute("ROLLBACK")
-            # SQLite reports a file that was replaced by many different errors.
-            self._watch.check()
-            raise
-        self._watch.note_commits(self._written)
-
-    def _apply(self, effect: Effect[Any], trusting: bool) -> Any:
+    def _apply(self, effect: Effect[Any], optimistic: bool) -> Any:
         writer = self._writer
         partition = _partition(effect) or RESERVED
         if isinstance(effect, _Settle):
@@ -221,7 +216,7 @@ class SqliteDriver:
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
             known = (
-                {} if thread is None else rows.read_known(writer, thread.pk, effect.checks, trusting=False)
+                {} if thread is None else rows.read_known(writer, thread.pk, effect.checks, optimistic=False)
             )
             for check in effect.checks:
                 if not rows.holds(writer, thread, check, known):
@@ -234,7 +229,7 @@ class SqliteDriver:
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
-        known = {} if thread is None else rows.read_known(writer, thread.pk, ops, trusting=trusting)
+        known = {} if thread is None else rows.read_known(writer, thread.pk, ops, optimistic=optimistic)
         if thread is not None:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
@@ -263,7 +258,7 @@ class SqliteDriver:
             ops: The operations, at most one for each record.
             known: The records that are overwritten, from ``rows.read_known``.
         """
-        writer, t, total, head = self._writer, thread.pk, thread.total, thread.head
+        writer, t, total, head = self._writer, thread.pk, thread.checksum_sum, thread.head_checksum
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
         change = 0
         for op in ops:
@@ -488,8 +483,8 @@ def file_of(url: str) -> Path:
 
 
 def _is_small(effect: Fetch) -> bool:
-    return len(effect.items) <= _INLINE_ITEMS and all(
-        isinstance(i, Get) or i.kind is WRITE or (i.limit is not None and i.limit <= _INLINE_ITEMS)
+    return len(effect.items) <= _ON_LOOP_MOST and all(
+        isinstance(i, Get) or i.kind is WRITE or (i.limit is not None and i.limit <= _ON_LOOP_MOST)
         for i in effect.items
     )
 

@@ -51,7 +51,7 @@ def examine_partition(connection: apsw.Connection, partition: Partition) -> list
         total, head, out = _survey(connection, thread, partition)
     finally:
         connection.execute("COMMIT")
-    if (thread.total, thread.head) != (total, head):
+    if (thread.checksum_sum, thread.head_checksum) != (total, head):
         out.append(NOT_LATEST)
     return out
 
@@ -63,7 +63,7 @@ def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:
     if thread is None:
         return False
     total, head, damaged = _survey(connection, thread, partition)
-    if damaged or (thread.total, thread.head) == (total, head):
+    if damaged or (thread.checksum_sum, thread.head_checksum) == (total, head):
         return False
     connection.execute(sql.THREAD_SUM, (total, head, thread.commits, thread.pk))
     return True

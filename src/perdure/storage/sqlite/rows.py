@@ -29,7 +29,7 @@ from perdure.model.records import ITEM, Key, Kind, Partition, Record
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 
-INLINE_ITEMS = 16
+_SINGLE_READS_MOST = 16
 
 Row = tuple[Any, ...]
 R = TypeVar("R")
@@ -37,11 +37,12 @@ _BLOCKS = (64, 16, 4, 2, 1)
 
 
 class CatalogueRow(NamedTuple):
-    """A row of the catalogue."""
+    """A partition's row of the catalogue: its number, the sum of its records' checksums, the checksum of its
+    root head, and the count of its commits."""
 
     pk: int
-    total: int
-    head: int
+    checksum_sum: int
+    head_checksum: int
     commits: int
 
 
@@ -76,20 +77,20 @@ time; the garbage collector does not look at plain tuples again."""
 Known = Mapping[tuple[Kind, Key], KnownRecord]
 
 
-def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, trusting: bool) -> Known:
+def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, optimistic: bool) -> Known:
     """Read the versions and checksums of records that a commit expects, or overwrites.
 
     Args:
         connection: The connection.
         t: The partition's number.
         ops: The operations of the commit.
-        trusting: Leave out the records that must not exist: the table's constraint checks that.
+        optimistic: Leave out the records that must not exist: the table's constraint checks that.
     """
     keeping = {op.kind for op in ops if isinstance(op, Put) and op.keep is not None}
     keys: dict[Kind, list[Key]] = {}
     for op in ops:
         if isinstance(op, Put) and op.expect is Expect.ABSENT:
-            needed = not trusting
+            needed = not optimistic
         else:
             # A put without expectation overwrites; of a kind that grows, no checksum is summed.
             needed = op.expect is not Expect.ANY or (isinstance(op, Put) and op.kind.grows is None)
@@ -204,7 +205,7 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
     if thread is None:
         return tuple(() for _ in effect.items)
     t = thread.pk
-    if len(effect.items) > INLINE_ITEMS and len({i.kind.name for i in effect.items}) == 1:
+    if len(effect.items) > _SINGLE_READS_MOST and len({i.kind.name for i in effect.items}) == 1:
         gets = [i.key for i in effect.items if isinstance(i, Get)]
         headers = [i.prefix for i in effect.items if _is_header(i)]
         for keys, bodies in ((gets, True), (headers, False)):
@@ -216,7 +217,7 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
             rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
             if (item.kind, item.key) == checksums.ROOT_HEAD:
                 found = rows[0][-1] if rows else 0
-                if found != thread.head:
+                if found != thread.head_checksum:
                     raise checksums.contradiction_error(
                         partition, "its head is not the one that was written last"
                     )

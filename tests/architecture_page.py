@@ -14,8 +14,9 @@ SOURCE = ROOT / "src" / "perdure"
 FILE = ROOT / "docs" / "architecture.md"
 PAGE = FILE.read_text(encoding="utf-8")
 PUT, LOAD = "Life of a put", "Life of a cold load"
+DRIVER = "Life of a request in a driver"
 MESSAGE, QUESTION = "Life of a message", "Life of a question"
-WALKS = (PUT, LOAD, MESSAGE, QUESTION)
+WALKS = (PUT, LOAD, DRIVER, MESSAGE, QUESTION)
 
 Place = tuple[str, str]
 """A file, and the qualified name of a function in it."""
@@ -77,8 +78,19 @@ def packages() -> set[str]:
 
 
 @cache
+def rooms() -> Mapping[str, str]:
+    """Return the packages within packages by their paths, each with the first sentence about it."""
+    found = {}
+    for path in SOURCE.glob("*/*/__init__.py"):
+        text = " ".join((ast.get_docstring(tree(path)) or "").partition("\n\n")[0].split())
+        sentence = re.split(r"(?<=\.)\s", text)[0].replace("``", "`")
+        found[path.parent.relative_to(SOURCE).as_posix()] = sentence
+    return found
+
+
+@cache
 def imported(package: str) -> frozenset[str]:
-    """Return the packages of the project that a package imports, also for its annotations only."""
+    """Return the packages and rooms that one of them imports, also for its annotations only."""
     found: set[str] = set()
     for path in (SOURCE / package).rglob("*.py"):
         for node in ast.walk(tree(path)):
@@ -88,7 +100,10 @@ def imported(package: str) -> frozenset[str]:
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
-            found.update(name.split(".")[1] for name in names if name.startswith("perdure."))
+            for name in names:
+                if name.startswith("perdure."):
+                    parts = name.split(".")
+                    found.update((parts[1], "/".join(parts[1:3])))
     return frozenset(found - {package})
 
 

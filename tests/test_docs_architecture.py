@@ -11,7 +11,9 @@ import ast
 import re
 import runpy
 import sys
+import threading
 import tomllib
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -38,6 +40,7 @@ from perdure.server.resources import ServerState
 from perdure.testing.faults import faulty
 from tests.architecture_page import (
     BESIDE,
+    DRIVER,
     FILE,
     LOAD,
     MESSAGE,
@@ -54,6 +57,7 @@ from tests.architecture_page import (
     imported,
     located,
     packages,
+    rooms,
     routes,
     rows,
     section,
@@ -61,6 +65,7 @@ from tests.architecture_page import (
     tokens,
     without_parameters,
 )
+from tests.backends import EMPTY
 from tests.docs_pages import blocks_of, pages
 from tests.runtime.graphs import eventually, go
 
@@ -78,12 +83,23 @@ def check_packages(page: str) -> list[str]:
     return wrong + [f"{name} is there twice" for name in set(listed) if listed.count(name) > 1]
 
 
+def check_rooms(page: str) -> list[str]:
+    """Each room is in the table once, with the sentence of its ``__init__.py``."""
+    listed = [(cells[0].strip("`"), cells[1]) for cells in rows(section(page, "What each room decides"))[1:]]
+    wrong = [f"{name} is not a room" for name, _ in listed if name not in rooms()]
+    wrong += [f"{name} says: {rooms()[name]}" for name, said in listed if said != rooms().get(name, said)]
+    counts = Counter(name for name, _ in listed)
+    return wrong + [f"{name} is there {counts[name]} times" for name in rooms() if counts[name] != 1]
+
+
 def check_refusals(page: str) -> list[str]:
-    """A package imports none of the packages that it refuses to know, and names one at least."""
+    """A package or room imports none of those that it refuses to know, and names one at least."""
     wrong = []
-    for package, _, refused in rows(section(page, "What each package decides"))[1:]:
+    tables = [rows(section(page, f"What each {one} decides"))[1:] for one in ("package", "room")]
+    for package, _, refused in [*tables[0], *tables[1]]:
         name = package.strip("`")
-        unknown = [each for each in re.findall(r"`(\w+)`", refused) if each in packages()]
+        known = packages() | rooms().keys()
+        unknown = [each for each in re.findall(r"no `([\w/]+)`", refused) if each in known]
         wrong += [f"{name} imports {each}" for each in unknown if each in imported(name)]
         wrong += [] if unknown else [f"{name} refuses to know no package"]
     return wrong
@@ -189,6 +205,7 @@ def check_code(page: str) -> list[str]:
 
 CHECKS: tuple[Check, ...] = (
     check_packages,
+    check_rooms,
     check_refusals,
     check_floors,
     check_names,
@@ -206,6 +223,9 @@ def test_the_page_is_right(check: Check) -> None:
 MISTAKES: tuple[tuple[Check, str, str], ...] = (
     (check_packages, "| `schema` |", "| `scheme` |"),
     (check_packages, "| `schema` |", "| `engine` |"),
+    (check_rooms, "| `engine/queue` |", "| `engine/queues` |"),
+    (check_rooms, "| Decide what a thread holds:", "| Decide what it holds:"),
+    (check_refusals, "no `engine/queue`, no `engine/retention`. |", "no `model`. |"),
     (check_refusals, "no `runtime`, no `database`. |", "no `runtime`, no `engine`. |"),
     (check_refusals, "no `cli`, no `server`. |", "nothing. |"),
     (check_floors, "\nadmin  ", "\nadmins  "),
@@ -263,12 +283,15 @@ class Passed:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
+        """Take note of the calls in this thread, and in those that are started meanwhile."""
         before = sys.getprofile()
+        threading.setprofile(self._note)
         sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(before)
+            threading.setprofile(None)  # type: ignore[arg-type]
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or (place := place_of(frame)) not in self._wanted:
@@ -346,6 +369,22 @@ def test_a_cold_load_passes_every_stop_with_one_request() -> None:
         assert found is not None
         assert driver.count - before == 1
     assert unpassed(walk, passed, is_nested=True) == []
+
+
+def test_requests_pass_every_stop_of_a_driver(tmp_path: Path) -> None:
+    walk = stops(PAGE, DRIVER)
+    passed = Passed(walk)
+
+    async def main(url: str) -> None:
+        with passed.noted():
+            async with perdure.connect(url, migrate=True) as db:
+                await put(db.checkpointer(), config("thread"), 9)
+                assert await db.checkpointer().aget_tuple(config("thread")) is not None
+
+    go(main(f"sqlite:///{tmp_path / 'threads.db'}"))
+    with EMPTY["postgresql"]() as url:
+        go(main(url))
+    assert unpassed(walk, passed, is_nested=False) == []
 
 
 def asking() -> Pregel[Any, Any, Any, Any]:
@@ -430,11 +469,14 @@ def test_a_question_passes_every_stop() -> None:
 # Beside the page
 
 
-def test_each_package_is_in_the_table_of_folders() -> None:
+def test_contributing_leads_to_the_tables_of_packages_and_rooms() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| `src/perdure/(\w+)/` \|", text, re.MULTILINE)
-    assert sorted(listed) == sorted(packages())
-    assert "(docs/architecture.md)" in text
+    for title in ("What each package decides", "What each room decides"):
+        assert section(PAGE, title)
+        assert f"(docs/architecture.md#{title.lower().replace(' ', '-')})" in text
+    listed = re.findall(r"^\| `([\w/]+)/` \|", text, re.MULTILINE)
+    assert len(listed) > 3
+    assert [folder for folder in listed if not (ROOT / folder).is_dir()] == []
 
 
 def test_the_navigation_has_the_page_and_the_index_of_decisions() -> None:

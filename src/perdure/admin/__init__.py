@@ -1,4 +1,4 @@
-"""Administration of databases: listing, comparing and moving what they hold, archives, and backend checks.
+"""Operations on whole databases: list, compare, move, archive, check, and rotate keys.
 
 >>> with perdure.connect_sync(OLD) as old, perdure.connect_sync(NEW, migrate=True) as new:
 ...     for partition in admin.partitions(old, tenant=None):

@@ -1,1 +1,1 @@
-"""Import of threads and stores from other savers: a module for each source, and the plan they share."""
+"""Threads and stores of other savers: read, verified and made visible here, and written back to them."""

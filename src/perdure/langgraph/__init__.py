@@ -1,1 +1,1 @@
-"""The façade that LangGraph sees: a native checkpoint saver over the engine."""
+"""Show threads and stored items to LangGraph: its checkpointer and store, as programs of the engine."""

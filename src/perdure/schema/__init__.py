@@ -1,4 +1,5 @@
-"""Schema of an application's threads: its versions, the steps between them, and the fingerprint of a graph.
+"""Versions of an application's state: the declared steps, their composition, and the recorded version of each
+graph.
 
 >>> schema = Schema(version=2, steps=[rename_channel(2, "topic", "subject")])
 >>> saver = db.checkpointer(schema=schema)

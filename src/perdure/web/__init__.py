@@ -1,1 +1,2 @@
-"""Parts of a web application that the server and the inspector share: sockets, static pages, a guard."""
+"""Serve HTTP safely whatever is served: sockets, how long a client may take, static pages, a guard against
+foreign pages."""

@@ -1,1 +1,2 @@
-"""Decide what runs next in a thread: messages, runs and leases, questions, retries, timers, the outbox."""
+"""Decide what a thread does next, and record what its runs did: messages, runs and leases, questions, timers,
+crons, replies, events and side effects."""

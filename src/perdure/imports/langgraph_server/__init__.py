@@ -1,1 +1,1 @@
-"""Import from a server that speaks LangGraph's HTTP API: its threads and store as a source of an import."""
+"""Move threads and a store from a server that speaks LangGraph's HTTP API, and to it."""

@@ -1,1 +1,2 @@
-"""A cache of decoded values that the process has read or written, returned as copies."""
+"""Decide what of a value is known already: remember a process's threads, encode against that, and
+decode copies."""

@@ -1,2 +1,3 @@
 """What people who run agents ask of a database: which runs failed and why, what waits for an answer, where a
-thread is, and how it is going. The command line and the inspector show the same answers."""
+thread is, how it is going, and what a deploy would do. The command line and the inspector show the
+same answers."""

@@ -215,11 +215,13 @@ class SqliteDriver:
             return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
-            known = (
-                {} if thread is None else rows.read_known(writer, thread.pk, effect.checks, optimistic=False)
+            existing = (
+                {}
+                if thread is None
+                else rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
             )
             for check in effect.checks:
-                if not rows.holds(writer, thread, check, known):
+                if not rows.holds(writer, thread, check, existing):
                     return Refused(check.kind, check.key)
             if thread is not None:
                 for kind in KINDS:
@@ -229,16 +231,16 @@ class SqliteDriver:
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
-        known = {} if thread is None else rows.read_known(writer, thread.pk, ops, optimistic=optimistic)
+        existing = {} if thread is None else rows.read_existing(writer, thread.pk, ops, optimistic=optimistic)
         if thread is not None:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
             for op in ops:
-                if not rows.holds(writer, thread, op, known):
+                if not rows.holds(writer, thread, op, existing):
                     return Refused(op.kind, op.key)
         if thread is None:
             thread = rows.new_thread(writer, partition)
-        self._write(thread, partition, ops, known)
+        self._write(thread, partition, ops, existing)
         if isinstance(effect, Commit) and effect.statements:
             execute_all(writer, effect.statements)
         return Committed() if isinstance(effect, Commit) else None
@@ -248,7 +250,7 @@ class SqliteDriver:
         thread: rows.CatalogueRow,
         partition: Partition,
         ops: Sequence[Op],
-        known: rows.Known,
+        existing: rows.Existing,
     ) -> None:
         """Carry out operations whose expectations hold.
 
@@ -256,7 +258,7 @@ class SqliteDriver:
             thread: The partition's row of the catalogue.
             partition: The partition.
             ops: The operations, at most one for each record.
-            known: The records that are overwritten, from ``rows.read_known``.
+            existing: The records that are overwritten, from ``rows.read_existing``.
         """
         writer, t, total, head = self._writer, thread.pk, thread.checksum_sum, thread.head_checksum
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
@@ -264,7 +266,7 @@ class SqliteDriver:
         for op in ops:
             old = new = 0
             if isinstance(op, Put):
-                before = known.get((op.kind, op.key))
+                before = existing.get((op.kind, op.key))
                 fields = sql.fields(op)
                 if before is not None:
                     old = _sound(before[1])

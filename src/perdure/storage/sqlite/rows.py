@@ -69,15 +69,15 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
     return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 
 
-KnownRecord = tuple[int, int, Row]
+ExistingRecord = tuple[int, int, Row]
 """A record that exists: its version, its checksum, and the row that was
 read, of a kind of which the commit keeps a field with all columns but the body. There may be thousands at a
 time; the garbage collector does not look at plain tuples again."""
 
-Known = Mapping[tuple[Kind, Key], KnownRecord]
+Existing = Mapping[tuple[Kind, Key], ExistingRecord]
 
 
-def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, optimistic: bool) -> Known:
+def read_existing(connection: apsw.Connection, t: int, ops: Sequence[Op], *, optimistic: bool) -> Existing:
     """Read the versions and checksums of records that a commit expects, or overwrites.
 
     Args:
@@ -96,7 +96,7 @@ def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, optimi
             needed = op.expect is not Expect.ANY or (isinstance(op, Put) and op.kind.grows is None)
         if needed:
             keys.setdefault(op.kind, []).append(op.key)
-    found: dict[tuple[Kind, Key], KnownRecord] = {}
+    found: dict[tuple[Kind, Key], ExistingRecord] = {}
     for kind, wanted in keys.items():
         statement = _select_headers if kind in keeping else sql.select_versions
         for row in _select(connection, statement, kind, t, wanted):
@@ -104,7 +104,7 @@ def read_known(connection: apsw.Connection, t: int, ops: Sequence[Op], *, optimi
     return found
 
 
-def keep_field(fields: list[Any], put: Put, before: KnownRecord, partition: Partition) -> None:
+def keep_field(fields: list[Any], put: Put, before: ExistingRecord, partition: Partition) -> None:
     """Replace the field that a put keeps, if any, by that of the record.
 
     Args:
@@ -136,14 +136,14 @@ def _select_headers(kind: Kind, count: int) -> str:
     return sql.select_some(kind, count, bodies=False)
 
 
-def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, known: Known) -> bool:
+def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
     """Return True if an operation's expectation holds.
 
     Args:
         connection: The connection.
         thread: The partition's row of the catalogue, ``None`` if there is none.
         op: The operation.
-        known: What ``read_known`` returned for the commit.
+        existing: What ``read_existing`` returned for the commit.
     """
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None)
@@ -154,7 +154,7 @@ def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, know
             return False
     if op.expect is Expect.ANY:
         return True
-    found = known.get((op.kind, op.key))
+    found = existing.get((op.kind, op.key))
     if found is None:
         return op.expect is Expect.ABSENT
     return op.expect in (Expect.PRESENT, found[0])

@@ -1,6 +1,6 @@
 """The promises of Perdure as tests: subclass a contract, give it its fixture, and pytest runs them.
 
-``DriverContract`` is for authors of a driver: what the five verbs of the storage port promise.
+``DriverContract`` is for authors of a driver: what the six requests of the storage port promise.
 ``SaverContract`` and ``StoreContract`` are one layer up: what a checkpointer and a store over that driver
 promise.
 """

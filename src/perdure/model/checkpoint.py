@@ -80,7 +80,7 @@ class CheckpointRecord(NamedTuple):
         passed: removed root checkpoints between this one and its parent by which subgraphs' checkpoints still
             have their place.
         schema: schema version of the application that stored it; not stored if it is the first.
-        blocks: blocks of packs in which its values are (``model.packs``): a hint, empty if not known.
+        blocks: blocks of packs in which its values are (``model.values.packs``): a hint, empty if not known.
     """
 
     namespace: str

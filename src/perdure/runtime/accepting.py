@@ -265,7 +265,7 @@ class Acceptance:
 
     async def retry(self, partition: Partition, run_id: str) -> Ticket:
         """Store the messages that repeat a failed run, and start it if this process works; raises as
-        ``engine.retries.Retry``."""
+        ``engine.queue.retries.Retry``."""
         context = self._context
         now = await context.clock.now()
         read_asked = partial(self._worker.runner.graphs.read_asked, partition)

@@ -83,7 +83,7 @@ from perdure.model.write_records import new_puts
 R = TypeVar("R")
 
 MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE, TAG, ITEM, DOCUMENT)
-"""The kinds that are transferred; ``ITEM`` by ``engine.transfer_items``."""
+"""The kinds that are transferred; ``ITEM`` by ``engine.transfer.transfer_items``."""
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
 """The kinds that belong to a database and stay there. The queue of a thread at rest records only finished

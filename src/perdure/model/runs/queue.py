@@ -55,7 +55,7 @@ class Lane(NamedTuple):
         run_id: the open run.
         owner: its lease holder, until ``lease_until`` under ``epoch``.
         retry_at: time of the next attempt of an open run without a holder.
-        waiting: the run whose question the thread's latest checkpoint asks (``model.lifecycle``).
+        waiting: the run whose question the thread's latest checkpoint asks (``model.runs.lifecycle``).
         stop: requested end of the open run, an ``interrupt`` or a ``rollback``.
     """
 

@@ -291,7 +291,7 @@ class Passed:
             yield
         finally:
             sys.setprofile(before)
-            threading.setprofile(None)  # type: ignore[arg-type]
+            threading.setprofile(None)
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call" or (place := place_of(frame)) not in self._wanted:

@@ -175,8 +175,8 @@ TAG = Kind(
 
 SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
 """Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
-In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or what
-an import has brought (``engine.transfer.importing``)."""
+In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or
+what an import has brought (``engine.transfer.importing``)."""
 
 ITEM = Kind(
     "item",

@@ -1,8 +1,8 @@
 """Search in the store by a query: the configuration of an index, the entries of items, and their ranking.
 
 Entries are stored beside the items by ``engine.items.search_index``, on every backend in the same way, and
-are compared in this process. LangGraph's ``IndexConfig`` is understood as its own stores understand it; the words
-of texts are compared only where that is asked for.
+are compared in this process. LangGraph's ``IndexConfig`` is understood as its own stores understand it; the
+words of texts are compared only where that is asked for.
 """
 
 from __future__ import annotations

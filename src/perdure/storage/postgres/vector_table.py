@@ -160,8 +160,8 @@ $perdure$"""
 
 def _entry(schema: str) -> str:
     """Return the function that reads an entry of the search index, MessagePack as
-    ``engine.items.search_index`` writes it. A sealed one has no rows. One without vectors has a row if a search has to refuse it, because
-    no model has made it."""
+    ``engine.items.search_index`` writes it. A sealed one has no rows. One without vectors has a row if a
+    search has to refuse it, because no model has made it."""
     return f"""\
 CREATE FUNCTION {schema}.vectors_of(_body bytea)
 RETURNS TABLE (place integer, model bytea, content bytea, dims integer, numbers real[])

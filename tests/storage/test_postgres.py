@@ -266,7 +266,7 @@ def test_a_group_in_which_commits_build_on_each_other(url: str) -> None:
             jobs.append(Commit(AT, (Put(GC, (), expect=n or Expect.ABSENT, version=n + 1),)))
             jobs.append(Commit(AT, (Put(GC, (), expect=99, version=n + 1),)))
             jobs.append(Commit(AT, (Put(CHUNK, (b"%d" % (n % 2),), {"generation": n}, b"x"),)))
-        outcomes = driver._commit(jobs)
+        outcomes = driver._commit_with_vectors(jobs)
         assert [isinstance(o, Committed) for o in outcomes] == [True, False, True] * 6
         gc, chunks = driver.perform(Fetch(AT, (Get(GC, ()), Range(CHUNK))))
         assert gc[0].version == 6
@@ -278,7 +278,7 @@ def test_a_refused_group_leaves_no_thread_and_no_neighbour_behind(url: str) -> N
         assert isinstance(driver, opening.PostgresDriver)
         no, yes = Check(GC, (), Expect.PRESENT), Put(GC, (), version=1)
         ats = [Partition("", name) for name in "abcd"]
-        outcomes = driver._commit([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
+        outcomes = driver._commit_with_vectors([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
         assert [isinstance(o, Committed) for o in outcomes] == [True, False, True, False]
         assert [f.partition.thread for f in driver.perform(FindThreads(""))] == ["a", "c"]
 

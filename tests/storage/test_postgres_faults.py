@@ -312,7 +312,7 @@ def lose_once(
 ) -> None:
     """The next write loses its connection, before it arrives or after; others do something meanwhile."""
     assert isinstance(driver, PostgresDriver)
-    plain, lost = driver._commit, threading.Event()
+    plain, lost = driver._commit_with_vectors, threading.Event()
 
     def commit(writes: Sequence[Write], readers: Sequence[PendingRequest] = ()) -> list[Any]:
         if lost.is_set():
@@ -323,7 +323,7 @@ def lose_once(
         meanwhile()
         raise link.ConnectionLost
 
-    monkeypatch.setattr(driver, "_commit", commit)
+    monkeypatch.setattr(driver, "_commit_with_vectors", commit)
 
 
 def tagged(name: str, checkpoint: str, version: int = 1, expect: Expect = Expect.ANY) -> Put:

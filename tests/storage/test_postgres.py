@@ -278,7 +278,9 @@ def test_a_refused_group_leaves_no_thread_and_no_neighbour_behind(url: str) -> N
         assert isinstance(driver, opening.PostgresDriver)
         no, yes = Check(GC, (), Expect.PRESENT), Put(GC, (), version=1)
         ats = [Partition("", name) for name in "abcd"]
-        outcomes = driver._commit_with_vectors([Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)])
+        outcomes = driver._commit_with_vectors(
+            [Commit(at, (no if n % 2 else yes,)) for n, at in enumerate(ats)]
+        )
         assert [isinstance(o, Committed) for o in outcomes] == [True, False, True, False]
         assert [f.partition.thread for f in driver.perform(FindThreads(""))] == ["a", "c"]
 

@@ -48,11 +48,11 @@ def _write_opening(results: Results) -> str:
     lines = [
         "# Benchmarks",
         "This page is written by `make bench`; do not edit it. All numbers of a section come from one run in "
-        "which the savers take turns, so that whatever the machine does hits all of them. Absolute times "
-        "differ from machine to machine: compare inside this page, and look at the ratios.",
+        "which the savers take turns, so that other load on the machine affects all of them. Absolute times "
+        "differ from machine to machine: compare figures within this page, and look at the ratios.",
         f"Python {machine['python']}, {machine['cpus']} processors, {machine['system']}, file system "
         f"{machine['filesystem']}. One insert of a turn's bytes in one durable SQLite commit takes "
-        f"{number(machine['commit_floor_ms'])} ms here; that is the floor.",
+        f"{number(machine['commit_floor_ms'])} ms here, which is the minimum.",
     ]
     if results["mode"] != "full":
         lines.append("**A quick run: small sizes, few repeats. Run `make bench` for the real one.**")
@@ -114,9 +114,9 @@ def _growth(results: Results, plots: Sequence[str], folder: str) -> list[str]:
     return [
         "## A conversation that grows",
         "One thread; a turn is one `ainvoke` of a one-node graph with `messages: add_messages` and "
-        "`summary: str`; the user's and the assistant's message have 400 bytes each. What was said, "
-        f"serialised once, is {number(real / 1e6)} MB at {turns[-1]} turns. The full history is kept by "
-        "all.",
+        "`summary: str`; the user's and the assistant's message have 400 bytes each. All messages, "
+        f"serialised once, are {number(real / 1e6)} MB at {turns[-1]} turns. All savers keep the full "
+        "history.",
         "### Stored, MB",
         table(
             ["turns", *turns, "times the size of the messages"],
@@ -196,8 +196,8 @@ def _throughput(results: Results, plots: Sequence[str], folder: str) -> list[str
     return [
         "## Many threads at once",
         f"{throughput['threads']} threads of {throughput['turns_a_thread']} turns in one process, each "
-        "turn acknowledged before the next one of its thread. What is said is made before the clock starts.",
-        table(["", "turns a second", "Perdure does"], rows),
+        "turn acknowledged before the next one of its thread. Messages are made before the clock starts.",
+        table(["", "turns a second", "Perdure relative to it"], rows),
         *_picture("throughput.svg", "Turns a second", plots, folder),
     ]
 
@@ -226,7 +226,7 @@ def _race(results: Results, plots: Sequence[str], folder: str) -> list[str]:
                 "lost",
                 "forks",
                 "errors",
-                "kept after a retry of the refused",
+                "kept after a retry of refused turns",
             ],
             rows,
         ),
@@ -236,13 +236,13 @@ def _race(results: Results, plots: Sequence[str], folder: str) -> list[str]:
 
 _SQLITE_SECTIONS = ("growth", "shapes", "throughput", "race")
 _SQLITE_METHOD = (
-    "SQLite, stored: all files of the database once the write-ahead log is folded in; for the saver in "
+    "SQLite, stored: all files of the database after a checkpoint of the write-ahead log; for the saver in "
     "memory, the serialised bytes that it holds.",
     "SQLite, in a new process: the first read of the thread by a saver that is open and set up, with the "
     "file in the system's cache.",
     "SQLite, written: bytes handed to write calls by the process (`wchar`), divided by the turns of the "
-    "window. The write-ahead log is folded in before the window and after it, and the second folding "
-    "counts, so that work put off is not work saved. Bytes on the device are more, by the page size "
+    "window. The write-ahead log is checkpointed before and after the window, and the second checkpoint "
+    "counts, so that postponed writes count too. The device writes more bytes, because of the page size "
     "and the file system's journal.",
     "All savers run with their defaults; the stock SQLite savers keep a write-ahead log and wait for "
     "the disk at every commit (`synchronous=FULL`).",
@@ -283,5 +283,5 @@ def _older(results: Results) -> list[str]:
     for section, then in results["versions"].items():
         changed = [f"{name} {version}" for name, version in then.items() if now.get(name) != version]
         if changed:
-            lines.append(f"The section {section} was measured earlier, with {', '.join(changed)}.")
+            lines.append(f"The section `{section}` was measured earlier, with {', '.join(changed)}.")
     return lines

@@ -13,8 +13,8 @@ Results = dict[str, Any]
 _COUNTS = {"round_trips": "round trips a turn", "requests": "requests a turn"}
 _LONE = (
     "One `ainvoke` of the one-node graph on a conversation that has just begun, through a proxy that holds "
-    "every byte back by half the round-trip time and counts: a round trip is a client that speaks again "
-    "after an answer, summed over its connections."
+    "every byte back by half the round-trip time and counts round trips: one for each time that the client "
+    "sends again after an answer, summed over its connections."
 )
 _CROWD = "One process; each turn is acknowledged before the next one of its thread starts."
 
@@ -151,7 +151,7 @@ def write_pruned(growth: Results, after: str) -> list[str]:
     ]
     return [
         "The same thread, its history pruned to the newest checkpoint, by a call or a "
-        f"[policy](care.md){after}. A saver that is missing here cannot prune.",
+        f"[policy](care.md){after}. Savers that cannot prune are not listed.",
         table(["", "stored, MB", "times the size of the messages"], rows),
     ]
 

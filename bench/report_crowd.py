@@ -1,4 +1,4 @@
-"""The section of a crowd in front of one server."""
+"""The section about many streams that begin at one server at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def crowd(results: Results) -> list[str]:
     levels = [str(level) for level in found["levels"]]
     shares = [visit["share"] for seen in crowds.values() for level in levels for visit in seen[level]]
     return [
-        "## A crowd in front of a server",
+        "## Many streams that begin at once",
         f"Streams that all begin at once, each of a run without a thread: {found['tokens']} tokens, "
         f"{number(found['pause_ms'])} ms apart. One process a server, {found['concurrency']} runs at once. A "
         "server may refuse what is too much for it (503, or 429); a stream that breaks off, or is not done "

@@ -22,8 +22,8 @@ def runtime(results: Results) -> list[str]:
         "## From a message to its run's end",
         "A message to Perdure's runtime is durable before it is acknowledged, its thread is claimed under a "
         "lease, every step is stored before the next one begins, and the run's end is stored with its "
-        "replies. A loop of `ainvoke` over the same saver only stores checkpoints. What the rest costs, for "
-        "a graph of two nodes that do as good as nothing:",
+        "replies. A loop of `ainvoke` over the same saver only stores checkpoints. The cost of the rest, for "
+        "a graph of two nodes that do almost nothing:",
     ]
     for title, measured in found["backends"].items():
         sections += [f"### {title}", *_backend(title, found, measured)]
@@ -43,7 +43,7 @@ def _backend(title: str, found: Results, measured: Results) -> list[str]:
         for way, seen in crowd.items()
     ]
     said = f"{found['threads']} threads of {found['messages_a_thread']} messages at once"
-    aim = f"; at least {number(TARGET)} × is aimed at" if title == "PostgreSQL" else ""
+    aim = f"; the goal is at least {number(TARGET)} ×" if title == "PostgreSQL" else ""
     spent = [what for what in ("commits", "reads", "round_trips") if what in counts[BARE]]
     header = ["", "a message, ms", "of the loop's", "more, ms", *(what.replace("_", " ") for what in spent)]
     costs: list[Row] = [
@@ -58,9 +58,9 @@ def _backend(title: str, found: Results, measured: Results) -> list[str]:
     ]
     return [
         *([f"Server: {measured['settings']}."] if measured["settings"] else []),
-        f"{said}, each done with before the next one of its thread{aim}:",
+        f"{said}, each completed before the next one of its thread{aim}:",
         table(["", "messages a second", "of the loop's"], rates),
-        "A message alone, and what it asks of the database:",
+        "A single message, and its requests to the database:",
         table(header, costs),
     ]
 

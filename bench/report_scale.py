@@ -32,7 +32,7 @@ def scale(results: Results) -> list[str]:
             (("messages a second", lambda step: messages / len(steps["messages"]) / step["messages_s"]),),
         ),
         (
-            f"### {turns:,} turns of one thread, of which the last 200 messages are in its state",
+            f"### {turns:,} turns of one thread, with the last 200 messages in its state",
             steps["turns"],
             (("a turn, ms", lambda step: 1e3 * step["turn_s"]),),
         ),
@@ -47,7 +47,7 @@ def scale(results: Results) -> list[str]:
     )
     for title, measured, more in tables:
         rows = [_row(name, measured, value) for name, value in (*more, *_RESOURCES)]
-        sections += [title, table(["", "first tenth", "fifth", "last", "last of the first"], rows)]
+        sections += [title, table(["", "first tenth", "fifth", "last", "last relative to first"], rows)]
     sends = {name: median([one["run_s"] for one in steps["sends"][name]]) for name in (OURS, MEMORY)}
     sections += [
         f"### {found['sends']:,} parallel tasks in one step",

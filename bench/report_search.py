@@ -12,10 +12,10 @@ Results = dict[str, Any]
 SCAN, STOCK, OURS = "scan", "stock", "perdure"
 TITLES = {SCAN: "bare sqlite-vec", STOCK: "stock store", OURS: "**Perdure**"}
 AIMS = {
-    "SQLite": "At most 1.3 × the bare scan is aimed at.",
-    "PostgreSQL": "At most 10 ms at a recall of 0.95 is aimed at.",
+    "SQLite": "The goal is at most 1.3 × the bare scan.",
+    "PostgreSQL": "The goal is at most 10 ms at a recall of 0.95.",
 }
-OTHERS = "At most 100 ms is aimed at."
+OTHERS = "The goal is at most 100 ms."
 
 
 def search(results: Results) -> list[str]:
@@ -82,6 +82,6 @@ def _puts(found: Results, seen: Results) -> list[str]:
     if not rows:
         return []
     return [
-        "Puts into namespaces of their own, before the items are there. At most 1.5 × is aimed at.",
+        "Puts into namespaces of their own, before the items are stored. The goal is at most 1.5 ×.",
         table(["puts", "without an index, ms", "with it, ms", "times"], rows),
     ]

@@ -21,9 +21,10 @@ def server(results: Results) -> list[str]:
     hosts = present(found["hosts"])
     return [
         "## Servers under load",
-        "Perdure's server beside `langgraph dev`, the server of LangGraph's command line, and Aegra, an open "
-        "one that speaks the same API. The same two graphs of one node, the same requests, each server one "
-        "process without authentication. What each has kept when it answers is not the same:",
+        "Perdure's server compared with `langgraph dev`, the server of LangGraph's command line, and Aegra, "
+        "an open server with the same API. All serve the same two graphs of one node and receive the same "
+        "requests; each is one process without authentication. They differ in what they have stored when "
+        "they answer:",
         *_write_kept(found),
         *(_figures(found, hosts) if hosts else []),
         _write_closing(found, hosts),
@@ -72,10 +73,10 @@ def _write_kept(found: Results) -> list[str]:
 def _figures(found: Results, hosts: Results) -> list[str]:
     streams = (
         f"A model that says {found['tokens']} tokens, the first at once and each of the others "
-        f"{number(found['pause_ms'])} ms later. Streams begin apart, so that as many are at any point of "
-        f"theirs; {found['least_streams']} or more a level and round, of whose times to the first token the "
-        f"{SHARE * 100:.0f}th percentile is taken, ms. The ramp of a server ends after the level at which it "
-        f"is more than {TOO_LATE:.0f} times that of a single stream:"
+        f"{number(found['pause_ms'])} ms later. Streams begin at different times, so that they are spread "
+        f"evenly over their duration, with {found['least_streams']} or more streams per level and round. The "
+        f"figures are the {SHARE * 100:.0f}th percentile of the times to the first token, ms. The ramp of a "
+        f"server ends after the level at which it is more than {TOO_LATE:.0f} times that of a single stream:"
     )
     return [
         "### Requests that wait for their run",
@@ -89,7 +90,7 @@ def _figures(found: Results, hosts: Results) -> list[str]:
         _streams(found, hosts),
         "### A stream on which nothing happens",
         f"`POST /threads/{{id}}/stream/events` on {found['idle_streams']} new threads, held open in a server "
-        "that has just started and answered a few requests. What its processes take up, and how much more:",
+        "that has just started and answered a few requests. Memory of its processes, and the increase:",
         _idle(hosts),
     ]
 

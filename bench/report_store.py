@@ -28,7 +28,7 @@ def store(results: Results) -> list[str]:
     sections = [
         "## The store",
         "Perdure's store beside `AsyncSqliteStore` and `AsyncPostgresStore`. Batches go over a hundred "
-        f"namespaces. At most {number(TARGET)} × is aimed at.",
+        f"namespaces. The goal is at most {number(TARGET)} ×.",
     ]
     for title, measured in found["backends"].items():
         sections.append(f"### The store on {title}")

@@ -99,8 +99,8 @@ def _aegra(site: Site) -> Start:
 
 
 _OURS = (
-    "the run before it begins, every step before the next one, the end before the answer; what was accepted "
-    "runs on after a crash"
+    "the run before it begins, every step before the next one, the end before the answer; accepted runs "
+    "continue after a crash"
 )
 _AEGRA_PACKAGES = ("aegra-api==0.11.0",)
 _AEGRA_SHOWN = ("aegra-api", "langgraph")

@@ -1,4 +1,4 @@
-"""A crowd in front of one server: streams that all begin at once, and what thousands of requests leave.
+"""Many streams that begin at one server at once, and what thousands of requests leave.
 
 Beside LangGraph's own server. Both keep their threads as they come: in SQLite, and in memory that is written
 to a file now and then.

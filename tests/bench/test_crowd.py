@@ -1,4 +1,4 @@
-"""A crowd in front of a server: what becomes of its streams, and what the page makes of it."""
+"""Many streams that begin at a server at once: what becomes of its streams, and what the page makes of it."""
 
 from __future__ import annotations
 
@@ -112,4 +112,4 @@ def test_the_page_has_ratios_of_neighbours_and_what_a_request_adds() -> None:
 
 
 def test_a_page_without_the_section_says_nothing_of_it() -> None:
-    assert "A crowd in front" not in report.page(results({}, 1), [], "")
+    assert "Many streams that begin at once" not in report.page(results({}, 1), [], "")

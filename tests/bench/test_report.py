@@ -79,7 +79,7 @@ def test_a_run_of_some_sections_leaves_the_others_and_says_how_old_they_are() ->
     page = report.page(both, [], "")
     assert "Not measured: a." in page
     assert "Not measured: c." in page
-    assert "The section redis was measured earlier, with perdure 1." in page
+    assert "The section `redis` was measured earlier, with perdure 1." in page
     assert "The section d1" not in page
     assert "Measuring took 3 minutes." in page
 

@@ -103,7 +103,7 @@ def measured() -> dict[str, Any]:
 def test_the_page_has_ratios_of_neighbours_and_counts() -> None:
     page = report.page(results({}, 1, runtime=measured()), [], "")
     assert "### SQLite\n\nNot measured: it ended without an answer.\n" in page
-    assert "64 threads of 20 messages at once, each done with before the next" in page
+    assert "64 threads of 20 messages at once, each completed before the next" in page
     # Ratios of 0.70, 0.65 and 0.80: the median is none of the medians'.
     assert "| **Perdure's runtime** | 130 | 0.70 × |" in page
     # 4, 6 and 40 ms more; 1.8, 2 and 1.8 times as long.

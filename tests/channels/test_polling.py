@@ -238,7 +238,7 @@ def polled(provider: Provider, lease: Any) -> asyncio.Task[None]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_ASIDE_S", "_AGAIN_S", "_AGAIN_MAX_S", "_LOOK_S"):
+    for name in ("_ASIDE_S", "_AGAIN_S", "_AGAIN_MAX_S", "_POLL_S"):
         monkeypatch.setattr(f"perdure.channels.polling.{name}", 0.02)
 
 

@@ -93,7 +93,7 @@ def test_a_damaged_thread_is_reported(shell: Shell, url: str, caplog: pytest.Log
     done = shell("care", "run", "--once", "--keep-last", "1", "--db", url)
     assert done.returncode == 1
     assert "1 thread could not be swept" in done.stdout
-    assert "'odd' was not swept: its metadata name a retention policy that does not exist" in caplog.text
+    assert "'odd' was not swept: its metadata names a retention policy that does not exist" in caplog.text
 
 
 def test_a_process_goes_on_after_threads_and_databases_that_cannot_be_swept(

@@ -128,7 +128,7 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
 
     again = shell("runs", "rerun", run_id)
     assert "b: run" in again.stdout
-    assert "was to be run again before" in shell("runs", "rerun", run_id).stdout
+    assert "had been scheduled to run again" in shell("runs", "rerun", run_id).stdout
     rest = shell("runs", "rerun", "--failed", "--since", "1h")
     assert rest.stdout.splitlines()[-1] == "1 run accepted again, 0 stay."
     assert shell("runs", "rerun", "--failed").stdout == "0 runs accepted again, 0 stay.\n"

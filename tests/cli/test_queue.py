@@ -235,11 +235,11 @@ def test_failed_runs_are_run_again_one_or_all(shell: Shell) -> None:
     talk(("ada", "fail"), ("bob", "fail"), ("bob", "fail"), ("eve", "hello"))
     (run,) = (row["run"] for row in shell("runs", "ada", "--json").rows)
     done = shell("retry", "ada", "--run", run)
-    assert (done.returncode, f"run {run} is to be run again, as" in done.stdout) == (0, True)
-    assert "was to be run again before" in shell("retry", "ada", "--run", run).stdout
+    assert (done.returncode, f"run {run} is scheduled to run again, as" in done.stdout) == (0, True)
+    assert "had been scheduled to run again" in shell("retry", "ada", "--run", run).stdout
     everything = shell("retry", "--failed")
     assert everything.returncode == 0
-    assert everything.stdout.splitlines()[-1] == "2 runs are repeated, 0 stay."
+    assert everything.stdout.splitlines()[-1] == "2 runs are scheduled to run again, 0 are not."
     assert [row["run"] for row in shell("inbox", "bob", "--json").rows][:2] == [None, None]
     for words, said in (
         (("ada", "--run", "none"), "has no run 'none'"),

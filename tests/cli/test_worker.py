@@ -156,7 +156,7 @@ READY = ("--db", "sqlite:///ready.db")
         (("broken_app:grpah", *READY), "'broken_app' has no 'grpah'; it has graph, pathless"),
         (("broken_app:number", *READY), "is not a graph but of type int; name a graph"),
         (("broken_app:wrong", *READY), "is not a graph but of type int; name a graph"),
-        (("broken_app:with_arguments", *READY), "needs other arguments than a run's config"),
+        (("broken_app:with_arguments", *READY), "requires arguments other than a run's config"),
         (("broken_app:failing", *READY), "broken_app.py, line 16: LookupError: the key is missing"),
         (("broken_app:pathless", *READY), "cannot be loaded: ValueError: Graph must have an entrypoint"),
         (

@@ -105,7 +105,7 @@ def test_a_langgraph_json_that_is_named_is_the_project(workers: Workers, tmp_pat
     )
     assert answered(workers, "a", "a") == "echo hi a"
     log = workers.log(process)
-    assert "passed over: novelty in ../langgraph.json\n" in log
+    assert "ignored: novelty in ../langgraph.json\n" in log
     assert "configured by ../langgraph.json, DATABASE_URL\n" in log
 
 

@@ -77,13 +77,13 @@ def project(folder: Path, settings: dict[str, Any], name: str = "app", **graphs:
     return folder / "langgraph.json"
 
 
-def settled(file: Path, **environ: str) -> Config:
+def configuration(file: Path, **environ: str) -> Config:
     return load(file=file, db="memory://", environ=environ)
 
 
 def made(file: Path, **environ: str) -> dict[str, Any]:
     """The agents of a project, as a server would make them."""
-    config = settled(file, **environ)
+    config = configuration(file, **environ)
     found = {
         name: asyncio.run(load_agent(find(graph.place, root=config.root)))
         for name, graph in config.graphs.items()
@@ -117,7 +117,7 @@ def test_a_variable_sets_a_policy_and_a_worker_reads_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = project(tmp_path, {"schema": {"talk": "./app.py:plain"}})
-    config = settled(file, PERDURE_CONVERSATION_LIMIT="500", PERDURE_CONVERSATION_SYSTEM="Be brief.")
+    config = configuration(file, PERDURE_CONVERSATION_LIMIT="500", PERDURE_CONVERSATION_SYSTEM="Be brief.")
     monkeypatch.chdir(tmp_path)
     worker = load_worker(
         file=None,
@@ -144,7 +144,7 @@ def test_each_graph_gets_its_schema(tmp_path: Path) -> None:
     [
         ({"schema": {"tlak": "./app.py:schema"}}, "schema in .* names 'tlak', which is not a graph"),
         ({"schema": 7}, "it has to be a place, e.g. './agent.py:schema'"),
-        ({"conversation": {"limit": 0}}, "conversation.limit in .* a whole number from 1 on"),
+        ({"conversation": {"limit": 0}}, "conversation.limit in .* a whole number of at least 1"),
         ({"conversation": {"system": "Be brief."}}, "conversation has no limit"),
         ({"conversation": {"limit": 10, "summary": 10}}, "leave none of 10 for messages"),
         ({"conversation": {"limit": 9, "graphs": {"tlak": {"limit": 9}}}}, "'tlak', which is not a graph"),
@@ -160,7 +160,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_is_imported(
     tmp_path: Path, settings: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(BadSetting, match=why):
-        settled(project(tmp_path, settings))
+        configuration(project(tmp_path, settings))
 
 
 @pytest.mark.parametrize(

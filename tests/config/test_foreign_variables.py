@@ -98,9 +98,9 @@ def test_the_variables_of_a_store_work_as_they_are_written(
     [
         (
             {"LANGGRAPH_STORE_TYPE": "memory", **STORES},
-            "LANGGRAPH_STORE_TYPE is memory, which a restart empties",
+            "LANGGRAPH_STORE_TYPE is memory, which is lost at a restart",
         ),
-        (STORES, "LANGGRAPH_STORE_REDIS_URL is set, and the store's type is not"),
+        (STORES, "LANGGRAPH_STORE_REDIS_URL is set, but the store's type is not"),
         ({"LANGGRAPH_STORE_TYPE": "redis"}, "set LANGGRAPH_STORE_REDIS_URL or REDIS_URL"),
         ({"LANGGRAPH_STORE_TYPE": "mongo"}, "it has to be 'memory' or 'redis' or 'postgres'"),
         ({"ENABLE_FACT_EXTRACTION": "true", "FACT_EXTRACTION_MODEL": ""}, "no model is named"),

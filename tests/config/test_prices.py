@@ -35,9 +35,9 @@ def test_prices_come_from_the_file_and_variables_go_first(tmp_path: Path) -> Non
         ("m = 3", "m has to be a table with input and output"),
         ("m = { input = 3 }", "m has to be a table with input and output"),
         ("m = { input = 3, output = 4, cached = 1 }", "m has to be a table with input and output"),
-        ("m = { input = -3, output = 4 }", "the prices of m have to be numbers from 0 on"),
-        ("m = { input = '3', output = 4 }", "the prices of m have to be numbers from 0 on"),
-        ("m = { input = nan, output = 4 }", "the prices of m have to be numbers from 0 on"),
+        ("m = { input = -3, output = 4 }", "the prices of m have to be numbers of at least 0"),
+        ("m = { input = '3', output = 4 }", "the prices of m have to be numbers of at least 0"),
+        ("m = { input = nan, output = 4 }", "the prices of m have to be numbers of at least 0"),
     ],
 )
 def test_a_price_that_is_none_is_named(tmp_path: Path, table: str, words: str) -> None:

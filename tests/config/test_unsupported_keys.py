@@ -14,7 +14,7 @@ import pytest
 
 from perdure.config.settings import SETTINGS
 from perdure.config.sources import of_file
-from perdure.config.unsupported_keys import PASSED_OVER, REFUSED
+from perdure.config.unsupported_keys import IGNORED, REFUSED
 from perdure.errors import BadSetting
 from perdure.server.config import load
 from perdure.server.hosting.startup import prepare
@@ -62,7 +62,7 @@ def test_what_would_change_the_server_and_is_not_there_is_refused_by_name(tmp_pa
         of_file(file)
 
 
-@pytest.mark.parametrize("key", PASSED_OVER)
+@pytest.mark.parametrize("key", IGNORED)
 def test_what_changes_nothing_is_passed_over(tmp_path: Path, key: str) -> None:
     layer = of_file(written(tmp_path, nested(key, "anything")))
     assert (layer.entries, layer.ignored) == ({}, ())
@@ -70,8 +70,8 @@ def test_what_changes_nothing_is_passed_over(tmp_path: Path, key: str) -> None:
 
 def test_every_key_of_langgraph_json_is_known() -> None:
     read = {key for key, setting in SETTINGS.items() if setting.langgraph}
-    assert not read & (REFUSED.keys() | PASSED_OVER.keys())
-    known = read | REFUSED.keys() | PASSED_OVER.keys() | {"encryption"}
+    assert not read & (REFUSED.keys() | IGNORED.keys())
+    known = read | REFUSED.keys() | IGNORED.keys() | {"encryption"}
     for key in OF_LANGGRAPH.split():
         assert any(key == each or key.startswith(f"{each}.") for each in known), f"nothing is done with {key}"
 
@@ -82,7 +82,7 @@ def test_the_documentation_lists_what_becomes_of_every_key() -> None:
     told = {row[0].strip(" `"): row[1].strip() for row in rows if len(row) == 2}
     read = {key: "read" for key, setting in SETTINGS.items() if setting.langgraph}
     refusals = {key: f"refused: {mend}" for key, mend in REFUSED.items()}
-    passed_over = {key: f"passed over: {why}" for key, why in PASSED_OVER.items()}
+    passed_over = {key: f"ignored: {why}" for key, why in IGNORED.items()}
     assert told == {
         **read,
         **refusals,

@@ -162,7 +162,7 @@ def test_webhooks_may_be_off() -> None:
 
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     Path("langgraph.json").write_text('{"encryption": {"path": "./enc.py:encryption"}}')
-    assert "everything would be stored in the clear; pass --keys" in refused()
+    assert "would store everything unencrypted; pass --keys" in refused()
     Path("key").write_bytes(bytes(32))
     assert usable(keys="key").ignored == ("encryption in langgraph.json",)
     assert usable({"PERDURE_KEYS": "key"}).keys is not None

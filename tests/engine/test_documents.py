@@ -19,7 +19,7 @@ from perdure.storage.encryption import DataKeys, EncryptedDriver, Keyring
 from perdure.storage.key_providers import LocalKeys
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Driver, run
-from perdure.storage.stored_keys import admit
+from perdure.storage.stored_keys import load_or_create_keys
 from perdure.testing.conformance import rows
 from perdure.testing.faults import FaultyDriver
 from tests import backends
@@ -49,7 +49,7 @@ def get(driver: Driver, name: str) -> Document | None:
 
 
 def names(driver: Driver, limit: int = 100, before: int | None = None) -> list[str]:
-    return [d.name for d in run(documents.newest(AT, "c", limit, before), driver)]
+    return [d.name for d in run(documents.list_newest(AT, "c", limit, before), driver)]
 
 
 def test_a_document_is_set_over_what_was_read_and_over_nothing_else(driver: MemoryDriver) -> None:
@@ -83,7 +83,7 @@ def test_collections_partitions_and_names_are_apart(driver: MemoryDriver) -> Non
         (AT._replace(space="thread"), "c", "a"),
     ):
         assert run(documents.get(at, collection, name), driver) is None
-        assert run(documents.newest(at, collection, 9), driver) == ()
+        assert run(documents.list_newest(at, collection, 9), driver) == ()
         assert not run(documents.remove(at, collection, name), driver)
     assert get(driver, "a") is not None
 
@@ -161,7 +161,7 @@ def test_newest_first_and_on_from_a_time_that_several_share(driver: MemoryDriver
         put(driver, name, now=NOW + now)
     found = names(driver)
     assert (found[0], sorted(found[1:4]), found[4]) == ("new", ["x", "y", "z"], "old")
-    page = run(documents.newest(AT, "c", 2, None), driver)
+    page = run(documents.list_newest(AT, "c", 2, None), driver)
     seen = [d.name for d in page]
     on = names(driver, 4, page[-1].updated_at)
     assert set(seen) & set(on) == {seen[1]}
@@ -194,7 +194,7 @@ def test_documents_in_the_clear_admit_no_key(driver: MemoryDriver) -> None:
     keyring = Keyring(DataKeys.create(0))
     put(driver, "a", n=1)
     with pytest.raises(DecryptionError, match="in the clear"):
-        admit(driver, LocalKeys((bytes(32),)), "memory://")
+        load_or_create_keys(driver, LocalKeys((bytes(32),)), "memory://")
     with pytest.raises(
         DecryptionError, match="what the server keeps as 'threads': document c/a is stored in the clear"
     ):
@@ -215,9 +215,9 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
             body = {"text": name, "n": n}
             assert run(documents.put(at, "c", name, body, NOW + n, Expect.ABSENT, fresh=FRESH), door)
         assert run(documents.put(at, "c", "a", {}, NOW, Expect.ABSENT, fresh=FRESH), door) is None
-        found = run(documents.newest(at, "c", 100, None), door)
+        found = run(documents.list_newest(at, "c", 100, None), door)
         assert [(d.name, d.body["text"]) for d in found] == [(name, name) for name in rows.NAMES[::-1]]
-        on = run(documents.newest(at, "c", 2, NOW + 3), door)
+        on = run(documents.list_newest(at, "c", 2, NOW + 3), door)
         assert [d.name for d in on] == [rows.NAMES[3], rows.NAMES[2]]
 
         def larger(before: Document | None) -> Mapping[str, Any]:
@@ -227,10 +227,10 @@ def test_every_backend_keeps_documents(anywhere: Driver) -> None:
         changed = run(documents.change(at, "c", "é", larger, NOW + 99, FRESH), door)
         assert changed == run(documents.get(at, "c", "é"), door)
         assert changed == Document("é", {"x": largest}, NOW + 99, FRESH + 1)
-        assert [d.name for d in run(documents.newest(at, "c", 1, None), door)] == ["é"]
+        assert [d.name for d in run(documents.list_newest(at, "c", 1, None), door)] == ["é"]
         assert run(documents.remove(at, "c", "é"), door)
         assert not run(documents.remove(at, "c", "é"), door)
-        assert len(run(documents.newest(at, "c", 100, None), door)) == len(rows.NAMES) - 1
+        assert len(run(documents.list_newest(at, "c", 100, None), door)) == len(rows.NAMES) - 1
         driver.perform(Drop(at))
-        assert run(documents.newest(at, "c", 100, None), door) == ()
+        assert run(documents.list_newest(at, "c", 100, None), door) == ()
         assert rows.get(driver, DOCUMENT, "c", "a", at=at) is None

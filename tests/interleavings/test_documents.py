@@ -53,8 +53,8 @@ def body(found: Document | None) -> Any:
 
 
 def listed(world: World) -> Any:
-    found = world.run(documents.newest(world.here, OF, 10))
-    named = world.run(documents.several(world.here, OF, [NAME, "two"]))
+    found = world.run(documents.list_newest(world.here, OF, 10))
+    named = world.run(documents.get_many(world.here, OF, [NAME, "two"]))
     return [body(document) for document in (*found, *named)]
 
 

@@ -44,7 +44,7 @@ def test_anything_else_is_none(text: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"keep_last": 0}, "keep_last is 0; it has to be a whole number from 1 on"),
+        ({"keep_last": 0}, "keep_last is 0; it has to be a whole number of at least 1"),
         ({"keep_last": 2.5}, "keep_last is 2.5"),
         ({"keep_for": "soon"}, "keep_for is 'soon'; it has to be a duration"),
         ({"idle": None, "keep_for": []}, "keep_for is"),

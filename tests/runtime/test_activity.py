@@ -20,7 +20,7 @@ from perdure.model.ops import Commit, Fetch, Now, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Agent, Price, Runtime, activity, sleep
-from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_class, partition_of
+from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_bucket, partition_of
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import overview
 from perdure.runtime.tenant import TenantRuntime
@@ -329,7 +329,7 @@ def test_reading_does_not_grow_with_threads(near: Storage) -> None:
 
 
 def test_latencies_have_classes() -> None:
-    assert [latency_class(round(seconds * 1e6)) for seconds in (0, 0.05, 0.06, 3600, 9999)] == [
+    assert [latency_bucket(round(seconds * 1e6)) for seconds in (0, 0.05, 0.06, 3600, 9999)] == [
         0,
         0,
         1,

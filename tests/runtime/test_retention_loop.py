@@ -87,7 +87,7 @@ async def test_a_failed_sweep_is_reported_and_tried_again(monkeypatch: pytest.Mo
         return read_state(tenant)
 
     monkeypatch.setattr(sweep, "read_progress", failing)
-    monkeypatch.setattr("perdure.runtime.retention_loop._LOOK_S", 0.01)
+    monkeypatch.setattr("perdure.runtime.retention_loop._POLL_S", 0.01)
     async with (
         perdure.connect("memory://", retention=Retention(keep_last=1)) as db,
         loop_of(db, heard),

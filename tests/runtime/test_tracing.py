@@ -128,7 +128,7 @@ def test_attempts_are_spans_and_their_failures_are_errors(traces: Traces) -> Non
     assert (first.status.status_code, first.status.description) == (StatusCode.ERROR, "LookupError")
     assert "perdure.state" not in (first.attributes or {})
     assert [event.name for event in second.events] == ["run.attempt_failed", "run.failed"]
-    assert (second.status.status_code, second.status.description) == (StatusCode.ERROR, "given up")
+    assert (second.status.status_code, second.status.description) == (StatusCode.ERROR, "the run has failed")
     assert (second.attributes or {})["perdure.state"] == "failed"
     assert (second.attributes or {})["error.type"] == "LookupError"
     assert SECRET not in first.to_json() + second.to_json()

@@ -271,7 +271,7 @@ def test_a_misspelt_key_is_ignored_with_a_hint() -> None:
 
 def test_encryption_by_code_of_its_own_is_not_passed_over() -> None:
     langgraph(encryption={"path": "./enc.py:encryption"})
-    assert "everything would be stored in the clear; pass --keys" in refused()
+    assert "would store everything unencrypted; pass --keys" in refused()
     Path("key").write_bytes(bytes(32))
     assert usable(keys="key").ignored == ("encryption in langgraph.json",)
     assert usable({"PERDURE_KEYS": "key"}).keys is not None
@@ -356,7 +356,7 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
         ),
         (
             "[limits]\nbody_bytes = 0\n",
-            "limits.body_bytes in perdure.toml is 0; it has to be a whole number from 1 on",
+            "limits.body_bytes in perdure.toml is 0; it has to be a whole number of at least 1",
         ),
         ("[limits]\nstreams = 1.5\n", "limits.streams in perdure.toml is 1.5; it has to be a whole number"),
         ("[runtime]\nlease = 0\n", "runtime.lease in perdure.toml: lease is 0.0 s; it has to be more than 0"),
@@ -403,7 +403,7 @@ def test_a_setting_that_cannot_work_is_named_with_the_mend(text: str, said: str)
             "tcp://10.0.0.1:80",
             "is 'tcp://10.0.0.1:80'; it has to be a whole number from 0",
         ),
-        ("PERDURE_LIMITS_STREAMS", "many", "is 'many'; it has to be a whole number from 1 on"),
+        ("PERDURE_LIMITS_STREAMS", "many", "is 'many'; it has to be a whole number of at least 1"),
         ("PERDURE_RUNTIME_LEASE", "long", "is 'long'; it has to be a number"),
         ("PERDURE_RUNTIME_LEASE", "-1", ": lease is -1.0 s; it has to be more than 0"),
         ("PERDURE_DEVELOPMENT", "maybe", "is 'maybe'; it has to be true or false"),

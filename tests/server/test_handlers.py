@@ -155,7 +155,7 @@ wants_annotated.__annotations__["user"] = Annotated[str, Depends(get_user)]
 @pytest.mark.parametrize(
     ("handler", "reason"),
     [
-        (wants_body, "needs 'body', which it cannot be given; it may ask by name for authorization, headers"),
+        (wants_body, "needs 'body', which is not available; its parameters may be authorization, headers"),
         (wants_by_place, "needs 'path'"),
         (wants_depends, "'user' is FastAPI's Depends"),
         (wants_annotated, "'user' is FastAPI's Depends"),
@@ -262,8 +262,8 @@ def test_permissions(said: Any, permissions: tuple[str, ...]) -> None:
         ({"identity": True}, "identity is missing or empty"),
         ({"user": "u1"}, "identity is missing or empty"),
         ({"identity": "u1", "client": object()}, "user.client is a object, which has no form in JSON"),
-        ({"identity": "u1", "permissions": 5}, "permissions are no list of texts"),
-        ({"identity": "u1", "permissions": [1]}, "permissions are no list of texts"),
+        ({"identity": "u1", "permissions": 5}, "permissions are not a list of texts"),
+        ({"identity": "u1", "permissions": [1]}, "permissions are not a list of texts"),
         ({"identity": "\ud800"}, "well-formed Unicode"),
     ],
 )

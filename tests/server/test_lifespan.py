@@ -416,7 +416,7 @@ def test_one_application_has_one_lifespan(near: str) -> None:
 
 
 def test_a_policy_is_applied_to_the_threads(near: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.runtime.retention_loop._LOOK_S", 0.05)
+    monkeypatch.setattr("perdure.runtime.retention_loop._POLL_S", 0.05)
     with perdure.connect_sync(near, migrate=True) as db:
         graph = made.chat(db.checkpointer())
         for n in range(3):

@@ -163,5 +163,5 @@ def test_without_an_authenticate_handler_nobody_is_known() -> None:
     with pytest.raises(BadSetting, match=r"no @auth.authenticate handler, so no user can be authenticated"):
         Handlers(auth)
     auth.authenticate(known)
-    with pytest.raises(BadSetting, match="drop one of the two"):
+    with pytest.raises(BadSetting, match="remove one of the two"):
         Rules(auth)

@@ -107,8 +107,8 @@ def test_a_setting_names_keys_region_and_endpoint() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("aws-kms:", "which key of AWS KMS"),
-        ("aws-kms:alias/a,", "which key of AWS KMS"),
+        ("aws-kms:", "no key of AWS KMS is named"),
+        ("aws-kms:alias/a,", "no key of AWS KMS is named"),
         ("aws-kms:alias/a?zone=x", "unknown parameter zone"),
         ("aws-kms:key:secret@alias/a", "takes no credentials"),
     ],

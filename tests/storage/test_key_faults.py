@@ -92,12 +92,12 @@ def test_a_provider_that_is_down_later_stops_rotations_alone(
             heard(db, "c")
         assert heard(db, "a") == "x"
         provider.before = lambda _: None
-        monkeypatch.setattr(stored_keys, "_AGAIN_S", 0.0)
+        monkeypatch.setattr(stored_keys, "_UNFOUND_S", 0.0)
         db_keys = handle_of(db).keys
         assert db_keys is not None
         db_keys._unfound.clear()
         assert heard(db, "c") == "z"
-    assert "those at hand are used" in caplog.text
+    assert "the known keys stay in use" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["blocks", "waits"])
@@ -220,7 +220,7 @@ def test_an_earlier_record_is_not_used_by_a_process_that_knows_better(
         early = record_in(url)
         after = admin.rotate_keys(db, data_key=True)
         replace_record(url, early)
-        with pytest.raises(DecryptionError, match="replaced by another or an earlier one"):
+        with pytest.raises(DecryptionError, match="replaced by a foreign or an older one"):
             admin.rotate_keys(db)
         say(db, "a", "x")
         assert data_key_of(url, "a") == after.data_keys[0].id

@@ -199,7 +199,7 @@ def test_a_server_that_is_away_hurts_nobody(url: str, caplog: pytest.LogCaptureF
         of(driver).listen(heard.put)
         until_heard(of(driver), heard, "before")
         relay.close()
-        eventually(lambda: "notifications are away" in caplog.text)
+        eventually(lambda: "notifications are unavailable" in caplog.text)
         began = time.monotonic()
         for n in range(2000):
             of(driver).notify([f"lost{n}"])
@@ -332,10 +332,10 @@ def test_a_user_needs_the_documented_rights_or_does_without(
             if may:
                 until_heard(of(driver), heard, "hello")
             else:
-                eventually(lambda: "notifications are away (NoPermissionError)" in caplog.text)
+                eventually(lambda: "notifications are unavailable (NoPermissionError)" in caplog.text)
                 of(driver).notify(["nobody"])
             assert driver.perform(Now()) > 0
-        assert caplog.text.count("notifications are away") == (not may)
+        assert caplog.text.count("notifications are unavailable") == (not may)
         assert "secret" not in caplog.text
     finally:
         server.stop()

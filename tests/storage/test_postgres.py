@@ -336,7 +336,7 @@ def test_thirty_cold_processes_migrate_one_database_at_once(url: str) -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_waits, "LOOK_S", 0.1)
+    monkeypatch.setattr(lock_waits, "CHECK_S", 0.1)
     monkeypatch.setattr(opening, "_LOCK_TIMEOUT_S", 2)
     monkeypatch.setattr(opening, "_OTHERS_TIMEOUT_S", 2)
 

@@ -99,7 +99,7 @@ def test_a_running_process_learns_a_new_data_key_by_one_call_for_all_that_wait(u
 def test_a_process_that_only_writes_takes_a_new_data_key_soon(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_keys, "_LOOK_S", 0.05)
+    monkeypatch.setattr(stored_keys, "_REFRESH_S", 0.05)
     with perdure.connect_sync(url, migrate=True, encryption_key=OLD) as live:
         with perdure.connect_sync(url, encryption_key=OLD) as other:
             after = admin.rotate_keys(other, data_key=True)

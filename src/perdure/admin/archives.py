@@ -11,7 +11,7 @@ from perdure.database.opening import over
 from perdure.errors import DecryptionError
 from perdure.storage.archive import Archive
 from perdure.storage.key_providers import EncryptionKey, provider_of
-from perdure.storage.stored_keys import admit, is_encrypted
+from perdure.storage.stored_keys import is_encrypted, load_or_create_keys
 
 
 @contextmanager
@@ -55,5 +55,5 @@ def open_archive(
 
 
 def _open(archive: Archive, path: Path, key: EncryptionKey | None) -> SyncDatabase:
-    keyring = admit(archive, None if key is None else provider_of(key), str(path))
+    keyring = load_or_create_keys(archive, None if key is None else provider_of(key), str(path))
     return over(archive, keyring=keyring)

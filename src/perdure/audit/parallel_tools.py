@@ -1,9 +1,10 @@
-"""Check of tools that ask in a ``ToolNode``: answers belong to the interrupts of a task by their position.
+"""Check of tools that ask questions in a ``ToolNode``, as answers are matched to a task's interrupts by
+position.
 
-A ``ToolNode`` that is given a message runs all of its calls at once, in one task. Which of them asks first,
-and so which answer each gets, depends on their speed. With a ``Send`` for each call, each has a task and a
-question of its own. How calls reach a node is read from edges, and from the source of the functions that
-choose the next node; where it cannot be read, nothing is reported.
+A ``ToolNode`` that receives a message runs all of its calls at once, in one task. Which call asks first, and
+so which answer each call gets, depends on their speed. With a ``Send`` for each call, each has its own task
+and question. The check reads how calls reach a node from the edges, and from the source of the functions that
+choose the next node; if it cannot be determined, nothing is reported.
 """
 
 from __future__ import annotations
@@ -26,21 +27,22 @@ _CALLS = frozenset({"invoke", "ainvoke"})
 
 
 def parallel_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
-    """Yield the nodes that run all tool calls of a message in one task although a tool of theirs asks."""
+    """Yield a finding for each node that runs all tool calls of a message in one task although a tool
+    asks."""
     for node in facts.nodes:
         asking = next(
             (found for each in _tool_nodes(node) if (found := _find_asking(each)) is not None), None
         )
-        way = None if asking is None else _way_of_messages(facts, node.name)
-        if asking is not None and way is not None:
+        path = None if asking is None else _find_message_path(facts, node.name)
+        if asking is not None and path is not None:
             who, spot = asking
-            detail = f"{who} asks, and all calls of a message reach the node at once, {way}"
+            detail = f"{who} asks, and all calls of a message reach the node at once, {path}"
             place = "/".join((*facts.path, node.name))
             yield AuditFinding(checks.PARALLEL_QUESTIONS, "node", place, spot, detail)
 
 
 def _tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
-    """Yield the tool nodes that a node is or has as a step, and those that its functions give messages to."""
+    """Yield the tool nodes among a node and its steps, and those that its functions call with messages."""
     yield from (step for step in steps(node.bound) if isinstance(step, ToolNode))
     for function in node.functions:
         source = source_of(function)
@@ -57,17 +59,19 @@ def _tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
                 yield called
 
 
-def _is_one_call(source: FunctionSource, given: ast.expr) -> bool:
-    """Return True for a list of one item that is not the last of something, as the last message is."""
-    if not isinstance(given, ast.List) or len(given.elts) != 1:
+def _is_one_call(source: FunctionSource, argument: ast.expr) -> bool:
+    """Return True if an argument is a list of one tool call: of one item that is not the last of another
+    list, which would be the last message."""
+    if not isinstance(argument, ast.List) or len(argument.elts) != 1:
         return False
-    item = given.elts[0]
+    item = argument.elts[0]
     values = [item, *_find_values(source, item.id)] if isinstance(item, ast.Name) else [item]
     return not any(isinstance(each, ast.Subscript) and ast.unparse(each.slice) == "-1" for each in values)
 
 
 def _find_asking(node: ToolNode) -> tuple[str, Spot] | None:
-    """Return what asks in a tool node, the first tool or the function around its tools, with its place."""
+    """Return the first tool of a tool node that asks, or the function that wraps its tools, and the
+    location."""
     for name, tool in node.tools_by_name.items():
         for function in tool_functions(tool):
             if asks(function):
@@ -78,8 +82,8 @@ def _find_asking(node: ToolNode) -> tuple[str, Spot] | None:
     return None
 
 
-def _way_of_messages(facts: GraphFacts, name: str) -> str | None:
-    """Return a way by which a node gets the state, in words, and ``None`` if none is found."""
+def _find_message_path(facts: GraphFacts, name: str) -> str | None:
+    """Return a description of a path by which a node gets the state, ``None`` if none is found."""
     builder = getattr(facts.graph, "builder", None)
     if builder is None:
         return "as its function calls the tool node"
@@ -89,8 +93,8 @@ def _way_of_messages(facts: GraphFacts, name: str) -> str | None:
             return f"by the edge from {start!r}"
     for start, branches in builder.branches.items():
         for branch in branches.values():
-            given = getattr(branch.path, "func", None) or getattr(branch.path, "afunc", None)
-            route = None if given is None else _Route.of(given)
+            function = getattr(branch.path, "func", None) or getattr(branch.path, "afunc", None)
+            route = None if function is None else _Route.of(function)
             if route is not None and route.leads_to(name, branch.ends):
                 return f"by the conditional edge from {start!r}"
     for node in facts.nodes:
@@ -103,8 +107,8 @@ def _way_of_messages(facts: GraphFacts, name: str) -> str | None:
 
 
 class _Route:
-    """Where a function leads to: the names of nodes that it returns, which get the state. ``sends`` is true
-    if it makes a ``Send``, ``is_unread`` if it returns something else that cannot be read.
+    """The destinations of a function: the ``names`` of nodes that it returns, which get the state. ``sends``
+    is True if it makes a ``Send``, ``is_unread`` if it returns something else that cannot be determined.
 
     Args:
         source: The function.
@@ -138,8 +142,8 @@ class _Route:
         return None if source is None else cls(source, of_commands=of_commands)
 
     def leads_to(self, name: str, ends: Any) -> bool:
-        """Return True if the node gets the state by its name, ``ends`` being what results stand for, if that
-        is declared."""
+        """Return True if a node gets the state. ``ends`` maps results to the nodes for which they stand, if
+        that is declared."""
         if any((ends.get(each) if ends else each) == name for each in self.names):
             return True
         return self.is_unread and not self.sends and name in (ends or {}).values()
@@ -159,8 +163,8 @@ class _Route:
             self._read(value.value, via)
         elif isinstance(value, ast.Call):
             self._read_call(value, via)
-        elif isinstance(held := self._source.resolve(value), str):
-            self.names.add(held)
+        elif isinstance(constant := self._source.resolve(value), str):
+            self.names.add(constant)
         elif isinstance(value, ast.Name) and value.id not in via:
             found = list(_find_values(self._source, value.id))
             self.is_unread |= not found
@@ -172,13 +176,15 @@ class _Route:
     def _read_call(self, call: ast.Call, via: frozenset[str]) -> None:
         called = self._source.resolve(call.func)
         if called is Send:
-            given = [*call.args, *(each.value for each in call.keywords)]
-            if len(given) == 2 and isinstance(given[1], ast.Name) and given[1].id in self._source.parameters:
-                self._read(given[0], via)  # the whole state is sent
+            arguments = [*call.args, *(each.value for each in call.keywords)]
+            if len(arguments) == 2:
+                node, state = arguments
+                if isinstance(state, ast.Name) and state.id in self._source.parameters:
+                    self._read(node, via)  # the whole state is sent
             return
         source = source_of(called) if self._depth < _DEEP else None
         if source is None:
-            self.sends = True  # for all that is known
+            self.sends = True  # It may make a Send.
         elif not self.sends:
             inner = _Route(source, depth=self._depth + 1)
             self.names |= inner.names
@@ -196,8 +202,8 @@ def _find_values(source: FunctionSource, name: str) -> Iterator[ast.expr]:
 
 
 def _live(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
-    """Yield nodes and those inside them, without inner functions and the branches that a value from outside
-    the function rules out: one source may serve several kinds of graphs."""
+    """Yield nodes and the nodes inside them, without inner functions and without branches that a value from
+    outside the function excludes: the same source may be used for several kinds of graphs."""
     for node in nodes:
         yield node
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
@@ -216,7 +222,7 @@ def _evaluate_test(source: FunctionSource, test: ast.expr) -> bool | None:
         and isinstance(test.ops[0], ast.Eq)
         and len(test.comparators) == 1
         and isinstance(right := test.comparators[0], ast.Constant)
-        and isinstance(held := source.resolve(test.left), str)
+        and isinstance(left := source.resolve(test.left), str)
     ):
-        return held == right.value
+        return left == right.value
     return None

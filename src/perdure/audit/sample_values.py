@@ -45,7 +45,7 @@ class NoSample(Exception):
 
 
 class Samples:
-    """Values of types, from a seed. ``size`` is the most items that a container holds."""
+    """Values of types, from a seed. ``size`` is the maximum number of items in a container."""
 
     def __init__(self, seed: str, size: int = 2) -> None:
         self._random = random.Random(seed)

@@ -150,7 +150,7 @@ class Sweeper:
         """Apply the policies to one thread, beside any sweep.
 
         Raises:
-            LookupError: the thread's metadata name a policy that does not exist.
+            LookupError: the thread's metadata names a policy that does not exist.
         """
         result: RetentionResult = yield self._visit(partition)
         return result
@@ -218,7 +218,7 @@ class Sweeper:
     def _release(self) -> Program[None]:
         """End the lease of a sweep that was begun here, if it is not over."""
         # What was interrupted may still be about to be stored; writes are stored in order.
-        yield from sweep.look_behind_writes(self._terms.tenant)
+        yield from sweep.await_progress_writes(self._terms.tenant)
         progress, version = yield from sweep.read_progress(self._terms.tenant)
         if progress.owner == self._owner:
             now = yield from ask(Now())

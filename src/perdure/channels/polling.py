@@ -20,7 +20,7 @@ from perdure.runtime import NotSent
 
 _log = logging.getLogger("perdure.channels")
 
-_LOOK_S = 5.0
+_POLL_S = 5.0
 """Seconds between attempts at a lease that another process holds."""
 _ASIDE_S = 1.0
 """Seconds for which updates are waited for before more are asked for."""
@@ -108,7 +108,7 @@ class Polling:
     async def _step(self) -> None:
         if not await self._holds():
             self._tell("another process asks for the updates", logging.INFO)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             return
         before = self._first_open()
         updates = await self._ask(before)
@@ -208,7 +208,7 @@ class Polling:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._held_until:
             try:
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_S):
                     await self._lease.release()
             except Exception as error:
                 _log.warning("%s: the lease of its updates runs out (%s)", self._name, type(error).__name__)

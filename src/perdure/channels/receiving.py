@@ -15,7 +15,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
-from perdure.langgraph.reading.open_interrupts import aread_asking
+from perdure.langgraph.reading.open_interrupts import aread_with_questions
 from perdure.model.runs.messages import OPEN, SENDING, SENT, Reply
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Runtime
@@ -277,7 +277,7 @@ class Receiver:
             # The graph that asked is not served any more, so no answer can reach it.
             return None
         async with opening as graph:
-            state = await aread_asking(graph, {"configurable": {"thread_id": thread_id}})
+            state = await aread_with_questions(graph, {"configurable": {"thread_id": thread_id}})
         for interrupt in state.interrupts:
             if interrupt.id == interrupt_id or (interrupt_id is None and question.knows(interrupt.id)):
                 return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)

@@ -27,27 +27,27 @@ def channel_of(chat: str) -> str:
 
 
 def position_of_ts(ts: str) -> int:
-    """Return the place of a message in the order of its channel: its time in microseconds.
+    """Return the position of a message in its channel: its time in microseconds.
 
     Raises:
-        ValueError: It is not a time of Slack.
+        ValueError: The text is not a timestamp of Slack.
     """
     seconds, _, micros = ts.partition(".")
     return int(seconds) * 1_000_000 + int(micros.ljust(6, "0")[:6] or 0)
 
 
 def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
-    """Return the message of an event, ``None`` if it is nothing that a person wrote to the bot.
+    """Return the message of an event, ``None`` if the event is not a message of a person to the bot.
 
-    A message that mentions the bot comes as two events, which have the same id of a message.
+    A message that mentions the bot comes as two events, with the same id of the message.
 
     Args:
         body: The body of the request.
-        groups: The messages of channels that are accepted.
+        groups: Which messages of channels are accepted.
 
     Raises:
         LookupError: The event lacks a field that Slack documents.
-        ValueError: A time is none of Slack's.
+        ValueError: A time is not a timestamp of Slack.
     """
     event: Mapping[str, Any] = body["event"]
     if event["type"] not in ("message", "app_mention") or event.get("subtype") not in (*_WRITTEN, _CHANGED):
@@ -60,12 +60,12 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
             return None
         edit = str(event["event_ts"])
     if message.get("bot_id") or not message.get("user") or message.get("subtype") not in _WRITTEN:
-        # A thread's first message that was deleted becomes a "tombstone".
+        # The deleted first message of a thread becomes a "tombstone".
         return None
     text, bots = str(message.get("text") or ""), _bots(body)
     is_direct = event.get("channel_type") == "im" or str(event["channel"]).startswith("D")
-    is_meant = event["type"] == "app_mention" or any(f"<@{bot}>" in text for bot in bots)
-    if not is_direct and (groups == "none" or (groups == "mention" and not is_meant)):
+    is_mention = event["type"] == "app_mention" or any(f"<@{bot}>" in text for bot in bots)
+    if not is_direct and (groups == "none" or (groups == "mention" and not is_mention)):
         return None
     for bot in bots:
         text = text.replace(f"<@{bot}>", "")
@@ -84,7 +84,8 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
 
 
 def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:
-    """Return the press of a button, ``None`` for another interaction. Raises as ``message_of`` does."""
+    """Return the press of a button, ``None`` for any other interaction. Raises the errors of
+    ``message_of``."""
     if payload.get("type") != "block_actions" or not payload.get("actions"):
         return None
     action, message = payload["actions"][0], payload["message"]
@@ -100,7 +101,7 @@ def press_of(payload: Mapping[str, Any]) -> ButtonPress | None:
 
 
 def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
-    """Return a slash command whose name ends in ``new`` or ``stop``, ``None`` for another one.
+    """Return a slash command whose name ends in ``new`` or ``stop``, ``None`` for any other command.
 
     Args:
         form: The fields of the request.
@@ -111,8 +112,8 @@ def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
         return None
     return ChatMessage(
         chat=chat_of(form["team_id"], form["channel_id"]),
-        # Slack gives a command no place in the channel, and never sends it again: it comes after all messages
-        # of its second.
+        # Slack gives a command no timestamp, and never sends it again: it is placed after all messages of its
+        # second.
         position=int(sent_at) * 1_000_000 + 999_999,
         key=form.get("trigger_id", ""),
         text=f"/{found.group(1).lower()}",

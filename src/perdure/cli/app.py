@@ -60,9 +60,9 @@ Keys = Annotated[
         "--keys",
         metavar="KEYS",
         envvar="PERDURE_KEYS",
-        help="What wraps the keys of an encrypted database: a file with 32 bytes or 64 hex digits, or with a "
-        "line of these for each key, of which the first wraps; aws-kms:KEY?region=…; or module:function. "
-        "Else keys in perdure.toml here",
+        help="The provider that wraps the keys of an encrypted database: a file with 32 bytes or 64 hex "
+        "digits, or with a line of these for each key, the first of which wraps; aws-kms:KEY?region=…; or "
+        "module:function. By default keys in perdure.toml",
     ),
 ]
 

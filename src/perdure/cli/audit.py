@@ -65,10 +65,12 @@ def audit(
 
     choices = _choices(ignore or ())
     # Nothing is stored, so it does not matter whether a key is at hand.
-    settled = resolve_config(file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True)
-    set_variables(settled.env)
-    add_import_folders(settled.import_folders())
-    reports = asyncio.run(_examine(settled, choices))
+    configuration = resolve_config(
+        file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True
+    )
+    set_variables(configuration.env)
+    add_import_folders(configuration.import_folders())
+    reports = asyncio.run(_examine(configuration, choices))
     for name, report in reports.items():
         _print(name if len(reports) > 1 else "", report, as_json)
     for choice in choices:
@@ -87,7 +89,7 @@ def _choices(words: list[str] | tuple[str, ...]) -> list[Ignore]:
         raise typer.BadParameter(str(error), param_hint="--ignore") from None
 
 
-async def _examine(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str, AuditReport]:
+async def _examine(configuration: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str, AuditReport]:
     from langgraph.store.memory import InMemoryStore
 
     from perdure.audit import audit as examine
@@ -95,8 +97,8 @@ async def _examine(settled: ResolvedConfig, ignore: list[Ignore]) -> Mapping[str
     from perdure.runtime.agents.loading import find, load_agent
 
     reports: dict[str, AuditReport] = {}
-    for name, place in settled.graphs("perdure audit app:graph").items():
-        agent = await load_agent(find(place.place, root=settled.root))
+    for name, place in configuration.graphs("perdure audit app:graph").items():
+        agent = await load_agent(find(place.place, root=configuration.root))
         async with AsyncExitStack() as stack:
             graph = agent.graph
             if isinstance(graph, Factory):

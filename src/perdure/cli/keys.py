@@ -37,7 +37,7 @@ def group() -> None:
 def list_keys(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> None:
     """List the data keys, newest first, and the wrapping key that a process needs to start.
 
-    The newest data key encrypts, all of them decrypt. No key itself is shown.
+    The newest data key encrypts; all of them decrypt. The keys themselves are not shown.
     """
     with open_database(db, keys=keys) as database:
         found = _keys_in(database)
@@ -55,23 +55,23 @@ def rotate(
     *,
     data_key: Annotated[
         bool,
-        typer.Option("--data-key", help="Begin a data key, too, for what is written from then on"),
+        typer.Option("--data-key", help="Also add a new data key, for everything written from now on"),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Ask the provider, and change nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Call the provider, but change nothing")] = False,
     db: Db = None,
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Wrap the data keys anew with the first of the wrapping keys, while all processes go on.
+    """Wrap the data keys again, with the first of the wrapping keys, while all processes continue.
 
     To replace a wrapping key, name the new one before the old one, here and for
     every process that starts from now on; rotate; then take the old one out:
 
       perdure keys rotate --keys aws-kms:alias/new,alias/old
 
-    No value is written again. Archives and backups of before still need the old
-    wrapping key. Of two rotations at the same time one takes effect, and the
-    other ends with exit code 1.
+    Stored values are not rewritten. Archives and backups from before the rotation
+    still need the old wrapping key. If two rotations run at the same time, one
+    takes effect and the other ends with exit code 1.
     """
     from perdure import admin
 
@@ -82,17 +82,19 @@ def rotate(
         _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run})
         return
     if dry_run:
-        err.print("Nothing was changed; the provider answered, and a rotation would lead to:", soft_wrap=True)
+        err.print(
+            "Nothing was changed. The provider answered; the result of a rotation would be:", soft_wrap=True
+        )
     out.print(_describe(after), soft_wrap=True)
     if data_key:
         name = "a new data key" if dry_run else f"the new data key {after.data_keys[0].id}"
         older = several(len(after.data_keys) - 1, "earlier data key")
-        out.print(f"{name} encrypts what is written; {older} for what was written before", soft_wrap=True)
+        out.print(f"{name} encrypts new values; {older} for older values", soft_wrap=True)
     if before.wrapping_key != after.wrapping_key:
         err.print(
             escape(
                 f"Processes that start from now on do not need {printable(before.wrapping_key)}; archives "
-                "and backups of before do."
+                "and backups from before do."
             ),
             soft_wrap=True,
         )
@@ -104,8 +106,8 @@ def _keys_in(database: SyncDatabase) -> EncryptionKeys:
     found = admin.encryption_keys(database)
     if found is None:
         raise BadSetting(
-            "the database is not encrypted: it has no keys. Copy it to an empty one with keys: perdure copy "
-            "--to-keys"
+            "the database is not encrypted: it has no keys. To encrypt its data, copy it to an empty "
+            "database with perdure copy --to-keys"
         )
     return found
 

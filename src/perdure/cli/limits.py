@@ -52,7 +52,7 @@ Key = Annotated[
 def list_limits(
     name: Annotated[str | None, typer.Argument(help="Only the limit of this name")] = None,
     *,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many keys")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The maximum number of keys")] = 100,
     db: Db = None,
     tenant: Tenant = "",
     keys: Keys = None,

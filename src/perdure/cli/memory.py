@@ -197,8 +197,8 @@ def _open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> 
     from perdure.config.resolve import resolve_config
 
     key = keys_of(keys)
-    settled = resolve_config(file=None, flags={}, environ=os.environ, has_key=key is not None)
-    with open_database(settled.store_url() or db, tenant, key) as database:
+    configuration = resolve_config(file=None, flags={}, environ=os.environ, has_key=key is not None)
+    with open_database(configuration.store_url() or db, tenant, key) as database:
         yield database
 
 

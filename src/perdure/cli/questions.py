@@ -50,7 +50,9 @@ def list_questions(
     waits: Annotated[
         bool, typer.Option("--waits", help="Include threads that sleep or wait for a signal")
     ] = False,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="The maximum number, oldest first")
+    ] = 100,
     db: Db = None,
     tenant: Tenant = "",
     keys: Keys = None,
@@ -58,7 +60,7 @@ def list_questions(
 ) -> None:
     """List the questions that wait for an answer, the oldest first, with what is asked.
 
-    A thread that is busy is left out: what it is asked is answered, or gone past, by the message that waits.
+    Busy threads are left out: the message that waits or runs answers or replaces their questions.
     With --json each question has the form of its answer, too.
     """
     from perdure.runtime.operations import entries

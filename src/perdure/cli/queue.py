@@ -49,8 +49,8 @@ def _seconds(value: float) -> float:
     return value
 
 
-Limit = Annotated[int, typer.Option(min=1, help="At most so many, newest first")]
-Text = Annotated[bool, typer.Option("--text", help="Show what was written, too")]
+Limit = Annotated[int, typer.Option(min=1, help="The maximum number, newest first")]
+Text = Annotated[bool, typer.Option("--text", help="Show the contents of messages and replies, too")]
 
 R = TypeVar("R")
 
@@ -124,7 +124,7 @@ def outbox(
 
 def dead(
     thread_id: Annotated[
-        str | None, typer.Argument(help="The thread's id; all threads of the tenant without")
+        str | None, typer.Argument(help="The thread's id; by default all threads of the tenant")
     ] = None,
     db: Db = None,
     tenant: Tenant = "",
@@ -181,8 +181,8 @@ def stuck(
 ) -> None:
     """Count threads on which no worker makes progress, by the name of the graph or channel.
 
-    Those that wait have been due for long: no running worker has that graph or channel. Those that fail are
-    retried: the log of the workers has the errors. For damaged threads run `perdure fsck`.
+    Threads that wait have been due for long because no running worker has the graph or channel. Threads that
+    fail are retried, and the workers log the errors. For damaged threads run `perdure fsck`.
     """
     with open_database(db, tenant, keys) as database:
         found = database.find_stuck(older, all_tenants=all_tenants, most=most)
@@ -207,7 +207,7 @@ def stuck(
 
 def retry(
     thread_id: Annotated[
-        str | None, typer.Argument(help="The thread's id; with --failed, all threads of the tenant without")
+        str | None, typer.Argument(help="The thread's id; with --failed by default all threads of the tenant")
     ] = None,
     reply: Annotated[
         int | None,
@@ -215,7 +215,7 @@ def retry(
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="The failed run's id, as `perdure threads dead` has it"),
+        typer.Option(metavar="RUN", help="The failed run's id, as `perdure threads dead` lists it"),
     ] = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="Run every failed run again, the oldest of a thread first")
@@ -225,7 +225,7 @@ def retry(
     tenant: Tenant = "",
     keys: Keys = None,
 ) -> None:
-    """Send a reply again that is dead or held in doubt, or run a failed run again.
+    """Send a dead reply, or one that is held in doubt, again, or run a failed run again.
 
     A reply is sent after all others of its thread, under the same key, so that a provider that recognises the
     key delivers it once. A run goes on from its last stored step; if nothing of it is stored, its messages
@@ -256,7 +256,7 @@ def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
 
 
 def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -> None:
-    """Run failed runs again; one that cannot be does not stop the others."""
+    """Run failed runs again; one that cannot be run again does not stop the others."""
     from perdure import admin
     from perdure.engine.queue import inbox as inboxes
     from perdure.errors import PerdureError, Unavailable
@@ -279,12 +279,13 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
             except PerdureError as error:
                 refused += 1
                 err.print(
-                    escape(f"{printable(partition.thread)}: run {run.id} stays: {error}"), soft_wrap=True
+                    escape(f"{printable(partition.thread)}: run {run.id} was not repeated: {error}"),
+                    soft_wrap=True,
                 )
                 continue
             tried += not was_repeated
             out.print(escape(_again_line(partition.thread, run.id, again, was_repeated)), soft_wrap=True)
-    out.print(f"{tried} runs are repeated, {refused} stay.")
+    out.print(f"{tried} runs are scheduled to run again, {refused} are not.")
     if refused:
         raise typer.Exit(1)
 
@@ -299,7 +300,7 @@ def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tup
 
 
 def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:
-    how = "was to be run again before" if was_repeated else "is to be run again"
+    how = "had been scheduled to run again" if was_repeated else "is scheduled to run again"
     return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again)}"
 
 

@@ -147,7 +147,7 @@ def list_runs(
     since: Since = None,
     error: ErrorText = None,
     prefix: Prefix = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, newest first")] = 30,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The maximum number, newest first")] = 30,
     by_error: Annotated[
         bool, typer.Option("--by-error", help="Count failed runs by error instead of listing runs")
     ] = False,
@@ -369,9 +369,10 @@ def _print_rerun(entry: dict[str, Any], as_json: bool) -> None:
         return
     line = f"{printable(entry['thread_id'])}: run {printable(entry['run_id'])} "
     if entry["outcome"] == "stays":
-        err.print(escape(legible(f"{line}stays: {entry['reason']}")), soft_wrap=True)
+        err.print(escape(legible(f"{line}was not repeated: {entry['reason']}")), soft_wrap=True)
         return
-    how = "was to be run again before" if entry["outcome"] == "repeated before" else "is to be run again"
+    was_repeated = entry["outcome"] == "repeated before"
+    how = "had been scheduled to run again" if was_repeated else "is scheduled to run again"
     out.print(escape(f"{line}{how}, as {printable(entry['again'])}"), soft_wrap=True)
 
 

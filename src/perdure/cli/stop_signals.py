@@ -1,7 +1,7 @@
-"""Signals that stop a worker's process, and its end when a node cannot be interrupted.
+"""Signals that stop a worker's process, and the exit of a process whose nodes cannot be interrupted.
 
-The first SIGTERM or SIGINT requests the stop, which other modules carry out. The second one ends the process
-at once.
+The first SIGTERM or SIGINT requests a stop, which other modules carry out. The second one ends the process at
+once.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from typing import NoReturn
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _THREADS_END_S = 1.0
 _ONE_REQUEST_S = 0.5
-"""Seconds within which signals count as one request: a launcher may forward a signal that its group gets
-too."""
+"""Seconds within which several signals count as one request: a launcher may forward a signal that the whole
+process group receives too."""
 
 _log = logging.getLogger("perdure.worker")
 
 
 @contextmanager
 def watch_stop_signals() -> Iterator[asyncio.Future[str]]:
-    """Yield a future of the first signal's name; the second signal ends the process.
+    """Yield a future with the name of the first signal; the second signal ends the process.
 
     The handlers are the interpreter's, not the event loop's, so that a node that blocks the loop does not
     block the second signal.
     """
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[str] = loop.create_future()
+    stop: asyncio.Future[str] = loop.create_future()
     first: float | None = None
 
     def handle(number: int, _: FrameType | None) -> None:
         nonlocal first
         if first is None:
             first = time.monotonic()
-            loop.call_soon_threadsafe(asked.set_result, signal.Signals(number).name)
+            loop.call_soon_threadsafe(stop.set_result, signal.Signals(number).name)
         elif time.monotonic() - first > _ONE_REQUEST_S:
             _end(128 + number)
 
     before = {number: signal.signal(number, handle) for number in _SIGNALS}
     try:
-        yield asked
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def leave(threads: ThreadPoolExecutor) -> None:
-    """End the process if nodes that cannot be interrupted still hold threads: their runs were handed over,
-    and nothing that they return is stored."""
+    """End the process if nodes that cannot be interrupted still occupy threads. Their runs were handed over,
+    and their results are not stored."""
     threads.shutdown(wait=False, cancel_futures=True)
     waiting = threading.Thread(target=threads.shutdown, daemon=True)
     waiting.start()

@@ -27,7 +27,7 @@ _COMMANDS = (
     ("retry", "rerun", "redo"),
     ("worker", "work", "run"),
 )
-"""Words for one thing, of which the commands of Perdure have some."""
+"""Synonyms, some of which are names of commands."""
 
 _OPTIONS = (
     ("--yes", "-y", "--force", "-f", "--no-input", "--assume-yes"),

@@ -64,7 +64,10 @@ def list_threads(
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=1, help="At most so many, the latest activity first; all by id without"
+            "--limit",
+            "-n",
+            min=1,
+            help="The maximum number, latest activity first; by default all, ordered by id",
         ),
     ] = None,
     sizes: Annotated[bool, typer.Option("--bytes", help="Measure each thread, by reading all of it")] = False,

@@ -103,7 +103,7 @@ def history(
     db: Db = None,
     tenant: Tenant = "",
     keys: Keys = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, newest first")] = 30,
+    limit: Annotated[int, typer.Option(min=1, help="The maximum number, newest first")] = 30,
     namespace: Namespace = "",
     as_json: AsJson = False,
 ) -> None:

@@ -59,7 +59,7 @@ def work(config: WorkerConfig, whose: For) -> None:
     if config.sources:
         _log.info("configured by %s", ", ".join(config.sources))
     if config.ignored:
-        _log.warning("passed over: %s", ", ".join(config.ignored))
+        _log.warning("ignored: %s", ", ".join(config.ignored))
     set_variables(config.env)
     add_import_folders(config.import_folders)
     graphs = {name: find(graph.place, root=config.root) for name, graph in config.graphs.items()}

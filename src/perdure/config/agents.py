@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perdure.config.memory import MemorySettings, memory_settings
-from perdure.config.models import load_callable, model_or_function
+from perdure.config.models import load_callable, load_model_or_function
 from perdure.config.resolve import ResolvedConfig
 from perdure.conversation.counting import approximate
 from perdure.conversation.policy import Conversation
@@ -60,7 +60,7 @@ class ConversationSettings(NamedTuple):
             system=self.system,
             summarize=None
             if self.summarize is None
-            else model_or_function(f"{self.name}.summarize", self.summarize, root),
+            else load_model_or_function(f"{self.name}.summarize", self.summarize, root),
             key=self.key,
         )
 
@@ -125,63 +125,75 @@ class AgentSettings:
             ) from error
 
 
-def agent_settings(settled: ResolvedConfig, graphs: Collection[str]) -> AgentSettings:
+def agent_settings(configuration: ResolvedConfig, graphs: Collection[str]) -> AgentSettings:
     """Return the settings by graph.
 
     Args:
-        settled: The configuration.
+        configuration: The configuration.
         graphs: The names of its graphs.
 
     Raises:
         BadSetting: A setting names an unknown graph, has no limit, or its numbers do not fit together.
     """
-    tables: Mapping[str, Any] = settled["conversation.graphs"] or {}
-    _require_known(settled.name("conversation.graphs"), tables, graphs)
-    rules = settled["questions"] or ()
+    tables: Mapping[str, Any] = configuration["conversation.graphs"] or {}
+    _require_known(configuration.name("conversation.graphs"), tables, graphs)
+    rules = configuration["questions"] or ()
     named = {graph for graph, _ in rules if graph is not None}
-    _require_known(settled.name("questions"), named, graphs)
+    _require_known(configuration.name("questions"), named, graphs)
     return AgentSettings(
-        schema_places(settled, graphs),
-        {name: made for name in graphs if (made := _policy(settled, name, tables.get(name))) is not None},
+        schema_places(configuration, graphs),
+        {
+            name: made
+            for name in graphs
+            if (made := _policy(configuration, name, tables.get(name))) is not None
+        },
         frozenset(name for name, table in tables.items() if table),
-        memory_settings(settled),
+        memory_settings(configuration),
         rules,
     )
 
 
-def schema_places(settled: ResolvedConfig, graphs: Collection[str]) -> dict[str, str]:
+def schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -> dict[str, str]:
     """Return the places of the schemas that the settings give to graphs, by the name of the graph.
 
     Args:
-        settled: The configuration.
+        configuration: The configuration.
         graphs: The names of the graphs that there are.
 
     Raises:
         BadSetting: The setting names an unknown graph.
     """
-    schemas = settled["schema"] or {}
+    schemas = configuration["schema"] or {}
     if isinstance(schemas, str):
         schemas = dict.fromkeys(graphs, schemas)
-    _require_known(settled.name("schema"), schemas, graphs)
-    base = settled.entries["schema"].base if "schema" in settled else settled.root
-    return {name: settled.resolve_place(place, base) for name, place in schemas.items()}
+    _require_known(configuration.name("schema"), schemas, graphs)
+    base = configuration.entries["schema"].base if "schema" in configuration else configuration.root
+    return {name: configuration.resolve_place(place, base) for name, place in schemas.items()}
 
 
-def _policy(settled: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
-    general = {name: settled[f"conversation.{name}"] for name in _FIELDS if f"conversation.{name}" in settled}
+def _policy(configuration: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
+    general = {
+        name: configuration[f"conversation.{name}"]
+        for name in _FIELDS
+        if f"conversation.{name}" in configuration
+    }
     if table is False or not (general or table):
         return None
     own = dict(table or {})
     for name in ("summarize", "counter"):
         if name in own and names_file(own[name]):
-            own[name] = settled.resolve_place(own[name], settled.entries["conversation.graphs"].base)
+            own[name] = configuration.resolve_place(
+                own[name], configuration.entries["conversation.graphs"].base
+            )
         elif name in general and names_file(general[name]):
-            general[name] = settled.resolve_place(general[name], settled.entries[f"conversation.{name}"].base)
+            general[name] = configuration.resolve_place(
+                general[name], configuration.entries[f"conversation.{name}"].base
+            )
     name = f"conversation.graphs.{graph}" if own else "conversation"
     given = {**general, **own}
     if "limit" not in given:
         raise BadSetting(
-            f"{name} has no limit; set the most tokens that the model is sent, e.g. limit = 8000"
+            f"{name} has no limit; set the maximum number of tokens for the model, e.g. limit = 8000"
         )
     made = ConversationSettings(**given, name=name)
     made.bounds()

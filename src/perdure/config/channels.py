@@ -19,22 +19,23 @@ _OF_WEBHOOK = "secret"
 """Setting that a channel needs unless it polls."""
 
 
-def chat_channels(settled: ResolvedConfig) -> dict[str, dict[str, Any]]:
+def chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any]]:
     """Return the given settings of chat channels by provider; providers without any are left out.
 
     Raises:
         BadSetting: A table lacks a setting that its provider needs, or serves no chat.
     """
-    tables = {name: settled.select_given(f"channels.{name}.") for name in REQUIRED}
+    tables = {name: configuration.select_given(f"channels.{name}.") for name in REQUIRED}
     for name, table in tables.items():
         if not table.get("allowed", ("everybody",)):
             raise BadSetting(
-                f"{settled.name(f'channels.{name}.allowed')} names no chat; leave it out to serve everybody"
+                f"{configuration.name(f'channels.{name}.allowed')} names no chat; leave it out to serve "
+                "everybody"
             )
         is_polled = table.get("polling", False)
         required = [each for each in REQUIRED[name] if not (is_polled and each == _OF_WEBHOOK)]
         missing = [each for each in required if each not in table]
-        if missing and (table or f"channels.{name}" in settled.empty_tables):
+        if missing and (table or f"channels.{name}" in configuration.empty_tables):
             instead = ", or polling = true without a public address" if missing == [_OF_WEBHOOK] else ""
             raise BadSetting(
                 f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "

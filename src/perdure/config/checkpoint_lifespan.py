@@ -59,7 +59,7 @@ async def checkpoint_lifespan(
         migrate: Migrate a database without this release's schema, as is the default in development;
             otherwise it raises ``MigrationRequired``, which names the command.
         tenant: The tenant that owns the threads.
-        encryption_key: What wraps the keys of stored data, as for ``connect``; by default what
+        encryption_key: The wrapping key or its provider, as for ``connect``; by default the one that
             ``PERDURE_KEYS`` names.
 
     Raises:

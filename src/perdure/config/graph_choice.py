@@ -61,28 +61,28 @@ def choose_graphs(
         GraphLoadError: a word names no graph.
     """
     # Graphs are only loaded, so it does not matter whether a key is at hand.
-    settled = resolve_config(file=file, flags={}, environ=environ, has_key=True)
-    set_variables(settled.env)
-    add_import_folders(settled.import_folders())
+    configuration = resolve_config(file=file, flags={}, environ=environ, has_key=True)
+    set_variables(configuration.env)
+    add_import_folders(configuration.import_folders())
     places: dict[str, str] = {}
-    if "graphs" in settled or not words:
-        places = {name: graph.place for name, graph in settled.graphs("app:graph").items()}
-    return [_choose(settled, word, places) for word in words or places]
+    if "graphs" in configuration or not words:
+        places = {name: graph.place for name, graph in configuration.graphs("app:graph").items()}
+    return [_choose(configuration, word, places) for word in words or places]
 
 
-def _choose(settled: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
-    root = settled.root
+def _choose(configuration: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
+    root = configuration.root
     other: str | None
     if word in places:
         name, place, other = word, places[word], places[word]
     else:
         ((name, given),) = parse_places([word]).items()
-        place = settled.resolve_place(given, Path.cwd())
+        place = configuration.resolve_place(given, Path.cwd())
         same = [each for each, known in places.items() if _absolute(known, root) == _absolute(place, root)]
         other = same[0] if same else None
         name = other or name
     known = {*places, name}
-    return ChosenGraph(word, place, other, schema_places(settled, known).get(name), root)
+    return ChosenGraph(word, place, other, schema_places(configuration, known).get(name), root)
 
 
 def _absolute(place: str, root: Path) -> str:

@@ -1,4 +1,5 @@
-"""Settings of memories: what all graphs without a policy of their own remember, and whose it is."""
+"""Settings of memory, for all graphs without a policy of their own: what they remember, and for which
+user."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 from langchain_core.language_models import BaseChatModel
 
-from perdure.config.models import model_or_function
+from perdure.config.models import load_model_or_function
 from perdure.config.resolve import ResolvedConfig
 from perdure.errors import BadSetting
 from perdure.memory.extraction import ModelExtractor
@@ -23,10 +24,10 @@ class MemorySettings:
     """Settings of a memory's policy.
 
     Attributes:
-        numbers: The numbers of ``MemoryPolicy`` that were given.
-        model: What extracts facts: a provider and its model, or the place of a chat model or a function;
+        numbers: The numeric fields of ``MemoryPolicy`` that are set.
+        model: The extractor of facts: a provider and its model, or the place of a chat model or a function;
             ``None`` to extract nothing.
-        user: The user of all runs; ``None`` for the verified user of each.
+        user: The user of all runs; ``None`` for the verified user of each run.
     """
 
     numbers: dict[str, Any]
@@ -45,35 +46,38 @@ class MemorySettings:
         """
         extract: Any = None
         if self.model is not None:
-            extract = model_or_function("memory.model", self.model, root)
+            extract = load_model_or_function("memory.model", self.model, root)
             if isinstance(extract, BaseChatModel):
                 extract = ModelExtractor(extract)
         return MemoryPolicy(extract=extract, user=self.user or verified_user, **self.numbers)
 
 
-def memory_settings(settled: ResolvedConfig) -> MemorySettings | None:
-    """Return the settings, or ``None`` if graphs are not to remember.
+def memory_settings(configuration: ResolvedConfig) -> MemorySettings | None:
+    """Return the settings, or ``None`` if memory is not enabled.
 
     Raises:
-        BadSetting: Facts are to be extracted and no model is named, or the other way round.
+        BadSetting: Facts are to be extracted, but no model is named; or a setting is given, but memory is not
+            enabled.
     """
-    given = settled.select_given("memory.")
-    is_on = settled["memory.enabled"] or bool(settled["memory.extract"])
+    given = configuration.select_given("memory.")
+    is_on = configuration["memory.enabled"] or bool(configuration["memory.extract"])
     if not is_on:
         if others := sorted(set(given) - {"enabled", "extract", "model"}):
             raise BadSetting(
-                f"{settled.name(f'memory.{others[0]}')} is set, and memory.enabled is not true; set it, or "
-                "leave the other one out"
+                f"{configuration.name(f'memory.{others[0]}')} is set, but memory.enabled is not true; set "
+                "memory.enabled as well, or leave the other setting out"
             )
         return None
-    model: str | None = settled["memory.model"]
-    if settled["memory.extract"] and model is None:
+    model: str | None = configuration["memory.model"]
+    if configuration["memory.extract"] and model is None:
         raise BadSetting(
-            f"{settled.name('memory.extract')} is true, and no model is named to extract facts with; set "
-            "FACT_EXTRACTION_MODEL or memory.model, e.g. openai:gpt-4o-mini or ./models.py:small. A graph's "
-            "own model cannot be seen from outside, so there is no default"
+            f"{configuration.name('memory.extract')} is true, but no model is named to extract facts with; "
+            "set FACT_EXTRACTION_MODEL or memory.model, e.g. openai:gpt-4o-mini or ./models.py:small. A "
+            "graph's own model cannot be seen from outside, so there is no default"
         )
     if model is not None and names_file(model):
-        model = settled.resolve_place(model, settled.entries["memory.model"].base)
-    numbers = {name: settled[f"memory.{name}"] for name in _NUMBERS if name in given}
-    return MemorySettings(numbers, model if settled["memory.extract"] else None, settled["memory.user"])
+        model = configuration.resolve_place(model, configuration.entries["memory.model"].base)
+    numbers = {name: configuration[f"memory.{name}"] for name in _NUMBERS if name in given}
+    return MemorySettings(
+        numbers, model if configuration["memory.extract"] else None, configuration["memory.user"]
+    )

@@ -1,4 +1,4 @@
-"""Chat models and functions that a setting names, by provider and model or by place."""
+"""Loading of the chat models and functions that settings name, by provider and model or by place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_callable(setting: str, place: str, root: Path) -> Any:
         root: The project's folder, at which a file's path starts.
 
     Raises:
-        BadSetting: The object is neither.
+        BadSetting: The object is neither a function nor a chat model.
         GraphLoadError: There is no object at the place.
     """
     found = find(place, root=root).found
@@ -31,33 +31,33 @@ def load_callable(setting: str, place: str, root: Path) -> Any:
     return found
 
 
-def model_or_function(setting: str, named: str, root: Path) -> Any:
-    """Return a chat model by its provider and name, or what ``load_callable`` returns for a place.
+def load_model_or_function(setting: str, name: str, root: Path) -> Any:
+    """Return a chat model by its provider and name, or the function or chat model at a place.
 
     Args:
         setting: The name of the setting, for error messages.
-        named: A provider and its model, such as ``openai:gpt-4o-mini``, or a place.
+        name: A provider and its model, such as ``openai:gpt-4o-mini``, or a place.
         root: The project's folder, at which a file's path starts.
 
     Raises:
-        BadSetting: It cannot be used.
+        BadSetting: The model or the object cannot be used.
         GraphLoadError: There is no object at the place.
         MissingExtra: A provider is named, and LangChain is not installed.
     """
-    if names_file(named) or "." in named.partition(":")[0]:
-        return load_callable(setting, named, root)
+    if names_file(name) or "." in name.partition(":")[0]:
+        return load_callable(setting, name, root)
     try:
         from langchain.chat_models import init_chat_model
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{setting} is {named!r}, a provider and its model, which needs an extra: "
+            f"{setting} is {name!r}, a provider and its model, which needs an extra: "
             'pip install "perdure[conversation]"'
         ) from error
     try:
-        return init_chat_model(named)
+        return init_chat_model(name)
     except Exception as error:
-        # Providers raise errors of their own, e.g. without a key; what they repeat may be one.
+        # Providers raise errors of their own, e.g. for a missing key. Their texts may quote a key.
         raise BadSetting(
-            f"{setting} is {named!r}, {describe_unmade(named, error)}. It is a provider and its model, e.g. "
+            f"{setting} is {name!r}, {describe_unmade(name, error)}. It is a provider and its model, e.g. "
             "openai:gpt-4o-mini, or a place, e.g. ./models.py:small"
         ) from error

@@ -1,8 +1,9 @@
 """Resolution of a configuration: merges its sources and validates the result, for servers and workers alike.
 
-Flags take precedence over the environment, that over ``perdure.toml``, that over ``langgraph.json``, for each
-setting. Every given setting is checked, whether this process uses it or not; combinations are checked by the
-caller that uses them. Invalid settings raise ``BadSetting``; nothing is guessed, and no secret is shown.
+For each setting, flags take precedence over the environment, the environment over ``perdure.toml``, and that
+over ``langgraph.json``. Every setting that is given is checked, whether this process uses it or not;
+combinations are checked by the caller that uses them. Invalid settings raise ``BadSetting``; nothing is
+guessed, and no secret is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from langgraph.store.base import TTLConfig
 
 from perdure.config import sources
-from perdure.config.settings import RUNTIME, SETTINGS
+from perdure.config.settings import RUNTIME_DEFAULTS, SETTINGS
 from perdure.config.sources import LANGGRAPH, OWN, GivenValue, Layer
 from perdure.config.store_index import OFFLINE, StoreIndex
 from perdure.errors import BadSetting
@@ -45,11 +46,14 @@ class GraphPlace:
 class ResolvedConfig:
     """Settings from all sources, each checked on construction, with defaults for the others.
 
-    ``entries`` are the given settings by key. ``root`` is the folder of the configuration file, the
-    project's. ``env`` are variables to set before a graph is imported; none of them is set yet. ``sources``
-    are the files and the names of the variables that were used, ``ignored`` the entries without effect: both
-    may be logged. ``files`` are the files, with that of variables, which need not exist. ``empty_tables`` are
-    the tables of files without any entry.
+    Attributes:
+        entries: The settings that were given, by key.
+        root: The folder of the configuration file, which is the project's.
+        env: The variables to set before a graph is imported; they are not set yet.
+        sources: The files and the names of the variables that were used; may be logged.
+        ignored: The entries without effect; may be logged.
+        files: The files, including the file of environment variables, which need not exist.
+        empty_tables: The tables in files that have no entries.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class ResolvedConfig:
         return key in self._values
 
     def name(self, key: str) -> str:
-        """Return the name under which a setting was given, or its key."""
+        """Return the name under which a setting was given; its key if it was not given."""
         return self.entries[key].name if key in self.entries else key
 
     def select_given(self, prefix: str) -> dict[str, Any]:
@@ -110,7 +114,7 @@ class ResolvedConfig:
         """Return the URL of the database; in development it has a default.
 
         Raises:
-            BadSetting: There is none.
+            BadSetting: No URL is set, and this is not development.
         """
         url = self["database_url"]
         if url is None and not self["development"]:
@@ -121,10 +125,10 @@ class ResolvedConfig:
         return DEVELOPMENT_URL if url is None else plain_url(str(url))
 
     def key_provider(self) -> KeyProvider | None:
-        """Return what wraps the keys of the databases, or ``None`` if they are not encrypted.
+        """Return the provider that wraps the keys of the databases, or ``None`` if they are not encrypted.
 
         Raises:
-            BadSetting: There is none of this name.
+            BadSetting: There is no provider of this name.
             DecryptionError: A key file contains no key.
         """
         if "keys" not in self:
@@ -138,7 +142,7 @@ class ResolvedConfig:
             command: An example of a command that names graphs, for the error message.
 
         Raises:
-            BadSetting: There are none.
+            BadSetting: No graphs are set.
         """
         if "graphs" not in self:
             raise BadSetting(
@@ -182,16 +186,16 @@ class ResolvedConfig:
             command: An example of a command that names graphs, for the error message.
 
         Raises:
-            BadSetting: A config is for no graph that there is.
+            BadSetting: A config names a graph that does not exist.
         """
-        given: dict[str, Any] = self["assistants"] or {}
+        configs: dict[str, Any] = self["assistants"] or {}
         known = self.graphs(command)
-        if unknown := set(given) - set(known):
+        if unknown := set(configs) - set(known):
             raise BadSetting(
                 f"{self.name('assistants')} has a config for {min(unknown)!r}, which is not a graph; the "
                 f"graphs are {', '.join(sorted(known))}"
             )
-        return given
+        return configs
 
     def store_index(self) -> StoreIndex | None:
         """Return the index of the store, or ``None``.
@@ -209,7 +213,7 @@ class ResolvedConfig:
             raise BadSetting(
                 f"the store's index needs store.index.{missing[0]}: dims is the length of a vector, embed a "
                 "provider and model, e.g. openai:text-embedding-3-small, or a place, e.g. ./embed.py:embed, "
-                f"or {OFFLINE}; or store.index.text = true, to compare words without a model"
+                f"or {OFFLINE}; or set store.index.text = true, to compare words without a model"
             )
         return StoreIndex(**self.table("store.index."))
 
@@ -217,7 +221,7 @@ class ResolvedConfig:
         """Return the URL of the store's database, or ``None`` for that of the threads.
 
         Raises:
-            BadSetting: The settings name two, or a kind of database and not its URL.
+            BadSetting: The settings name two databases, or a type of database without its URL.
         """
         kind: str | None = self["store.type"]
         if kind is None:
@@ -226,7 +230,7 @@ class ResolvedConfig:
                 if key in self and self.entries[key].name not in ("REDIS_URL", "POSTGRES_DSN"):
                     wanted = "redis" if key == "store.redis_url" else "postgres"
                     raise BadSetting(
-                        f"{self.entries[key].name} is set, and the store's type is not; set "
+                        f"{self.entries[key].name} is set, but the store's type is not; set "
                         f"LANGGRAPH_STORE_TYPE={wanted}, or leave the URL out"
                     )
             own: str | None = self["store.database_url"]
@@ -239,15 +243,15 @@ class ResolvedConfig:
         if kind == "memory":
             if not self["development"]:
                 raise BadSetting(
-                    f"{self.name('store.type')} is memory, which a restart empties and no other process "
-                    "sees; name redis or postgres, or leave it out to keep the store with the threads. In "
-                    "development memory is allowed"
+                    f"{self.name('store.type')} is memory, which is lost at a restart and not shared with "
+                    "other processes; name redis or postgres, or leave it out to keep the store with the "
+                    "threads. Memory is allowed in development"
                 )
             return "memory://"
         key = "store.redis_url" if kind == "redis" else "store.postgres_dsn"
         if key not in self:
             variables = " or ".join(SETTINGS[key].variables)
-            raise BadSetting(f"{self.name('store.type')} is {kind}, and its URL is not set; set {variables}")
+            raise BadSetting(f"{self.name('store.type')} is {kind}, but its URL is not set; set {variables}")
         return plain_url(str(self[key]))
 
     def store_ttl(self) -> TTLConfig | None:
@@ -265,7 +269,7 @@ def runtime_settings(given: Mapping[str, Any]) -> Settings:
     Raises:
         ValueError: A value is out of range.
     """
-    settings: dict[str, Any] = {**RUNTIME, **given}
+    settings: dict[str, Any] = {**RUNTIME_DEFAULTS, **given}
     return Settings(**settings)
 
 
@@ -286,7 +290,7 @@ def resolve_config(
         flags: Values of other flags by key, each with the flag's name; ``None`` for those that were not
             given.
         environ: The environment.
-        has_key: True if stored data is encrypted with keys that are given elsewhere.
+        has_key: True if the caller passes encryption keys by other means.
 
     Raises:
         BadSetting: A source cannot be read, or has an invalid setting.
@@ -303,7 +307,7 @@ def resolve_config(
         key: GivenValue(value, name, "", here) for key, (value, name) in every.items() if value is not None
     }
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
-    settled = ResolvedConfig(
+    configuration = ResolvedConfig(
         _merge([*files, environment, Layer(given)]),
         root,
         env=env,
@@ -312,9 +316,9 @@ def resolve_config(
         empty_tables=[name for layer in files for name in layer.empty_tables],
         env_file=sources.env_file_of(entries["env"]) if "env" in entries else None,
     )
-    if not has_key and "keys" not in settled:
-        _refuse_unsealed(ignored)
-    return settled
+    if not has_key and "keys" not in configuration:
+        _refuse_unencrypted(ignored)
+    return configuration
 
 
 def set_variables(env: Mapping[str, str]) -> None:
@@ -332,7 +336,7 @@ def make_folder_of(url: str) -> None:
     """Create the folder of the development database, ignored by git, if the URL is that database's.
 
     Raises:
-        BadSetting: It cannot be created or written.
+        BadSetting: The folder cannot be created or written.
     """
     if url == DEVELOPMENT_URL:
         folder = Path(DEVELOPMENT_FOLDER)
@@ -350,12 +354,12 @@ def _merge(layers: Sequence[Layer]) -> dict[str, GivenValue]:
     return {key: entry for layer in layers for key, entry in layer.entries.items()}
 
 
-def _refuse_unsealed(ignored: Sequence[str]) -> None:
-    """Raise ``BadSetting`` for ``encryption`` in ``langgraph.json``, which names code for it. Ignoring the
-    key would store data unencrypted against the project's intention."""
+def _refuse_unencrypted(ignored: Sequence[str]) -> None:
+    """Raise ``BadSetting`` if ``langgraph.json`` has an entry ``encryption``, which names code that encrypts.
+    Ignoring it would store data unencrypted against the project's intention."""
     asked = next((each for each in ignored if each.startswith("encryption in ")), None)
     if asked:
         raise BadSetting(
-            f"{asked} is not supported, and without it everything would be stored in the clear; pass "
-            "--keys with a key file or aws-kms:KEY, set PERDURE_KEYS, or take it out"
+            f"{asked} is not supported, and ignoring it would store everything unencrypted; pass "
+            "--keys with a key file or aws-kms:KEY, set PERDURE_KEYS, or remove the entry"
         )

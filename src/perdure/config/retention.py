@@ -24,7 +24,7 @@ class RetentionSettings:
     share: float
 
 
-def read_retention(settled: ResolvedConfig) -> RetentionSettings:
+def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
     """Return the settings of retention.
 
     ``checkpointer.ttl.default_ttl`` of ``langgraph.json`` is another name of ``idle``, in minutes, if expired
@@ -33,17 +33,17 @@ def read_retention(settled: ResolvedConfig) -> RetentionSettings:
     Raises:
         BadSetting: settings do not fit together.
     """
-    given = settled.select_given("retention.")
+    given = configuration.select_given("retention.")
     own = {name: given[name] for name in _FIELDS if name in given}
-    if (idle := _ttl(settled)) is not None:
+    if (idle := _ttl(configuration)) is not None:
         if "idle" in own:
-            names = f"{settled.name('retention.idle')} and {settled.name('checkpointer.ttl.default_ttl')}"
-            raise BadSetting(f"{names} both set when a thread expires; set one of them")
+            idle_name, ttl_name = map(configuration.name, ("retention.idle", "checkpointer.ttl.default_ttl"))
+            raise BadSetting(f"{idle_name} and {ttl_name} both set when a thread expires; set one of them")
         own["idle"] = idle
     if own.keys() == {"keep_tagged"}:
-        name = settled.name("retention.keep_tagged")
+        name = configuration.name("retention.keep_tagged")
         raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
-    ttl = thread_ttl(settled)
+    ttl = thread_ttl(configuration)
     try:
         rules = RetentionRules(
             Retention(**own) if own else None,
@@ -52,25 +52,27 @@ def read_retention(settled: ResolvedConfig) -> RetentionSettings:
             usual_ttl=ttl,
         )
     except ValueError as error:
-        raise BadSetting(f"{settled.name('retention.assistants')}: {error}") from error
-    every = duration_us(settled["retention.every"]) / 1_000_000
+        raise BadSetting(f"{configuration.name('retention.assistants')}: {error}") from error
+    every = duration_us(configuration["retention.every"]) / 1_000_000
     if ttl is not None:
         every = min(every, 60 * ttl.sweep_interval_minutes)
-    return RetentionSettings(rules, every, settled["retention.share"])
+    return RetentionSettings(rules, every, configuration["retention.share"])
 
 
-def thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
+def thread_ttl(configuration: ResolvedConfig) -> ThreadTtl | None:
     """Return the time to live of threads that is set under ``checkpointer.ttl``, if any.
 
     Raises:
         BadSetting: it has no ``default_ttl``.
     """
-    given = settled.select_given("checkpointer.ttl.")
+    given = configuration.select_given("checkpointer.ttl.")
     if not given:
         return None
-    table = settled.table("checkpointer.ttl.")
+    table = configuration.table("checkpointer.ttl.")
     if table["default_ttl"] is None:
-        first = next(each for key, each in settled.entries.items() if key.startswith("checkpointer.ttl."))
+        first = next(
+            each for key, each in configuration.entries.items() if key.startswith("checkpointer.ttl.")
+        )
         raise BadSetting(
             f"{first.name} is set for old threads, but the age at which it applies is not; set "
             "checkpointer.ttl.default_ttl, in minutes"
@@ -78,10 +80,10 @@ def thread_ttl(settled: ResolvedConfig) -> ThreadTtl | None:
     return ThreadTtl(**table)
 
 
-def _ttl(settled: ResolvedConfig) -> float | None:
+def _ttl(configuration: ResolvedConfig) -> float | None:
     """Return the seconds after which threads are deleted by the settings under ``checkpointer.ttl``."""
-    minutes: float | None = settled["checkpointer.ttl.default_ttl"]
-    is_deleting = settled["checkpointer.ttl.strategy"] == "delete"
+    minutes: float | None = configuration["checkpointer.ttl.default_ttl"]
+    is_deleting = configuration["checkpointer.ttl.strategy"] == "delete"
     return None if minutes is None or not is_deleting else minutes * 60
 
 

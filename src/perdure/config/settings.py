@@ -59,9 +59,14 @@ _DAY_S = 86400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Setting with its ``key`` as in ``perdure.toml``, with dots. ``langgraph`` is True if ``langgraph.json``
-    has it under the same name; ``derived`` describes a default that depends on other settings. A flag's
-    variables among ``set_means_on`` switch it on by any text but those that mean no."""
+    """A setting.
+
+    Attributes:
+        key: its path in ``perdure.toml``, with dots.
+        langgraph: True if ``langgraph.json`` has it under the same name.
+        derived: description of a default that depends on other settings.
+        set_means_on: variables that switch a flag on with any text that does not mean no.
+    """
 
     key: str
     kind: ValueKind
@@ -76,8 +81,8 @@ class Setting:
 
 
 def _conversations(value: Any) -> dict[str, Any]:
-    """Return the policies by graph: ``False`` for none, or a table whose fields are checked like the
-    settings of their names."""
+    """Return the policies by graph: ``False`` for no policy, or a table whose entries are checked like the
+    settings of the same names."""
     if not isinstance(value, dict):
         raise ValueError
     return {graph_name(graph): _policy(graph, table) for graph, table in value.items()}
@@ -89,19 +94,19 @@ def _policy(graph: str, table: Any) -> Any:
     if not isinstance(table, dict) or not table:
         raise ValueError(f"{graph} has to be a table, e.g. {{ limit = 8000 }}, or false for no policy")
     out: dict[str, Any] = {}
-    for name, held in table.items():
+    for name, entry in table.items():
         setting = SETTINGS.get(f"conversation.{name}")
         if setting is None or name == "graphs":
             raise ValueError(f"{graph} has {name!r}, which is not a setting of conversation")
         try:
-            out[name] = setting.kind.check(held)
+            out[name] = setting.kind.check(entry)
         except ValueError:
             raise ValueError(f"{graph}.{name} has to be {setting.kind.wants}") from None
     return out
 
 
 CONVERSATIONS = ValueKind(
-    "a table of graphs' names, each with a table such as { limit = 8000 }, or false",
+    "a table of graph names, each with a table such as { limit = 8000 }, or false",
     json.loads,
     _conversations,
 )
@@ -122,29 +127,29 @@ def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
     if unknown or not isinstance(table, dict):
         what = f"has {unknown[0]!r}" if unknown else "is not a table"
         raise ValueError(f"rule {number} {what}; a rule has {', '.join(_RULE)}")
-    given = dict(table)
+    rule = dict(table)
     for name in ("graph", "node", "tool"):
-        if not isinstance(given.get(name, ""), str):
-            raise ValueError(f"{name} of rule {number} has to be a text")
-    graph = given.pop("graph", None)
+        if not isinstance(rule.get(name, ""), str):
+            raise ValueError(f"{name} of rule {number} has to be text")
+    graph = rule.pop("graph", None)
     try:
-        if "within" in given:
-            given["within"] = _span(given["within"])
-        if isinstance(remind := given.get("remind"), list | tuple):
-            given["remind"] = [_span(each) for each in remind]
+        if "within" in rule:
+            rule["within"] = _parse_seconds(rule["within"])
+        if isinstance(remind := rule.get("remind"), list | tuple):
+            rule["remind"] = [_parse_seconds(each) for each in remind]
         elif remind is not None:
-            given["remind"] = _span(remind)
-        return None if graph is None else graph_name(graph), Question(**given)
+            rule["remind"] = _parse_seconds(remind)
+        return None if graph is None else graph_name(graph), Question(**rule)
     except (ValueError, PerdureError) as error:
         raise ValueError(f"rule {number}: {error}") from None
 
 
-def _span(value: Any) -> float:
-    """Return the seconds of a time: a number of them, or a text such as ``7d``."""
+def _parse_seconds(value: Any) -> float:
+    """Return a duration in seconds, from a number of seconds or a text such as ``7d``."""
     if isinstance(value, str):
         return duration_us(value) / 1_000_000
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError("a time is a number of seconds, or a text such as 90m, 12h or 7d")
+        raise ValueError("a duration has to be a number of seconds, or text such as 90m, 12h or 7d")
     return float(value)
 
 
@@ -161,7 +166,8 @@ def _setting(key: str, kind: ValueKind, default: Any = None, **more: Any) -> Set
 
 
 def _runtime() -> list[Setting]:
-    """Return the settings of ``perdure.runtime.Settings``, which checks their ranges itself."""
+    """Return the settings that are fields of ``perdure.runtime.Settings``, which checks their ranges
+    itself."""
     hints = get_type_hints(Settings)
     return [
         _setting(
@@ -175,15 +181,15 @@ def _runtime() -> list[Setting]:
     ]
 
 
-RUNTIME = {"shared_threads": True}
-"""Defaults that servers and workers have instead of those of a runtime in a program. Clients of LangGraph's
+RUNTIME_DEFAULTS = {"shared_threads": True}
+"""Defaults of servers and workers that differ from those of a runtime in a program. Clients of LangGraph's
 server may run another graph on a thread."""
 
 
 def _default_of(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
-    return RUNTIME.get(field.name, field.default)
+    return RUNTIME_DEFAULTS.get(field.name, field.default)
 
 
 def _kind_of(hint: Any) -> ValueKind:
@@ -202,8 +208,14 @@ _DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks", "a2a"
 def _chat(
     provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool], flags: tuple[str, ...] = ()
 ) -> list[Setting]:
-    """Return the settings of a chat channel: its own, each with whether it is secret, its own flags, then
-    those that all channels share."""
+    """Return the settings of a chat channel.
+
+    Args:
+        provider: The name of the channel.
+        in_doubt: The values of ``in_doubt``, the default first.
+        own: The names of the channel's own settings, each with whether it is secret.
+        flags: The names of the channel's own flags.
+    """
     key = f"channels.{provider}"
     return [
         *(_setting(f"{key}.{name}", TEXT, secret=secret) for name, secret in own),

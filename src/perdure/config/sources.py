@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perdure.config.settings import SETTINGS, Setting
-from perdure.config.unsupported_keys import PASSED_OVER, REFUSED
+from perdure.config.unsupported_keys import IGNORED, REFUSED
 from perdure.config.value_kinds import is_no
 from perdure.errors import BadSetting, MissingExtra
 
@@ -76,7 +76,7 @@ def of_file(path: Path) -> Layer:
             raise BadSetting(f"{path} has {key}, which is not a setting; {_nearest(key, SETTINGS)}")
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
-        elif key not in PASSED_OVER:
+        elif key not in IGNORED:
             ignored.append(f"{key} in {path}{_suggest_key(key)}")
     return Layer(entries, tuple(ignored), tuple(empty))
 
@@ -186,7 +186,7 @@ def _suggest_key(key: str) -> str:
     """Return a hint at the key of LangGraph's file that an ignored one resembles, if any: other keys are
     those of other programs."""
     known = {name for name, setting in SETTINGS.items() if setting.langgraph}
-    near = get_close_matches(key, known | PASSED_OVER.keys() | REFUSED.keys(), 1, 0.8)
+    near = get_close_matches(key, known | IGNORED.keys() | REFUSED.keys(), 1, 0.8)
     return f"; did you mean {near[0]}?" if near else ""
 
 

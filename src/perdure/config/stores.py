@@ -1,4 +1,4 @@
-"""Database of the store where it is not that of the threads, and the store that the environment describes."""
+"""Separate database of the store, and the store that the environment configures."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ async def store_database(
         stack: Closes the database.
         url: The URL, or ``None`` if the store is kept with the threads.
         development: True to create or upgrade its schema.
-        key: What wraps the keys of its database.
+        key: The wrapping key of the database, or its provider.
 
     Raises:
         BadUrl: The URL cannot be used.
-        MigrationRequired: Its schema is absent or older.
-        Unavailable: It does not answer.
+        MigrationRequired: The database's schema is absent or older.
+        Unavailable: The database does not answer.
     """
     if url is None:
         return None
@@ -46,29 +46,28 @@ def store_of_environment(
     index: SearchIndex | SearchConfig | IndexConfig | None = None,
     encryption_key: EncryptionKey | None = None,
 ) -> Iterator[PerdureStore]:
-    """Yield the store that the environment describes, for a graph that is compiled without a runtime.
+    """Yield the store that the environment configures, for a graph that is compiled without a runtime.
 
-    ``LANGGRAPH_STORE_TYPE`` with ``LANGGRAPH_STORE_REDIS_URL`` (or ``REDIS_URL``) or
-    ``LANGGRAPH_STORE_POSTGRES_DSN`` (or ``POSTGRES_DSN``) names its database; otherwise
-    ``PERDURE_STORE_DATABASE_URL``, or else that of the threads. ``LANGGRAPH_STORE_TTL_MINUTES`` is the time
-    after which its items expire. In development its schema is created.
+    Its database is named by ``LANGGRAPH_STORE_TYPE`` with ``LANGGRAPH_STORE_REDIS_URL`` (or ``REDIS_URL``) or
+    ``LANGGRAPH_STORE_POSTGRES_DSN`` (or ``POSTGRES_DSN``), otherwise by ``PERDURE_STORE_DATABASE_URL``; by
+    default it is the database of the threads. ``LANGGRAPH_STORE_TTL_MINUTES`` is the time after which items
+    expire. In development the schema is created.
 
     Args:
-        environ: The environment; that of the process by default.
+        environ: The environment; by default that of the process.
         tenant: Owner of the items.
         index: The index for ``search(query=…)``, as for ``Database.store``.
-        encryption_key: What wraps the keys of stored data, as for ``connect``; by default what
+        encryption_key: The wrapping key or its provider, as for ``connect``; by default the one that
             ``PERDURE_KEYS`` names.
 
     Raises:
-        BadSetting: A variable is missing or cannot work. No other store takes the place of the one that is
-            described.
+        BadSetting: A variable is missing or cannot be used. No other store is used instead.
     """
-    given = os.environ if environ is None else environ
-    settled = resolve_config(file=None, flags={}, environ=given, has_key=encryption_key is not None)
-    url = settled.store_url() or settled.database_url()
+    variables = os.environ if environ is None else environ
+    configuration = resolve_config(file=None, flags={}, environ=variables, has_key=encryption_key is not None)
+    url = configuration.store_url() or configuration.database_url()
     make_folder_of(url)
-    migrate = bool(settled["development"]) or url.startswith("memory:")
-    key = settled.key_provider() if encryption_key is None else encryption_key
+    migrate = bool(configuration["development"]) or url.startswith("memory:")
+    key = configuration.key_provider() if encryption_key is None else encryption_key
     with opening.connect_sync(url, tenant=tenant, migrate=migrate, encryption_key=key) as database:
-        yield database.store(ttl=settled.store_ttl(), index=index)
+        yield database.store(ttl=configuration.store_ttl(), index=index)

@@ -7,9 +7,9 @@ and a test compares that list with these.
 from __future__ import annotations
 
 _IMAGE = "for building images"
-_ABSENT = "about what is not served here"
+_ABSENT = "about features that are not served here"
 
-PASSED_OVER = {
+IGNORED = {
     **dict.fromkeys(
         """$schema _INTERNAL_docker_tag api_version base_image dockerfile_lines image_distro keep_pkg_tools
          node_version pip_config_file pip_installer python_version source""".split(),
@@ -19,7 +19,7 @@ PASSED_OVER = {
         "auth.disable_studio_auth http.disable_ui ui ui_config".split(),
         _ABSENT,
     ),
-    "auth.cache": "the handler is asked for every request",
+    "auth.cache": "the handler is called for every request",
     "auth.openapi": "the description of the routes has no such part",
     "http.logging_headers": "no header is ever logged",
     "store.ttl.omit_expired": "what has expired is never found",

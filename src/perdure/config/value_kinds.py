@@ -1,7 +1,7 @@
-"""Kinds of values of settings: how each is read from text, and what is valid.
+"""Kinds of values of settings: how each is parsed from text, and which values are valid.
 
-A check returns a value in the form in which it is used, or raises ``ValueError`` with advice. It never
-repeats the value, as only the caller knows whether it is a secret.
+A check returns a value in the form in which it is used, or raises ``ValueError`` with advice. Its message
+does not quote the value, as only the caller knows whether that is a secret.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class ValueKind(NamedTuple):
-    """Kind of a value: a description, the parser for text of the environment, and the check."""
+    """Kind of a value: a description of valid values, the parser for text from the environment, and the
+    check."""
 
     wants: str
     read: Callable[[str], Any]
@@ -57,16 +58,16 @@ def _flag_of(text: str) -> bool:
 
 
 def is_no(text: str) -> bool:
-    """Return True for a text that means no."""
+    """Return True if a text means no."""
     return text.strip().lower() in _NO
 
 
 def _words(value: Any) -> tuple[str, ...]:
     """Return a list of texts; a single text counts as a list, as in some keys of LangGraph's files."""
-    given = [value] if isinstance(value, str) else value
-    if not isinstance(given, list | tuple):
+    words = [value] if isinstance(value, str) else value
+    if not isinstance(words, list | tuple):
         raise ValueError
-    return tuple(_text(word) for word in given)
+    return tuple(_text(word) for word in words)
 
 
 def _words_of(text: str) -> tuple[str, ...]:
@@ -95,7 +96,7 @@ def whole(least: int, most: int | None = None) -> ValueKind:
             raise ValueError
         return value
 
-    span = f"from {least} on" if most is None else f"from {least} to {most}"
+    span = f"of at least {least}" if most is None else f"from {least} to {most}"
     return ValueKind(f"a whole number {span}", int, check)
 
 
@@ -137,8 +138,8 @@ def _prefix(value: Any) -> str:
 
 def _https(value: Any) -> str:
     parts = urlsplit(_text(value))
-    is_near = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if not parts.hostname or parts.scheme not in (("https", "http") if is_near else ("https",)):
+    is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
+    if not parts.hostname or parts.scheme not in (("https", "http") if is_local else ("https",)):
         raise ValueError
     return str(value)
 
@@ -162,7 +163,7 @@ def _graphs(value: Any) -> dict[str, tuple[str, str | None]]:
 
 def graph_name(name: Any) -> str:
     if not _text(name) == name.strip():
-        raise ValueError(f"the name {name!r} has to be without blanks around it")
+        raise ValueError(f"the name {name!r} must not begin or end with a space")
     return str(name)
 
 
@@ -191,7 +192,7 @@ def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if not isinstance(value, dict):
         raise ValueError
     if unknown := set(value) - {"includes", "include", "excludes", "exclude"}:
-        raise ValueError(f"it has {min(unknown)!r}; there is includes and excludes")
+        raise ValueError(f"it has {min(unknown)!r}; only includes and excludes are allowed")
     return _patterns(value, "include"), _patterns(value, "exclude")
 
 
@@ -209,7 +210,7 @@ def _configs(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _env(value: Any) -> str | dict[str, str]:
-    if isinstance(value, dict) and all(isinstance(held, str) and name for name, held in value.items()):
+    if isinstance(value, dict) and all(isinstance(text, str) and name for name, text in value.items()):
         return dict(value)
     return _text(value)
 
@@ -243,12 +244,14 @@ def _price(name: str, table: Any) -> Price:
     names = [each.name for each in fields(Price)]
     if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(names):
         raise ValueError(
-            f"{name} has to be a table with input and output, and maybe {' and '.join(names[2:])}"
+            f"{name} has to be a table with input and output, and optionally {' and '.join(names[2:])}"
         )
     try:
-        return Price(**{key: number(held) for key, held in table.items()})
+        return Price(**{key: number(price) for key, price in table.items()})
     except ValueError:
-        raise ValueError(f"the prices of {name} have to be numbers from 0 on, for a million tokens") from None
+        raise ValueError(
+            f"the prices of {name} have to be numbers of at least 0, per million tokens"
+        ) from None
 
 
 def _limits(value: Any) -> dict[str, SharedLimit]:
@@ -270,7 +273,7 @@ def _limits(value: Any) -> dict[str, SharedLimit]:
 def _names(value: Any) -> dict[str, str]:
     if not isinstance(value, dict):
         raise ValueError
-    return {_text(name): _text(held) for name, held in value.items()}
+    return {_text(name): _text(policy) for name, policy in value.items()}
 
 
 def _schemas(value: Any) -> str | dict[str, str]:
@@ -283,7 +286,7 @@ TEXT = ValueKind("text", str, _text)
 PLACE = ValueKind("a place, e.g. './agent.py:graph' or 'package.module:graph'", str, _place)
 FLAG = ValueKind("true or false", _flag_of, _flag)
 WORDS = ValueKind("a list of texts", _words_of, _words)
-AMOUNT = ValueKind("a number from 0 on", float, number)
+AMOUNT = ValueKind("a number of at least 0", float, number)
 SPAN = ValueKind("a number greater than 0", float, lambda value: number(value, more=True))
 WEIGHT = ValueKind("a number from 0 to 1", float, lambda value: _at_most(number(value), 1.0))
 ORIGINS = ValueKind(
@@ -299,11 +302,11 @@ GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _gr
 HEADERS = ValueKind(
     "a table with lists of names, includes and excludes, e.g. 'x-org-*'", json.loads, _headers
 )
-CONFIGS = ValueKind("a table of graphs' names, each with its assistant's config", json.loads, _configs)
+CONFIGS = ValueKind("a table of graph names, each with its assistant's config", json.loads, _configs)
 DURATION = ValueKind("a duration, e.g. '12h', '30d' or seconds above 0", str, _duration)
 POLICIES = ValueKind("a table of names, each with the fields of a retention policy", json.loads, _policies)
 PRICES = ValueKind(
-    "a table of models' names, each with its prices for a million tokens, e.g. { input = 2.5, output = 10 }",
+    "a table of model names, each with prices per million tokens, e.g. { input = 2.5, output = 10 }",
     json.loads,
     _prices,
 )
@@ -316,7 +319,5 @@ NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _na
 SHARE = ValueKind(
     "a number above 0 and at most 1", float, lambda value: _at_most(number(value, more=True), 1.0)
 )
-SCHEMAS = ValueKind(
-    "a place, e.g. './agent.py:schema', or a table of graphs' names and places", str, _schemas
-)
+SCHEMAS = ValueKind("a place, e.g. './agent.py:schema', or a table of graph names and places", str, _schemas)
 ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)

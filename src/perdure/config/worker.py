@@ -67,13 +67,13 @@ def load(
         metrics_host: The host at which metrics are served.
         metrics_port: The port at which metrics are served.
         environ: The environment.
-        keys: What wraps the keys of stored data.
+        keys: The provider that wraps the keys of stored data.
 
     Raises:
         BadSetting: A source cannot be read, or has an invalid setting.
     """
     flags = {f"runtime.{name}": (value, flag_name(name)) for name, value in (runtime or {}).items()}
-    settled = resolve_config(
+    configuration = resolve_config(
         file=file,
         graphs=graphs,
         flags={
@@ -86,20 +86,20 @@ def load(
         environ=environ,
     )
     return WorkerConfig(
-        **load_common(settled, "perdure worker app:graph"),
-        channels=None if channels is None else settled.resolve_place(channels, Path.cwd()),
-        settings=runtime_settings(settled.runtime()),
-        webhook_hosts=None if settled["http.disable_webhooks"] else settled["http.webhook_hosts"],
-        webhook_secrets=settled["http.webhook_secrets"],
-        metrics=_metrics(settled),
+        **load_common(configuration, "perdure worker app:graph"),
+        channels=None if channels is None else configuration.resolve_place(channels, Path.cwd()),
+        settings=runtime_settings(configuration.runtime()),
+        webhook_hosts=None if configuration["http.disable_webhooks"] else configuration["http.webhook_hosts"],
+        webhook_secrets=configuration["http.webhook_secrets"],
+        metrics=_metrics(configuration),
     )
 
 
-def _metrics(settled: ResolvedConfig) -> HostPort | None:
-    host, port = settled["metrics.host"], settled["metrics.port"]
-    if port is None and "metrics.host" in settled:
+def _metrics(configuration: ResolvedConfig) -> HostPort | None:
+    host, port = configuration["metrics.host"], configuration["metrics.port"]
+    if port is None and "metrics.host" in configuration:
         raise BadSetting(
-            f"{settled.name('metrics.host')} is the host for metrics, but no port is set for them; "
+            f"{configuration.name('metrics.host')} is the host for metrics, but no port is set for them; "
             "set metrics.port, or pass --metrics-port"
         )
     return None if port is None else HostPort(host, port)

@@ -1,4 +1,4 @@
-"""Compaction of a thread's own messages, for graphs that send a model all that their state holds."""
+"""Compaction of a thread's own messages, for graphs that send all messages of their state to a model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from perdure.conversation.window import Window, is_system
 
 
 @dataclass(frozen=True, slots=True)
-class Compacted:
-    """Messages that take the place of a thread's, and what was changed.
+class CompactionResult:
+    """Messages that replace those of a thread, and what was changed.
 
-    ``left_out`` counts the messages that a model is not sent any more, ``repairs`` the changes by kind, and
-    ``has_new_summary`` is True if a summary that was made before took its place among the messages.
+    ``left_out`` counts the messages that are no longer sent to a model, ``repairs`` the changes by kind, and
+    ``has_new_summary`` is True if the messages contain a summary that the thread did not have yet.
     """
 
     messages: list[BaseMessage]
@@ -28,56 +28,59 @@ class Compacted:
 
 
 def compact(
-    conversation: Conversation, messages: Sequence[BaseMessage], made: Summary | None = None
-) -> Compacted | None:
-    """Return what a thread's messages become, or ``None`` if they stay as they are.
+    conversation: Conversation, messages: Sequence[BaseMessage], newer: Summary | None = None
+) -> CompactionResult | None:
+    """Return the messages that replace a thread's messages, or ``None`` if these stay unchanged.
 
-    They become their window. What leaves it is kept in the summary's message, unsent, until a summary covers
-    it: so no model has to be waited for, and nothing is lost if it fails. Without ``summarize`` it is only in
-    earlier checkpoints.
+    The thread keeps the messages in the window. Messages that leave it are kept in the summary's message,
+    which does not send them, until a summary covers them: so the caller does not wait for a model, and
+    nothing is lost if the model fails. Without ``summarize`` they are only in earlier checkpoints.
 
     Args:
         conversation: The policy.
-        messages: All messages of the thread, with those that are new.
-        made: A summary made since, of messages that the thread still holds.
+        messages: All messages of the thread, including the new ones.
+        newer: A summary that was made after the thread's own, of messages that the thread still has.
 
     Raises:
         NoWindow: No valid list of the messages fits; see ``window``.
     """
-    held = Summary.of(messages)
+    current = Summary.of(messages)
     rest = [message for message in messages if message.id != SUMMARY_ID]
-    summary = _extend(held, rest, made)
+    summary = _choose_summary(current, rest, newer)
     chosen = conversation.window(rest, summary=summary)
     leaving = find_uncovered(chosen.left_out, summary)
     if leaving and conversation.summarize is not None:
         summary = replace(summary or Summary(""), pending=(*(summary.pending if summary else ()), *leaving))
-    became = _with_summary(chosen, summary)
-    if became == list(messages):
+    result = _with_summary(chosen, summary)
+    if result == list(messages):
         return None
     repairs: Counter[str] = Counter(change.kind for change in chosen.changes)
-    return Compacted(
-        became,
+    return CompactionResult(
+        result,
         len(chosen.left_out),
         dict(repairs),
-        summary is not None and summary.text != (held.text if held else ""),
+        summary is not None and summary.text != (current.text if current else ""),
     )
 
 
-def _extend(held: Summary | None, rest: Sequence[BaseMessage], made: Summary | None) -> Summary | None:
-    """Return a thread's summary, or the one made since if the thread has the messages that it covers."""
-    if made is None or made.covers is None:
-        return held
-    pending = () if held is None else held.pending
-    if made.covers in [message.id for message in pending]:
-        return replace(made, pending=tuple(find_uncovered(pending, made)))
-    if made.covers in [message.id for message in rest]:
-        return replace(made, pending=())
-    return held
+def _choose_summary(
+    current: Summary | None, rest: Sequence[BaseMessage], newer: Summary | None
+) -> Summary | None:
+    """Return the newer summary if the thread has the last message that it covers, otherwise the current
+    one."""
+    if newer is None or newer.covers is None:
+        return current
+    pending = () if current is None else current.pending
+    if newer.covers in [message.id for message in pending]:
+        return replace(newer, pending=tuple(find_uncovered(pending, newer)))
+    if newer.covers in [message.id for message in rest]:
+        return replace(newer, pending=())
+    return current
 
 
 def _with_summary(chosen: Window, summary: Summary | None) -> list[BaseMessage]:
     messages = [message for message in chosen.messages if message.id != SUMMARY_ID]
     if summary is None:
         return messages
-    heads = next((place for place, each in enumerate(messages) if not is_system(each)), len(messages))
-    return [*messages[:heads], summary.message(), *messages[heads:]]
+    first = next((place for place, each in enumerate(messages) if not is_system(each)), len(messages))
+    return [*messages[:first], summary.message(), *messages[first:]]

@@ -48,8 +48,8 @@ def fit_model(
 
     Args:
         model: The model; not one that tools were bound to: bind them to the result.
-        limit: The most tokens that the model is sent, tools and system messages included. Leave room for the
-            answer in what the model's context holds.
+        limit: Maximum number of tokens that are sent to the model, tools and system messages included. Leave
+            room for the answer in what the model's context holds.
         counter: Counts the tokens of a message; ``"model"`` asks the model, see ``counter_of``.
         on_window: Is called with each window before it is sent, for logs and metrics.
 

@@ -80,7 +80,7 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
 
 
 def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Do the same as ``next_summary`` for a synchronous caller."""
+    """Return the same as ``next_summary``, for a synchronous caller."""
     summary = summary_of(state)
     try:
         leaving = conversation.to_fold(state[conversation.key], summary)

@@ -33,7 +33,7 @@ class Conversation:
     """Policy of a conversation, for every way of using it: middleware, hook, and ``Agent(conversation=…)``.
 
     Args:
-        limit: The most tokens that the model is sent, or a ``Limit``.
+        limit: Maximum number of tokens that are sent to the model, or a ``Limit``.
         counter: Counts the tokens of a message.
         tools: Tools that the model is given, which count; a middleware knows them by itself.
         system: The system prompt that the graph adds to the messages; it counts.
@@ -101,8 +101,8 @@ class Conversation:
         return await fold_summary(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 
     def fold_sync(self, summary: Summary | None, leaving: Leaving) -> Summary:
-        """Do the same as ``fold`` for a synchronous caller. A coroutine function runs in an event loop of its
-        own thread, always the same one."""
+        """Return the same as ``fold``, for a synchronous caller. A coroutine function runs in an event loop
+        of its own thread, always the same one."""
         given = self._summarizer()
         return fold_summary_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 

@@ -24,7 +24,7 @@ SUMMARY_ID = "conversation-summary"
 """Id of the system message with the summary of what was left out."""
 
 SUMMARY_PROMPT = """\
-You keep the summary of a long conversation between a user and an assistant. Extend the summary by the \
+You keep the summary of a long conversation between a user and an assistant. Extend the summary with the \
 messages that follow it, so that the assistant can go on without them.
 
 Keep: what the user wants and decided, names, dates, numbers, identifiers, results of tools that still \
@@ -74,11 +74,11 @@ class Summary:
     Args:
         text: The summary; empty if nothing is summarised yet.
         covers: The id of the last message that the text covers.
-        pending: Messages after that one which a model is not sent any more, and which no summary covers yet.
-        keeps: Ids of messages of the user before that one which the text does not cover: they are still
-            sent, as the beginning of a turn whose other messages left the window.
-        shortened: The way in which a text that was too long became shorter: ``"asked"`` by one more request,
-            ``"cut"`` by a rule, empty if it was not. It is not stored.
+        pending: Later messages that are no longer sent to a model and that no summary covers yet.
+        keeps: Ids of earlier messages of the user that the text does not cover. They are still sent, because
+            they begin a turn whose other messages have left the window.
+        shortened: How a text that was too long was shortened: ``"asked"`` by one more request, ``"cut"`` by a
+            rule; empty if it was not too long. It is not stored.
     """
 
     text: str
@@ -88,14 +88,14 @@ class Summary:
     shortened: Literal["", "asked", "cut"] = field(default="", compare=False)
 
     def message(self) -> SystemMessage:
-        """Return the message that a model is sent, and that a thread holds.
+        """Return the message that is sent to a model and stored in a thread.
 
-        The text is marked as data. What is pending is kept beside the content, and is not sent."""
-        held: dict[str, Any] = {"covers": self.covers, "keeps": list(self.keeps)}
+        The text is marked as data. Pending messages are stored beside the content and are not sent."""
+        kwargs: dict[str, Any] = {"covers": self.covers, "keeps": list(self.keeps)}
         if self.pending:
-            held["pending"] = [message_to_dict(message) for message in self.pending]
+            kwargs["pending"] = [message_to_dict(message) for message in self.pending]
         content = f"{_ABOUT}{_OPEN}{self.text}{_CLOSE}" if self.text else _NONE
-        return SystemMessage(content, id=SUMMARY_ID, additional_kwargs=held)
+        return SystemMessage(content, id=SUMMARY_ID, additional_kwargs=kwargs)
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage]) -> Summary | None:
@@ -104,12 +104,12 @@ class Summary:
         if found is None:
             return None
         _, _, rest = str(found.content).partition(_OPEN)
-        held = found.additional_kwargs
+        kwargs = found.additional_kwargs
         return cls(
             rest.removesuffix(_CLOSE),
-            held.get("covers"),
-            tuple(messages_from_dict(held.get("pending", []))),
-            tuple(held.get("keeps", ())),
+            kwargs.get("covers"),
+            tuple(messages_from_dict(kwargs.get("pending", []))),
+            tuple(kwargs.get("keeps", ())),
         )
 
 
@@ -119,11 +119,11 @@ class ModelSummarizer:
     Args:
         model: The model.
         prompt: The prompt, with ``{summary}`` and ``{messages}``, and with ``{words}`` to name the length.
-        piece: The most tokens of messages in one call; more are summarised in several calls.
+        piece: Maximum number of tokens of messages in one call; more are summarised in several calls.
         counter: Counts the tokens of a message.
 
     Raises:
-        ValueError: The prompt lacks one of the first two.
+        ValueError: The prompt lacks ``{summary}`` or ``{messages}``.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ModelSummarizer:
         return await self._ask(self._requests(summary, messages, words))
 
     def make(self, summary: str, messages: Sequence[BaseMessage], *, words: int = _WORDS) -> str:
-        """Do the same for a synchronous caller."""
+        """Return the same summary as a call of this object, for a synchronous caller."""
         return self._ask_sync(self._requests(summary, messages, words))
 
     async def shorten(self, summary: str, *, words: int) -> str:
@@ -156,7 +156,7 @@ class ModelSummarizer:
         return await self._ask(_request_shorter(summary, words))
 
     def shorten_sync(self, summary: str, *, words: int) -> str:
-        """Do the same for a synchronous caller."""
+        """Return the same as ``shorten``, for a synchronous caller."""
         return self._ask_sync(_request_shorter(summary, words))
 
     async def _ask(self, requests: _Requests) -> str:
@@ -216,16 +216,16 @@ def _lines(message: BaseMessage) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Messages that a summary should cover next, and the ids of the user's messages that stay of their turn,
-    if the window begins within it."""
+    """Messages that leave the window, which a summary should cover next. If the window begins within their
+    turn, ``keeps`` are the ids of the user's messages of that turn, which stay."""
 
     messages: list[BaseMessage]
     keeps: tuple[str, ...] = ()
 
 
 class _Request(NamedTuple):
-    """A text that has to be made: a summary of ``text`` and the messages, or, without messages, a shorter
-    form of it; of about ``words`` words at most."""
+    """A request for a text of at most about ``words`` words: a summary of ``text`` and the messages, or a
+    shorter form of ``text`` if there are no messages."""
 
     text: str
     messages: Sequence[BaseMessage]
@@ -240,7 +240,7 @@ async def fold_summary(
     most: int,
     counter: Counter = approximate,
 ) -> Summary:
-    """Return a summary that covers some messages too.
+    """Return the summary extended by the messages that leave the window.
 
     A text that is too long is shortened by one more request to a model, and then by leaving out its oldest
     sentences.
@@ -249,16 +249,17 @@ async def fold_summary(
         summary: The summary so far.
         leaving: The messages, none of them a system message.
         summarize: Makes the text.
-        most: The most tokens of the summary as it is sent.
+        most: Maximum number of tokens of the summary as it is sent.
         counter: Counts the tokens of a message.
 
     Raises:
-        SummaryRefused: The result is not text, or empty; no text has room; or the last message has no id.
+        SummaryRefused: The result is empty or not text, there is no room for any text, or the last message
+            has no id.
     """
-    making = _fold_steps(summary, leaving, most, counter)
-    step = await _step_off_loop(counter, making, None)
+    steps = _fold_steps(summary, leaving, most, counter)
+    step = await _step_off_loop(counter, steps, None)
     while not isinstance(step, ProgramResult):
-        step = await _step_off_loop(counter, making, await _make(summarize, step))
+        step = await _step_off_loop(counter, steps, await _make(summarize, step))
     return step.result
 
 
@@ -270,28 +271,29 @@ def fold_summary_sync(
     most: int,
     counter: Counter = approximate,
 ) -> Summary:
-    """Do the same as ``fold_summary``, with the same arguments, for a synchronous caller.
+    """Return the same as ``fold_summary``, with the same arguments, for a synchronous caller.
 
     A coroutine function runs in an event loop of its own thread, always the same one.
     """
-    making = _fold_steps(summary, leaving, most, counter)
-    step = advance(making)
+    steps = _fold_steps(summary, leaving, most, counter)
+    step = advance(steps)
     while not isinstance(step, ProgramResult):
-        step = advance(making, _make_sync(summarize, step))
+        step = advance(steps, _make_sync(summarize, step))
     return step.result
 
 
 def _fold_steps(
     summary: Summary | None, leaving: Leaving, most: int, counter: Counter
 ) -> Generator[_Request, object, Summary]:
-    """Yield each text that has to be made, take it, and return the summary."""
+    """Yield a request for each text, receive the text, and return the summary."""
     messages = leaving.messages
     if not messages or messages[-1].id is None:
-        raise SummaryRefused("a summary has to name the last message that it covers, and that one has no id")
+        raise SummaryRefused("a summary names the last message that it covers, and that message has no id")
 
     def of(text: object, shortened: Literal["", "asked", "cut"] = "") -> Summary:
         if not isinstance(text, str) or not text.strip():
-            raise SummaryRefused(f"the summary is empty or no text, but a {type(text).__name__}")
+            found = "empty text" if isinstance(text, str) else type(text).__name__
+            raise SummaryRefused(f"a summary has to be text that is not empty, not {found}")
         return Summary(text.strip(), messages[-1].id, keeps=leaving.keeps, shortened=shortened)
 
     def size(made: Summary) -> int:
@@ -300,7 +302,8 @@ def _fold_steps(
     room = most - size(of("-"))
     if room < 1:
         raise SummaryRefused(
-            f"{most} tokens are reserved for the summary, which are none for its text; raise Limit(summary=…)"
+            f"{most} tokens are reserved for the summary, which leaves none for its text; raise "
+            "Limit(summary=…)"
         )
     new = of((yield _Request("" if summary is None else summary.text, messages, max(1, room // 2))))
     if size(new) <= most:
@@ -315,7 +318,7 @@ def _fold_steps(
 
 
 async def _make(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
-    """Return what is asked for; ``None`` for a shorter form that only a model can make."""
+    """Return the requested text; ``None`` for a shorter form if ``summarize`` is not a model's."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
             return await summarize(request.text, request.messages, words=request.words)
@@ -329,7 +332,7 @@ async def _make(summarize: Summarize | ModelSummarizer, request: _Request) -> ob
 
 
 def _make_sync(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
-    """Do the same for a synchronous caller."""
+    """Return the same as ``_make``, for a synchronous caller."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
             return summarize.make(request.text, request.messages, words=request.words)
@@ -346,9 +349,9 @@ def _request_shorter(summary: str, words: int) -> _Requests:
 
 
 async def _step_off_loop(
-    counter: Counter, making: Generator[Y, Any, R], answer: object
+    counter: Counter, steps: Generator[Y, Any, R], answer: object
 ) -> Y | ProgramResult[R]:
-    """Do the same in a thread if a counter may take long, as steps count."""
+    """Advance ``steps``, in a thread if the counter may be slow, because steps count tokens."""
     if counter is approximate:
-        return advance(making, answer)
-    return await asyncio.to_thread(advance, making, answer)
+        return advance(steps, answer)
+    return await asyncio.to_thread(advance, steps, answer)

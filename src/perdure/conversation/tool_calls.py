@@ -1,4 +1,4 @@
-"""Read and change the tool calls of a message, which LangChain keeps in up to four places of it."""
+"""Read and change the tool calls of a message, which LangChain keeps in up to four places in the message."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use", "server_tool_call"
 _CALL_IN_RESULT = ("tool_use_id", "tool_call_id")
 
 NewIds = Mapping[tuple[str, int], str]
-"""Maps a call's id, and its number among the calls of that id in one message, to the id that it gets. A call
+"""Maps a call's id, and the call's number among the calls with this id in one message, to the new id. A call
 that is absent is removed."""
 
 
 def calls_of(message: AIMessage) -> list[tuple[str, str]]:
-    """Return id and name of each call of a message, also of those whose arguments could not be parsed. What
-    is missing is empty."""
+    """Return the id and the name of each call of a message, including calls whose arguments could not be
+    parsed. A missing id or name is empty."""
     calls: Sequence[Any] = [*message.tool_calls, *message.invalid_tool_calls]
     return [(call.get("id") or "", call.get("name") or "") for call in calls]
 
@@ -40,16 +40,16 @@ def is_call(block: Mapping[str, Any]) -> bool:
 
 
 def server_call(block: Any) -> str | None:
-    """Return the id of a content block that is a call for a tool which the provider runs, ``None`` for any
-    other block. Only calls whose results are blocks of their own count."""
+    """Return the id of a content block that is a call for a tool that the provider runs, ``None`` for any
+    other block. A call whose result is not a separate block does not count."""
     if not isinstance(block, dict) or type_of(block) not in _SERVER_CALLS:
         return None
     return str(block.get("id") or "")
 
 
 def server_result(block: Any) -> str | None:
-    """Return the id of the call to which a content block is the provider's own result, ``None`` for any other
-    block."""
+    """Return the id of the call whose result a content block is, if the provider ran the tool; ``None`` for
+    any other block."""
     if not isinstance(block, dict) or not type_of(block).endswith("_tool_result"):
         return None
     return next((str(block[key]) for key in _CALL_IN_RESULT if block.get(key)), "")
@@ -62,10 +62,10 @@ def type_of(block: Mapping[str, Any]) -> str:
 
 
 def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
-    """Return a message whose calls have other ids, in every place where the message holds them.
+    """Return a message whose calls have the new ids, in every place where the message contains them.
 
-    ``tool_calls`` and ``invalid_tool_calls`` decide which calls a message has. Calls that only its content or
-    the provider's raw form holds are removed there: a provider would get them without a result.
+    The calls of a message are those in ``tool_calls`` and ``invalid_tool_calls``. Calls that are only in its
+    content or in the provider's raw form are removed, as a provider would receive them without a result.
     """
     if (
         isinstance(message.content, str)
@@ -73,7 +73,7 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
         and len(new_ids) == len(message.tool_calls) + len(message.invalid_tool_calls)
         and all(number == 0 and new == old for (old, number), new in new_ids.items())
     ):
-        return message  # Most messages: nothing to compare, nothing to copy.
+        return message  # This is the case for most messages.
     fields: dict[str, Any] = {}
     counted: Counter[str] = Counter()
     for name in ("tool_calls", "invalid_tool_calls"):
@@ -85,8 +85,8 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
             del fields["additional_kwargs"]["tool_calls"]
     if isinstance(message.content, list):
         fields["content"] = _rename_blocks(message.content, new_ids)
-    held = {name: value for name, value in fields.items() if value != getattr(message, name)}
-    return message.model_copy(update=held) if held else message
+    changed = {name: value for name, value in fields.items() if value != getattr(message, name)}
+    return message.model_copy(update=changed) if changed else message
 
 
 def _rename_ids(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:

@@ -27,7 +27,7 @@ class Limit:
     """Size of a window.
 
     Args:
-        tokens: The most tokens that a model is sent, tools and system messages included.
+        tokens: Maximum number of tokens that are sent to a model, tools and system messages included.
         keep: The share of the messages' room that is filled after the window has moved. The rest is the room
             for new messages until it moves again.
         begins: The role of the first message after the system messages. ``human`` is what all providers take,
@@ -159,7 +159,7 @@ def window(
 
     Args:
         messages: The whole conversation, in order.
-        limit: The most tokens, or a ``Limit``.
+        limit: Maximum number of tokens, or a ``Limit``.
         counter: Counts the tokens of a message.
         tools: Tools that the model is given, which count.
         system: A system prompt that is sent beside the messages: it counts, and is not part of the result.

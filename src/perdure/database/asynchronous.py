@@ -64,7 +64,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """Apply the retention policies to one thread, beside any sweep.
 
         Raises:
-            LookupError: The thread's metadata name a policy that does not exist.
+            LookupError: The thread's metadata names a policy that does not exist.
         """
         sweeper = self._handle.sweeper(options)
         return await sweeper.arun(sweeper.apply_to(self._handle.partition(thread_id)))
@@ -133,7 +133,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         Args:
             thread_id: The thread.
             namespace: A subgraph's namespace; empty for the graph itself.
-            limit: The most checkpoints.
+            limit: Maximum number of checkpoints.
         """
         return await self._handle.arun(
             plain_reading.timeline(self._handle.partition(thread_id), namespace, limit)

@@ -61,7 +61,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """Apply the retention policies to one thread, beside any sweep.
 
         Raises:
-            LookupError: The thread's metadata name a policy that does not exist.
+            LookupError: The thread's metadata names a policy that does not exist.
         """
         sweeper = self._handle.sweeper(options)
         return sweeper.run(sweeper.apply_to(self._handle.partition(thread_id)))
@@ -128,7 +128,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         Args:
             thread_id: The thread.
             namespace: A subgraph's namespace; empty for the graph itself.
-            limit: The most checkpoints.
+            limit: Maximum number of checkpoints.
         """
         return self._handle.run(plain_reading.timeline(self._handle.partition(thread_id), namespace, limit))
 

@@ -130,7 +130,7 @@ class DatabaseHandle:
         return examiner is not None and examiner.trust(partition)
 
     async def atrust(self, partition: Partition) -> bool:
-        """Do the same as ``trust``, without blocking the event loop."""
+        """Trust the records like ``trust``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
             return self.trust(partition)
         return await asyncio.to_thread(self.trust, partition)

@@ -21,7 +21,7 @@ from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.key_providers import EncryptionKey, provider_of
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
-from perdure.storage.stored_keys import StoredKeys, admit
+from perdure.storage.stored_keys import StoredKeys, load_or_create_keys
 from perdure.storage.url import has_one_thread, open_driver, redact
 
 
@@ -44,7 +44,7 @@ def open_database(
     provider = None if encryption_key is None else provider_of(encryption_key)
     driver = open_driver(url, migrate=migrate, password=password)
     try:
-        keyring = admit(driver, provider, redact(url))
+        keyring = load_or_create_keys(driver, provider, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -63,7 +63,7 @@ def open_for_reading(
     provider = None if encryption_key is None else provider_of(encryption_key)
     driver = open_read_only(url)
     try:
-        keyring = admit(driver, provider, redact(url))
+        keyring = load_or_create_keys(driver, provider, redact(url))
     except BaseException:
         driver.close()
         raise
@@ -83,7 +83,7 @@ def over(
     Args:
         driver: The driver.
         tenant: As for ``connect``.
-        keyring: The keys of the database, from ``admit``.
+        keyring: The keys of the database, from ``load_or_create_keys``.
         retention: What is kept of the threads; everything by default.
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
@@ -139,7 +139,8 @@ def connect(
         migrate: Create or upgrade the schema.
         tenant: Separates threads of equal names.
         encryption_key: A provider that wraps the keys of the database, such as ``perdure.keys.FileKeys``, or
-            a wrapping key of 32 bytes, or several such keys of which the first wraps and all unwrap.
+            a wrapping key of 32 bytes, or several such keys, the first of which wraps and all of which
+            unwrap.
         retention: What is kept of the threads; everything by default.
         password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or it
             and the time at which it ends (a ``datetime``, or seconds since 1970), at once or awaited. It is

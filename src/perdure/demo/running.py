@@ -1,7 +1,7 @@
 """Open parts of a demo: a database, a chat model, and a runtime in which the agent answers.
 
-A demo is one process, so it recovers from a crash within seconds, as no other process can work on its runs,
-and Ctrl-C does not wait for an answer.
+A demo is a single process. Its leases are short, so it recovers from a crash within seconds, and Ctrl-C does
+not wait for an answer.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SETTINGS = Settings(lease=5.0, poll=0.25, drain=0.0, attempts=1000)
 """Settings for a demo that may be killed any number of times."""
 
 
-BY_WORDS: SearchConfig = {"text": True, "fields": ["text"]}
-"""Index of the demo's store: words alone, so that no model is needed."""
+WORD_INDEX: SearchConfig = {"text": True, "fields": ["text"]}
+"""Index of the demo's store: it compares words only, so no embedding model is needed."""
 
 
-class HandedOver(Observer):
+class HandOverCounter(Observer):
     """Observer that counts the answers that were being written when the demo stopped."""
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class HandedOver(Observer):
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """Running demo, which answers its messages."""
+    """A running demo."""
 
     host: ServerState
     model: OpenModel
-    handed_over: HandedOver
+    handed_over: HandOverCounter
 
     @property
     def runtime(self) -> Runtime:
@@ -61,15 +61,15 @@ class Demo:
 
 
 @asynccontextmanager
-async def open_demo(url: str, asked: str | None, console: Console) -> AsyncIterator[Demo]:
+async def open_demo(url: str, model_name: str | None, console: Console) -> AsyncIterator[Demo]:
     """Open a demo over a database.
 
     Args:
         url: The URL of the database.
-        asked: The model to use, if one was named.
+        model_name: The model to use, if one was named.
         console: The console for progress.
     """
-    choice = choose_model(asked, os.environ)
+    choice = choose_model(model_name, os.environ)
     async with AsyncExitStack() as stack:
         db = await stack.enter_async_context(perdure.connect(url, migrate=True))
         started = time.perf_counter()
@@ -85,9 +85,9 @@ async def start_demo(stack: AsyncExitStack, db: perdure.Database, model: OpenMod
     """Start a demo with an open model and return it; ``stack`` closes it."""
     graph = build_agent(model.chat, context_tokens=model.context_tokens)
     agent = Agent(graph, memory=demo_policy())
-    handed_over = HandedOver()
+    handed_over = HandOverCounter()
     observers = (Logs(), handed_over)
-    runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=observers, store_index=BY_WORDS)
+    runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=observers, store_index=WORD_INDEX)
     await stack.enter_async_context(runtime)
     host = ServerState.over(runtime, Open(db.tenant))
     stack.push_async_callback(host.close)

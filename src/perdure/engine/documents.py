@@ -1,7 +1,7 @@
 """Documents: plain data under a name in a collection, replaced as a whole by compare-and-set.
 
-Collections and contents are the callers'. Times are microseconds since the epoch; ``fresh`` is a number that
-was never used before, as for the versions of a new thread.
+Callers choose the collections and define their contents. Times are microseconds since the epoch. ``fresh`` is
+a number that was never used before, like the first version of a new thread.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from perdure.model.runs.messages import decode_object, encode
 class Document(NamedTuple):
     """A document as it was read.
 
-    ``version`` is the expectation of a change. ``fault`` is the error for which a document of a listing has
-    no body.
+    ``version`` is the version that a change has to expect. ``fault`` is the reason why a document in a
+    listing has no body.
     """
 
     name: str
@@ -60,8 +60,8 @@ def put(
 ) -> Program[Document | None]:
     """Store a document by compare-and-set.
 
-    A new document starts at the version ``fresh``, and each replacement has the next one. A reader of a
-    document that was removed and created again since therefore cannot overwrite the new one.
+    A new document starts at the version ``fresh``, and each replacement has the next version. Therefore a
+    caller that has read a document cannot overwrite a later one of the same name.
 
     Returns:
         The document as it is stored, ``None`` if the expectation does not hold.
@@ -69,10 +69,10 @@ def put(
     Raises:
         Unserialisable: the body is not plain data.
         TooLarge: the body exceeds the limit.
-        Contention: the expectation names no version, and others change the document all the time.
+        Contention: the expectation names no version, and others keep changing the document.
     """
     if isinstance(expect, Expect) and expect is not Expect.ABSENT:
-        return (yield from _over(partition, collection, name, body, now, expect, fresh=fresh))
+        return (yield from _put_unread(partition, collection, name, body, now, expect, fresh=fresh))
     version = expect + 1 if isinstance(expect, int) else fresh
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
@@ -80,28 +80,30 @@ def put(
     return _to_document(write) if isinstance(outcome, Committed) else None
 
 
-def draft(collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int) -> tuple[Put, Document]:
-    """Return the operation that creates a document unless it exists, for a commit with others, and the
-    document as it is stored then. Raises as ``put`` does."""
+def plan_create(
+    collection: str, name: str, body: Mapping[str, Any], now: int, fresh: int
+) -> tuple[Put, Document]:
+    """Return the operation that creates a document unless it exists, for a commit with other operations, and
+    the document that it stores. Raises the errors of ``put``."""
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, Expect.ABSENT, fresh)
     return write, _to_document(write)
 
 
-def redraft(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
-    """Return the operation that replaces a document unless it was changed, for a commit with others. Raises
-    as ``put`` does."""
+def plan_replace(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
+    """Return the operation that replaces a document unless it was changed, for a commit with other
+    operations. Raises the errors of ``put``."""
     stored = encode(dict(body), "document")
     key = (collection, before.name)
     return Put(DOCUMENT, key, {"updated_at": now}, stored, before.version, before.version + 1)
 
 
 def _to_document(write: Put) -> Document:
-    # Decoded from the stored bytes, so that it equals what the next reader gets.
+    # The body is decoded from the stored bytes, so that it equals what the next reader gets.
     return Document(write.key[1], json.loads(write.body), write.fields["updated_at"], write.version)
 
 
-def _over(
+def _put_unread(
     partition: Partition,
     collection: str,
     name: str,
@@ -111,7 +113,7 @@ def _over(
     *,
     fresh: int,
 ) -> Program[Document | None]:
-    """Replace a document, readable or not: only its version is read."""
+    """Store a document over the present one, which need not be readable: only its version is read."""
 
     def load() -> Program[tuple[int | None]]:
         (found,) = yield from ask(
@@ -123,8 +125,8 @@ def _over(
         (version,) = view
         if version is None and expect is Expect.PRESENT:
             return (None,)
-        seen: Expectation = Expect.ABSENT if version is None else version
-        after = yield from put(partition, collection, name, body, now, seen, fresh=fresh)
+        present: Expectation = Expect.ABSENT if version is None else version
+        after = yield from put(partition, collection, name, body, now, present, fresh=fresh)
         return None if after is None else (after,)
 
     (document,) = yield from retry_attempt(partition, None, load, attempt)
@@ -134,9 +136,9 @@ def _over(
 def change(
     partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
 ) -> Program[Document | None]:
-    """Read, compute and store, repeated on conflict; return the document as it is afterwards.
+    """Read a document, compute its new body and store it, again after each conflict; return the new document.
 
-    Raises as ``put`` does, and ``Contention`` if others change it all the time.
+    Raises the errors of ``put``, and ``Contention`` if others keep changing it.
     """
 
     def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document] | None]:
@@ -147,19 +149,19 @@ def change(
     return (yield from _change(partition, collection, name, change, store))
 
 
-def change_of_thread(
+def change_in_thread(
     partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
 ) -> Program[Document | None]:
-    """As ``change``, for a document that is a part of a thread: ``None`` if the thread is not known to
-    clients, or not any more, and nothing is stored then."""
+    """Change a document that is part of a thread, like ``change``. Return ``None`` and store nothing if the
+    thread is not, or no longer, known to clients."""
 
     def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document | None] | None]:
         if before is None:
-            write, _ = draft(collection, name, body, now, fresh)
+            write, _ = plan_create(collection, name, body, now, fresh)
         else:
-            write = redraft(collection, before, body, now)
-        there = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
-        outcome = yield from ask(Commit(partition, (there, write)))
+            write = plan_replace(collection, before, body, now)
+        check = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
+        outcome = yield from ask(Commit(partition, (check, write)))
         if isinstance(outcome, Committed):
             return (_to_document(write),)
         return (None,) if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD) else None
@@ -173,8 +175,8 @@ _Store = Callable[[Document | None, Mapping[str, Any]], Program[tuple[Document |
 def _change(
     partition: Partition, collection: str, name: str, change: Change, store: _Store
 ) -> Program[Document | None]:
-    """Read a document, compute its new body and ``store`` it, which returns ``None`` on a conflict; then all
-    of it is repeated."""
+    """Read a document, compute its new body and call ``store``. If that returns ``None``, because of a
+    conflict, repeat all three steps."""
 
     def load() -> Program[tuple[Document | None]]:
         return ((yield from get(partition, collection, name)),)
@@ -191,32 +193,33 @@ def _change(
 def remove(
     partition: Partition, collection: str, name: str, expect: Expectation = Expect.PRESENT
 ) -> Program[bool]:
-    """Remove a document; ``False`` if there is none or it is not the expected one."""
+    """Remove a document. Return False if there is none, or if it has another version than expected."""
     outcome = yield from ask(Commit(partition, (Delete(DOCUMENT, (collection, name), expect),)))
     return isinstance(outcome, Committed)
 
 
-def newest(
+def list_newest(
     partition: Partition, collection: str, limit: int, before: int | None = None
 ) -> Program[tuple[Document, ...]]:
     """Return the documents of a collection, at most ``limit``, latest change first.
 
-    ``before`` continues at that time, inclusive, as several may have been changed in one microsecond: the
-    caller skips those that it has seen, and asks for more than it saw of that moment. Documents of one moment
-    are in no particular order. One that cannot be read has an empty body and a ``fault``.
+    ``before`` is the inclusive time at which a listing continues. As several documents may have been changed
+    in one microsecond, the caller skips those that it has seen, and asks for more than it saw of that time.
+    Documents of the same time are in no particular order. One that cannot be read has an empty body and a
+    ``fault``.
     """
     after = None if before is None else before + 1
     item = Range(DOCUMENT, (collection,), "updated_at", reverse=True, after=after, limit=limit)
     try:
         (found,) = yield from ask(Fetch(partition, (item,)))
     except Corrupt:
-        # One record that cannot be decrypted fails the whole answer: read each by itself.
+        # One record that cannot be decrypted fails the whole request: read each by itself.
         (stubs,) = yield from ask(Fetch(partition, (item._replace(bodies=False),)))
-        return (yield from _each(partition, stubs))
+        return (yield from _read_each(partition, stubs))
     return tuple(map(_readable, found))
 
 
-def several(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
+def get_many(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
     """Return those of the named documents that exist. One that cannot be read has an empty body and a
     ``fault``."""
     gets = tuple(Get(DOCUMENT, (collection, name)) for name in names)
@@ -226,12 +229,12 @@ def several(partition: Partition, collection: str, names: Sequence[str]) -> Prog
         found = yield from ask(Fetch(partition, gets))
     except Corrupt:
         stubs = tuple(Range(DOCUMENT, get.key, limit=1, bodies=False) for get in gets)
-        there = yield from ask(Fetch(partition, stubs))
-        return (yield from _each(partition, [stub for answer in there for stub in answer]))
+        present = yield from ask(Fetch(partition, stubs))
+        return (yield from _read_each(partition, [stub for answer in present for stub in answer]))
     return tuple(_readable(record) for answer in found for record in answer)
 
 
-def _each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[Document, ...]]:
+def _read_each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[Document, ...]]:
     out: list[Document] = []
     for stub in stubs:
         try:

@@ -112,7 +112,7 @@ def take_share(
         known: The state as it was stored the last time, ``None`` to read it.
 
     Raises:
-        Contention: others change it all the time.
+        Contention: others keep changing it.
     """
     tries = 0
 
@@ -143,7 +143,7 @@ def _store(
     body = {"limit": at.limit, "key": dict(at.key), "amounts": limit.amounts, "state": state.to_body()}
     if before is not None:
         return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
-    write, stored = documents.draft(*_STATE, body, now, fresh)
+    write, stored = documents.plan_create(*_STATE, body, now, fresh)
     # Keys that were made at once are not looked at all at once.
     lane = _lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
     outcome = yield from ask(Commit(at.partition, (write, lane)))
@@ -239,7 +239,7 @@ def _amounts(tenant: str) -> Partition:
 def read_amounts(tenant: str) -> Program[dict[str, Mapping[str, Any]]]:
     """Return the amounts that were set for a tenant's limits, by their names. They count instead of those of
     the configuration."""
-    found = yield from documents.newest(_amounts(tenant), _AMOUNTS, _PAGE)
+    found = yield from documents.list_newest(_amounts(tenant), _AMOUNTS, _PAGE)
     return {each.name: each.body for each in found if each.fault is None}
 
 

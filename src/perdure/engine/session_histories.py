@@ -47,7 +47,7 @@ TAIL = 128 * 1024
 """Bytes of JSON up to which messages are in the head of a session."""
 
 KEYS = 64
-"""Turns of which a session keeps the keys, latest last."""
+"""Number of turns whose keys a session keeps, latest last."""
 
 HEAD: Key = ("",)
 """Key of a session's head."""
@@ -130,7 +130,7 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
 
     Raises:
         Corrupt: a segment is missing, or is not what was stored.
-        Contention: the session is reset or renewed all the time.
+        Contention: the session keeps being reset or renewed.
     """
     for _ in range(ATTEMPTS):
         found = yield from _read_head(partition)
@@ -148,7 +148,7 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
             raise Corrupt(
                 f"session {partition.thread!r}: a part of its history is missing; restore it from a backup"
             )
-    raise Contention(f"session {partition.thread!r} is written to all the time; read it later")
+    raise Contention(f"session {partition.thread!r} keeps being written to; read it later")
 
 
 def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Program[Session | None]:

@@ -1,7 +1,8 @@
 """Decides which checkpoints of a source are new to the target, and the order in which they are stored.
 
-What is not at the target is new, or was pruned there. Checkpoints have the time in their ids, so an import
-notes the largest id of the thread at the source, with a digest of all ids up to it: those were brought.
+A checkpoint that is not at the target is new, or was imported earlier and pruned there. As the ids of
+checkpoints begin with the time, an import records the largest id of the thread at the source, and a digest of
+all ids up to it, which have been imported.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ _SIZE = 16
 
 
 def extent(outline: Iterable[CheckpointEntry]) -> bytes:
-    """Return what the next import has to know of a thread as it is at the source now."""
+    """Return the digest of the ids of a thread at the source, followed by the largest id: the extent of an
+    import, which the next import needs."""
     entries = list(outline)
     last = max((entry.id for entry in entries), default="")
     return _digest(entries) + last.encode("utf-8", "surrogatepass")
@@ -26,14 +28,14 @@ def extent(outline: Iterable[CheckpointEntry]) -> bytes:
 def find_pruned(
     outline: Sequence[CheckpointEntry], known: Collection[CheckpointKey], before: bytes
 ) -> set[CheckpointKey]:
-    """Return the checkpoints that were brought earlier and are not at the target any more.
+    """Return the checkpoints that were imported earlier and are no longer at the target.
 
     Args:
         outline: The thread at the source.
         known: The checkpoints at the target.
-        before: The ``extent`` of the last import, empty if there was none. If the source has removed some of
-            those since, or got one by a clock that is late, only ancestors of what is known are taken for
-            pruned.
+        before: The ``extent`` of the last import, empty if there was none. If it does not match, because the
+            source has removed a checkpoint since or added one under a clock that was slow, only ancestors of
+            ``known`` are considered pruned.
     """
     digest, last = before[:_SIZE], _last_of(before)
     earlier = [entry for entry in outline if entry.id <= last]
@@ -55,13 +57,13 @@ def find_pruned(
 def find_unfinished(
     outline: Iterable[CheckpointEntry], known: Collection[CheckpointKey], before: bytes
 ) -> set[CheckpointKey]:
-    """Return the checkpoints that an import has stored at the target beside those that were brought earlier,
-    and that it did not finish. They may have been pruned or linked otherwise since.
+    """Return the checkpoints that an unfinished import has stored at the target. The source may have pruned
+    them, or changed their parents, since.
 
     Args:
         outline: The thread at the source.
         known: The checkpoints at the target.
-        before: The ``extent`` of the last import that ended, empty if there was none.
+        before: The ``extent`` of the last finished import, empty if there was none.
     """
     if not before:
         return set()
@@ -74,17 +76,19 @@ def _last_of(extent: bytes) -> str:
 
 
 def find_missing(
-    outline: Iterable[CheckpointEntry], known: Collection[CheckpointKey], gone: Collection[CheckpointKey] = ()
+    outline: Iterable[CheckpointEntry],
+    known: Collection[CheckpointKey],
+    pruned: Collection[CheckpointKey] = (),
 ) -> list[CheckpointEntry]:
     """Return the checkpoints that the target lacks, parents before children, otherwise by id.
 
     Args:
         outline: The thread at the source.
         known: The checkpoints at the target.
-        gone: Those that were pruned there, which are left out.
+        pruned: The checkpoints that were pruned at the target, which are left out.
     """
     entries = {(e.namespace, e.id): e for e in outline}
-    return _in_order([e for key, e in entries.items() if key not in known and key not in gone])
+    return _in_order([e for key, e in entries.items() if key not in known and key not in pruned])
 
 
 def _digest(entries: Iterable[CheckpointEntry]) -> bytes:
@@ -97,13 +101,13 @@ def _digest(entries: Iterable[CheckpointEntry]) -> bytes:
 
 
 def _in_order(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
-    """Sort by id, as far as parents come first: the clocks of two processes may have differed."""
-    there = {(e.namespace, e.id) for e in entries}
+    """Sort by id, but parents before their children: the clocks of two processes may have differed."""
+    keys = {(e.namespace, e.id) for e in entries}
     children: dict[CheckpointKey, list[CheckpointEntry]] = {}
     ready: list[tuple[str, str, CheckpointEntry]] = []
     for entry in entries:
         parent = (entry.namespace, entry.parent_id or "")
-        if entry.parent_id is not None and parent in there and entry.parent_id != entry.id:
+        if entry.parent_id is not None and parent in keys and entry.parent_id != entry.id:
             children.setdefault(parent, []).append(entry)
         else:
             ready.append((entry.id, entry.namespace, entry))
@@ -114,5 +118,5 @@ def _in_order(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
         out.append(entry)
         for child in children.pop((entry.namespace, entry.id), ()):
             heapq.heappush(ready, (child.id, child.namespace, child))
-    # What is left names itself among its ancestors: its links cannot be kept, and the importer refuses it.
+    # Entries that are left are among their own ancestors: the importer refuses a thread with such a cycle.
     return out

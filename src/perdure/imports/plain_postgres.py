@@ -118,7 +118,7 @@ def _refuse_other_types(
 
 
 def _refuse_ids(rows: PostgresRows, table: str, columns: Mapping[str, str]) -> None:
-    """Refuse ids that are not text or UUIDs, and those of which the database calls different ones equal."""
+    """Refuse ids that are not text or UUIDs, and collations under which different ids are equal."""
     for column in ("thread_id", "checkpoint_id"):
         loose = rows(
             "SELECT 1 FROM pg_attribute JOIN pg_collation c ON c.oid = attcollation "

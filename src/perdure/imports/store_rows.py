@@ -1,4 +1,4 @@
-"""Reads the rows of the stock stores' table, which SQLite and PostgreSQL have in common."""
+"""Reads the rows of the stock stores' table, which is the same on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _MINUTE = 60_000_000
 
 
 def read_item(prefix: Any, key: Any, *row: Any) -> SourceItem | DamagedItem:
-    """Return the item of a row as ``item_of`` does, or why it cannot be read."""
+    """Return the item of a row like ``item_of``, or a ``DamagedItem`` with the reason if it cannot be
+    read."""
     try:
         prefix.encode()
         key.encode()
@@ -38,7 +39,7 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
         expiry: ``expires_at``, a time or ``None``, and ``ttl_minutes``, a number or ``None``.
 
     Raises:
-        Corrupt: the value is not a JSON object. Rows of another content raise one of ``DAMAGED``.
+        Corrupt: the value is not a JSON object. Other damage of a row raises one of ``DAMAGED``.
     """
     expires_at, minutes = expiry
     decoded = json.loads(value) if isinstance(value, str | bytes) else value

@@ -17,20 +17,20 @@ from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 DETAIL_MAX = 1000
-"""Maximum length of an id or a name that an action is given, in characters."""
+"""Maximum length of an id or a name among the arguments of an action, in characters."""
 _REPLY_END = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """One action to carry out: the thread with its row, the runtime, and what the request gave."""
+class ActionRequest:
+    """A request for an action: its arguments, the row of its thread, and the runtime."""
 
     access: Access
     runtime: TenantRuntime
     row: ThreadRow
-    given: Given
+    arguments: Arguments
 
     @property
     def thread_id(self) -> str:
@@ -38,30 +38,35 @@ class Deed:
 
 
 EXPORT_MAX = 64 * 1024 * 1024
-"""Maximum size of the values in an export, in bytes: it is made in memory."""
+"""Maximum size of the values in an export, in bytes: the export is built in memory."""
 
 
-async def _tag(deed: Deed) -> dict[str, Any]:
-    checkpoint, namespace = _text(deed.given, "checkpoint", ""), _text(deed.given, "namespace", "")
-    name = _text(deed.given, "name")
-    found = await deed.runtime.threads.set_tag(deed.thread_id, name, checkpoint or None, namespace)
+async def _tag(request: ActionRequest) -> dict[str, Any]:
+    checkpoint, namespace = (
+        _text(request.arguments, "checkpoint", ""),
+        _text(request.arguments, "namespace", ""),
+    )
+    name = _text(request.arguments, "name")
+    found = await request.runtime.threads.set_tag(request.thread_id, name, checkpoint or None, namespace)
     return {"checkpoint_id": found}
 
 
-async def _untag(deed: Deed) -> dict[str, Any]:
-    await deed.runtime.threads.remove_tag(deed.thread_id, _text(deed.given, "name"))
+async def _untag(request: ActionRequest) -> dict[str, Any]:
+    await request.runtime.threads.remove_tag(request.thread_id, _text(request.arguments, "name"))
     return {}
 
 
-async def _edit(deed: Deed) -> dict[str, Any]:
+async def _edit(request: ActionRequest) -> dict[str, Any]:
     """Write values at a checkpoint as if a node had returned them; at a past one this makes a fork."""
-    values, node = deed.given.get("values"), _text(deed.given, "as_node", "") or None
+    values, node = request.arguments.get("values"), _text(request.arguments, "as_node", "") or None
     if not isinstance(values, dict) or not values:
         raise BadSetting('values has to be a JSON object with channels, such as {"messages": […]}')
-    if deed.row.status == "busy" or await deed.runtime.list_postponed(deed.thread_id, limit=1):
-        raise RunInProgress(f"thread {deed.thread_id!r} has work under way or scheduled; wait, or cancel it")
-    config = await _config(deed)
-    async with deed.access.graph(_graph(deed), deed.thread_id) as graph:
+    if request.row.status == "busy" or await request.runtime.list_postponed(request.thread_id, limit=1):
+        raise RunInProgress(
+            f"thread {request.thread_id!r} has work under way or scheduled; wait, or cancel it"
+        )
+    config = await _config(request)
+    async with request.access.graph(_graph(request), request.thread_id) as graph:
         if node is not None and node not in graph.nodes:
             raise BadSetting(f"the graph has no node {node!r}; it has {sorted(graph.nodes)}")
         try:
@@ -70,86 +75,86 @@ async def _edit(deed: Deed) -> dict[str, Any]:
             raise
         except Exception as error:
             raise BadSetting(f"the values do not fit the graph: {unfitness(error)}") from error
-        now = await aread_state(graph, {"configurable": {"thread_id": deed.thread_id}})
-    run_id = None if deed.row.run is None else deed.row.run.id
-    await deed.runtime.threads.note_edit(deed.thread_id, run_id, goes_on=bool(now.next))
+        now = await aread_state(graph, {"configurable": {"thread_id": request.thread_id}})
+    run_id = None if request.row.run is None else request.row.run.id
+    await request.runtime.threads.note_edit(request.thread_id, run_id, goes_on=bool(now.next))
     return {"checkpoint_id": after.get("configurable", {}).get("checkpoint_id")}
 
 
-async def _run(deed: Deed) -> dict[str, Any]:
-    """Run the graph on from a checkpoint; from a past one this makes a fork."""
-    config = await _config(deed)
+async def _run(request: ActionRequest) -> dict[str, Any]:
+    """Continue the graph from a checkpoint; from a past one this makes a fork."""
+    config = await _config(request)
     checkpoint: str | None = config["configurable"].get("checkpoint_id")
-    return {"run_id": await deed.access.start(deed.thread_id, RunStart(_graph(deed), checkpoint))}
+    return {"run_id": await request.access.start(request.thread_id, RunStart(_graph(request), checkpoint))}
 
 
-async def _answer(deed: Deed) -> dict[str, Any]:
-    if "value" not in deed.given:
-        raise BadSetting("the value of the answer is missing")
-    answer = InterruptAnswer(deed.given["value"], _text(deed.given, "interrupt_id", "") or None)
-    return {"run_id": await deed.access.start(deed.thread_id, RunStart(_graph(deed), answer=answer))}
+async def _answer(request: ActionRequest) -> dict[str, Any]:
+    if "value" not in request.arguments:
+        raise BadSetting("the answer has no value; pass one, which may be null")
+    answer = InterruptAnswer(request.arguments["value"], _text(request.arguments, "interrupt_id", "") or None)
+    return {"run_id": await request.access.start(request.thread_id, RunStart(_graph(request), answer=answer))}
 
 
-async def _cancel(deed: Deed) -> dict[str, Any]:
-    rollback = deed.given.get("rollback", False)
+async def _cancel(request: ActionRequest) -> dict[str, Any]:
+    rollback = request.arguments.get("rollback", False)
     if not isinstance(rollback, bool):
         raise BadSetting("rollback has to be true or false")
-    run_id = _text(deed.given, "run_id")
-    if not await deed.runtime.cancel(deed.thread_id, run_id, rollback=rollback):
-        raise NotFound(f"thread {deed.thread_id!r} has no run {run_id!r} that waits or is open")
+    run_id = _text(request.arguments, "run_id")
+    if not await request.runtime.cancel(request.thread_id, run_id, rollback=rollback):
+        raise NotFound(f"thread {request.thread_id!r} has no waiting or open run {run_id!r}")
     return {}
 
 
-async def _retry(deed: Deed) -> dict[str, Any]:
-    number = deed.given.get("reply")
+async def _retry(request: ActionRequest) -> dict[str, Any]:
+    number = request.arguments.get("reply")
     if not isinstance(number, int) or isinstance(number, bool):
-        raise BadSetting("reply has to be the number of a reply")
-    again = await deed.runtime.retry_reply(deed.thread_id, number)
+        raise BadSetting("reply has to be a reply's number")
+    again = await request.runtime.retry_reply(request.thread_id, number)
     return {"number": again.seq}
 
 
-async def _rerun(deed: Deed) -> dict[str, Any]:
+async def _rerun(request: ActionRequest) -> dict[str, Any]:
     """Run a failed run again from its last stored step."""
-    ticket = await deed.runtime.retry(deed.thread_id, _text(deed.given, "run_id"))
+    ticket = await request.runtime.retry(request.thread_id, _text(request.arguments, "run_id"))
     return {"run_id": ticket.id, "was_repeated": ticket.is_duplicate}
 
 
-async def _discard(deed: Deed) -> dict[str, Any]:
+async def _discard(request: ActionRequest) -> dict[str, Any]:
     """Remove the records of a failed run; what it stored in the thread stays."""
-    run_id = _text(deed.given, "run_id")
-    standing = await deed.runtime.find(deed.thread_id, run_id)
+    run_id = _text(request.arguments, "run_id")
+    standing = await request.runtime.find(request.thread_id, run_id)
     if standing is None or standing.run is None or standing.run.state != "failed":
-        raise NotFound(f"thread {deed.thread_id!r} has no failed run {run_id!r}")
-    await deed.runtime.remove_run(deed.thread_id, standing.run)
+        raise NotFound(f"thread {request.thread_id!r} has no failed run {run_id!r}")
+    await request.runtime.remove_run(request.thread_id, standing.run)
     return {}
 
 
-async def _delete(deed: Deed) -> dict[str, Any]:
-    if deed.given.get("confirm") != deed.thread_id:
+async def _delete(request: ActionRequest) -> dict[str, Any]:
+    if request.arguments.get("confirm") != request.thread_id:
         raise BadSetting("confirm has to be the thread's id: a deleted thread cannot be brought back")
-    await deed.runtime.threads.remove(deed.thread_id)
+    await request.runtime.threads.remove(request.thread_id)
     return {}
 
 
-async def _export(deed: Deed) -> dict[str, Any]:
-    handle = deed.access.handle
-    at = Partition(deed.access.tenant, deed.thread_id)
+async def _export(request: ActionRequest) -> dict[str, Any]:
+    handle = request.access.handle
+    at = Partition(request.access.tenant, request.thread_id)
     try:
         found: dict[str, Any] = plain(await handle.arun(plain_reading.export(at, handle.digest, EXPORT_MAX)))
     except TooLarge as error:
-        # Of the download, not of a value that is to be stored.
+        # The export is too large, not a value to store: the request is at fault.
         raise BadSetting(str(error)) from None
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action with its permission, the names that its audit entry keeps, and the right to the thread that
-    it needs on a server besides that of its permission."""
+    """An action with its permission, the names of the arguments that its audit entry records, and the
+    right to the thread that it needs on a server besides that of its permission."""
 
     permission: str
-    do: Callable[[Deed], Awaitable[dict[str, Any]]]
-    kept: tuple[str, ...] = ()
+    do: Callable[[ActionRequest], Awaitable[dict[str, Any]]]
+    audited: tuple[str, ...] = ()
     right: str = ""
 
 
@@ -169,13 +174,13 @@ ACTIONS: Mapping[str, Action] = {
 """Actions by name."""
 
 
-async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
+async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]:
     """Carry out an action and return its result.
 
     Args:
-        access: The rights of the one who acts.
+        access: The rights of the user who requests it.
         name: The action's name.
-        given: ``id`` of the thread, and the action's own values.
+        arguments: The thread's ``id``, and the action's own arguments.
 
     Raises:
         NotFound: There is no such action, thread, run or checkpoint.
@@ -186,37 +191,37 @@ async def act(access: Access, name: str, given: Given) -> dict[str, Any]:
     if name not in ACTIONS:
         raise NotFound(f"the inspector has no action {name!r}")
     action = ACTIONS[name]
-    row = await access.act(action.permission, _text(given, "id"), action.right)
+    row = await access.act(action.permission, _text(arguments, "id"), action.right)
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
-    details = _details(action, given)
+    details = _audited_arguments(action, arguments)
     async with audit_log.record_action(access, name, row.thread_id, details) as more:
-        result = await action.do(Deed(access, runtime, row, given))
+        result = await action.do(ActionRequest(access, runtime, row, arguments))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
     return result
 
 
 async def require_any(access: Access, permission: str) -> None:
-    """Raise ``NotAllowed`` unless a permission may be granted for some thread; each action on one is checked
-    again."""
+    """Raise ``NotAllowed`` unless a permission may be granted for at least one thread. It is checked again
+    for the thread of each action."""
     if access.runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
     if permission not in await access.permissions():
         raise NotAllowed(not_granted(permission))
 
 
-def _details(action: Action, given: Given) -> dict[str, Any]:
-    """Return the values that the audit entry of an action keeps. ``BadSetting`` if one cannot be what it is
-    named after, before anything is recorded."""
+def _audited_arguments(action: Action, arguments: Arguments) -> dict[str, Any]:
+    """Return the arguments that the audit entry of an action records. Raise ``BadSetting`` for a value of the
+    wrong type or length, before anything is recorded."""
     found: dict[str, Any] = {}
-    for name in action.kept:
-        value = given.get(name)
+    for name in action.audited:
+        value = arguments.get(name)
         if name == "rollback":
             is_valid, expected = isinstance(value, bool), "true or false"
         elif name == "reply":
             is_valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _REPLY_END
-            expected = "the number of a reply"
+            expected = "a reply's number"
         else:
             is_valid = isinstance(value, str) and len(value) <= DETAIL_MAX
             expected = f"text of at most {DETAIL_MAX} characters"
@@ -227,35 +232,38 @@ def _details(action: Action, given: Given) -> dict[str, Any]:
     return found
 
 
-def _text(given: Given, name: str, default: str | None = None) -> str:
-    value = given.get(name, default)
+def _text(arguments: Arguments, name: str, default: str | None = None) -> str:
+    value = arguments.get(name, default)
     if not isinstance(value, str) or (default is None and not value):
         raise BadSetting(f"{name} has to be text")
     return value
 
 
-def _graph(deed: Deed) -> str | None:
+def _graph(request: ActionRequest) -> str | None:
     return (
-        _text(deed.given, "graph", "")
-        or deed.row.graph_id
-        or (None if deed.row.run is None else deed.row.run.graph)
+        _text(request.arguments, "graph", "")
+        or request.row.graph_id
+        or (None if request.row.run is None else request.row.run.graph)
     )
 
 
-async def _config(deed: Deed) -> Any:
-    """Return the config of the checkpoint that a request names, of the latest if it names none."""
-    checkpoint, namespace = _text(deed.given, "checkpoint", ""), _text(deed.given, "namespace", "")
-    configurable: dict[str, Any] = {"thread_id": deed.thread_id, "checkpoint_ns": namespace}
+async def _config(request: ActionRequest) -> Any:
+    """Return the config of the checkpoint that a request names, by default of the latest."""
+    checkpoint, namespace = (
+        _text(request.arguments, "checkpoint", ""),
+        _text(request.arguments, "namespace", ""),
+    )
+    configurable: dict[str, Any] = {"thread_id": request.thread_id, "checkpoint_ns": namespace}
     if checkpoint:
-        if not await deed.runtime.threads.has_checkpoint(deed.thread_id, namespace, checkpoint):
-            raise NotFound(f"thread {deed.thread_id!r} has no checkpoint {checkpoint!r}")
-        # Naming the latest checkpoint would be taken for a fork.
-        if await _head(deed, namespace) != checkpoint:
+        if not await request.runtime.threads.has_checkpoint(request.thread_id, namespace, checkpoint):
+            raise NotFound(f"thread {request.thread_id!r} has no checkpoint {checkpoint!r}")
+        # LangGraph forks at a checkpoint that a config names, even if it is the latest.
+        if await _head(request, namespace) != checkpoint:
             configurable["checkpoint_id"] = checkpoint
     return {"configurable": configurable}
 
 
-async def _head(deed: Deed, namespace: str) -> str | None:
-    about = await timeline.thread(deed.access, {"id": deed.thread_id})
+async def _head(request: ActionRequest, namespace: str) -> str | None:
+    about = await timeline.thread(request.access, {"id": request.thread_id})
     found: str | None = about["heads"].get(namespace)
     return found

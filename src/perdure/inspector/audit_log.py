@@ -28,7 +28,7 @@ _PAGE = 100
 MOST = 10_000
 """Number of a tenant's entries that are kept at least; the oldest beyond it are removed now and then."""
 _TRIM_ONE_IN = 100
-"""Number of actions, on average, of which one removes the oldest entries."""
+"""On average, one in this number of actions removes the oldest entries."""
 _TRIMMED = 25
 _log = logging.getLogger("perdure.audit")
 

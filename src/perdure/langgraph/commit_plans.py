@@ -191,7 +191,7 @@ class CheckpointPlan:
         carried = yield from self._cross_schema(base, place)
 
         def write(encoding: Encoding) -> CheckpointRecord:
-            with translate.noted(encoder.partition, checkpoint["id"]):
+            with translate.error_context(encoder.partition, checkpoint["id"]):
                 try:
                     record = translate.to_record(
                         encoder.serde,
@@ -381,7 +381,7 @@ class WritesPlan:
         serde = self.encoder.serde
         root = view.root_head if self.beside is None else self.beside.parent_id
         basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
-        with translate.noted(self.encoder.partition, self.checkpoint_id):
+        with translate.error_context(self.encoder.partition, self.checkpoint_id):
             translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
             try:
                 return self._draft(basis)

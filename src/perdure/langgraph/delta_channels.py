@@ -1,5 +1,6 @@
-"""History of DeltaChannels, whose values are replayed from older checkpoints: read for the graph, and carried
-over into the first checkpoint of a newer schema version, so that no replay crosses a changed name or form."""
+"""History of DeltaChannels, whose values are replayed from older checkpoints. It is read for the graph, and
+copied into the first checkpoint of a newer schema version, so that no replay crosses a change of the
+schema."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 from perdure.engine.threads import history
 from perdure.engine.threads.chunk_reads import resolve
 from perdure.langgraph.migration.schema_values import Converted, Payload
-from perdure.langgraph.translate import noted
+from perdure.langgraph.translate import error_context
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -22,15 +23,15 @@ from perdure.schema.steps import ChannelConverted
 
 
 class Replay(NamedTuple):
-    """The history of a DeltaChannel as it is stored, its payloads by reference, and ``steps``: the
-    conversions that are due to what a schema version stored."""
+    """The stored history of a DeltaChannel, its payloads by reference, and ``steps``, which returns the
+    conversions that apply to values stored by a schema version."""
 
     carried: Carried
     payloads: Mapping[bytes, Payload]
     steps: Callable[[int], list[ChannelConverted]]
 
     def seed(self, converted: Converted) -> Any:
-        """Return the value that the replay starts from."""
+        """Return the value from which the replay starts."""
         return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
 
     def read_update(self, converted: Converted, write: CarriedWrite) -> Any:
@@ -47,12 +48,12 @@ def read_replays(
     *,
     generation: int | None = None,
 ) -> Program[dict[str, Replay]]:
-    """Return the histories of DeltaChannels at a checkpoint, by their present names.
+    """Return the histories of DeltaChannels at a checkpoint, by their current names.
 
     Args:
         partition: The thread.
-        record: The checkpoint as it is stored.
-        channels: The channels' present names.
+        record: The stored checkpoint.
+        channels: The channels' current names.
         schema: The schema of the application.
         digest: Names the chunks.
         generation: As for ``delta_history``.
@@ -87,7 +88,7 @@ def to_history(
         converted: Converts the values.
     """
     out: dict[str, DeltaChannelHistory] = {}
-    with noted(partition, record.id):
+    with error_context(partition, record.id):
         for channel, replay in replays.items():
             writes = [(w.task_id, channel, replay.read_update(converted, w)) for w in replay.carried.writes]
             entry: DeltaChannelHistory = {"writes": writes}
@@ -100,7 +101,7 @@ def to_history(
 def carry_over(
     replays: Mapping[str, Replay], converted: Converted, encode: Callable[[Any], bytes]
 ) -> dict[str, Carried]:
-    """Return the histories as a checkpoint of the present version carries them.
+    """Return the histories in the form in which a checkpoint of the current version stores them.
 
     Args:
         replays: The histories, by channel.

@@ -22,7 +22,7 @@ NOTHING = "__no_writes__"
 """LangGraph's channel for the mark that a task has ended without any writes."""
 
 STATEMENTS_MAX, BYTES_MAX = 500, 1 << 20
-"""The most statements that a task may give, and the most bytes of their texts and values."""
+"""Maximum number of statements that a task may give, and of bytes of their texts and values."""
 
 _numbers = itertools.count()
 

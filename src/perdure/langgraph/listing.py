@@ -131,7 +131,7 @@ class CheckpointListing:
                 found = None if found is None else found | {self.asking}
             if not (yield from is_disturbed(partition, generation)):
                 return found
-        raise Contention(f"thread {partition.thread!r} is pruned all the time; read it later")
+        raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
     def _is_below(self, record: CheckpointRecord) -> bool:
         return self._below is None or record.seq < self._below

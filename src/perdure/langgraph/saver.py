@@ -147,7 +147,7 @@ class PerdureSaver(SaverPrograms):
                 number of threads.
             filter: Metadata that have to be equal.
             before: Start after this checkpoint; without a namespace, or if it was pruned, ids are compared.
-            limit: The most checkpoints to yield.
+            limit: Maximum number of checkpoints to yield.
 
         Raises:
             NotAllowed: ``config`` is ``None`` and the saver may not list all threads.

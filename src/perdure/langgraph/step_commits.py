@@ -56,7 +56,7 @@ class _Part(NamedTuple):
             raise RuntimeError("a write asks for nothing after its commit")
 
     def rest(self) -> Program[None]:
-        """Return the program, of which the commit is still to be performed."""
+        """Return the program, whose commit has not been performed yet."""
         return resume(self.program, self.commit)
 
     def fail(self, error: Exception) -> None:

@@ -42,9 +42,13 @@ COUNTERS = "counters_since_delta_snapshot"
 
 
 class Address(NamedTuple):
-    """The target of a config. ``namespace`` is the name under which the namespace is stored, ``None`` if the
-    config names none, ``named`` the config's own name for it; ``thread`` is ``None`` if the thread's id
-    carries nothing."""
+    """The target of a config.
+
+    Attributes:
+        namespace: The name under which the namespace is stored; ``None`` if the config names no namespace.
+        thread: The thread's id, if it carries a loop.
+        named: The config's own name for the namespace.
+    """
 
     partition: Partition
     namespace: str | None
@@ -79,7 +83,7 @@ def require_text(*names: str) -> None:
 
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
-    """Return the config of a checkpoint that was put at ``at``, without a loop."""
+    """Return the config of a checkpoint that was stored at an address; its thread's id carries no loop."""
     return config_of(at.partition, at.named or ROOT, checkpoint_id)
 
 
@@ -92,7 +96,7 @@ def config_of(
         partition: The thread.
         namespace: The checkpoint's namespace.
         checkpoint_id: Its id.
-        thread: The thread's id with what it carries; by default the plain id.
+        thread: The thread's id that carries a loop; by default the plain id.
     """
     return {
         "configurable": {
@@ -103,16 +107,16 @@ def config_of(
     }
 
 
-def metadata(config: RunnableConfig, given: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
-    """Return the metadata to persist: the given metadata, the scalars of the config's metadata, and the
-    configurable values that are on an allowlist: a secret in a config is not stored.
+def metadata(config: RunnableConfig, own: CheckpointMetadata, keys: frozenset[str]) -> dict[str, Any]:
+    """Return the metadata to persist: the checkpoint's own, the scalars of the config's metadata, and the
+    configurable values whose keys are on an allowlist, so that a secret in a config is not stored.
 
     Args:
         config: The config of the put.
-        given: The checkpoint's metadata.
+        own: The checkpoint's own metadata.
         keys: The allowlist.
     """
-    out: dict[str, Any] = dict(given)
+    out: dict[str, Any] = dict(own)
     configurable: Mapping[str, Any] = config.get("configurable") or {}
     for key, value in (config.get("metadata") or {}).items():
         if _persists(key, value, out) and (key in keys or key not in configurable):
@@ -163,10 +167,10 @@ def to_record(
 ) -> CheckpointRecord:
     """Return the record of a checkpoint. Channels that ``base`` has at the same version keep its references.
 
-    A value without a version is kept, too: the stock savers that store whole checkpoints do so.
+    A value without a version is stored too, as the stock savers that store whole checkpoints do.
 
-    A DeltaChannel's value is passed only if it is a snapshot; until the channel's version changes it is
-    also the value of the checkpoints after that one.
+    A DeltaChannel's value is passed only if it is a snapshot. It is also the value of later checkpoints,
+    until the channel's version changes.
 
     Args:
         serde: Packs the metadata.
@@ -176,8 +180,8 @@ def to_record(
         full: The metadata to persist.
         new_versions: The channels with new versions.
         base: The checkpoint whose references may be reused.
-        are_unchanged: The values of channels without new versions are those of ``base``; otherwise only
-            channels without a value keep its references.
+        are_unchanged: True if channels without new versions have the values of ``base``; otherwise only
+            channels without a value keep the references of ``base``.
         schema: The schema version of the application.
     """
     values, versions = checkpoint["channel_values"], checkpoint["channel_versions"]
@@ -241,8 +245,8 @@ def to_record(
 
 @dataclass(slots=True)
 class Values:
-    """The values of a checkpoint as read: of its channels, and of its pending writes. ``blocks`` are those in
-    which they were found, ``None`` if that is not worth a note."""
+    """The values of a checkpoint as read: of its channels, and of its pending writes. ``blocks`` are the runs
+    of chunks that contain them, ``None`` if they need not be remembered."""
 
     channels: dict[str, Any]
     writes: list[tuple[str, str, Any]]
@@ -260,8 +264,8 @@ def read_values(
     view: View,
     reader: ChunkReader | None = None,
 ) -> Program[Values]:
-    """Read the values of a checkpoint that a loop starts from: from the cache if they are what is stored,
-    else from the database into the cache.
+    """Read the values of the checkpoint that a loop starts from: from the cache if it has the stored values,
+    otherwise from the database, and then cache them.
 
     Args:
         serde: Unpacks the values.
@@ -270,8 +274,8 @@ def read_values(
         partition: The thread.
         record: The checkpoint.
         writes: Its pending writes.
-        view: The thread as it was read.
-        reader: What was read of its chunks with the checkpoint.
+        view: The state of the thread that was read with the checkpoint.
+        reader: The reader with the chunks that were read with the checkpoint.
     """
     generation, root = view.generation, view.root_head
     channels: dict[str, Any] = {}
@@ -279,24 +283,24 @@ def read_values(
     for channel, ref in record.refs.items():
         slot = (record.namespace, channel)
         with cache.lock, collection_paused:
-            held = cache.held.get(slot)
-            if held is None or held.ref != ref:
+            known = cache.values.get(slot)
+            if known is None or known.ref != ref:
                 wanted[channel] = ref
             else:
-                channels[channel], cache.held[slot] = recall(serde, held, generation)
-    own = list(wanted)
+                channels[channel], cache.values[slot] = recall(serde, known, generation)
+    missing = list(wanted)
     pending = list(writes)
-    if not own and not pending:
+    if not missing and not pending:
         cache.see(record.namespace, HeadRefs(record.id, record.refs))
         return Values(channels, [])
     wanted.update(_write_refs(record, pending))
-    with noted(partition, record.id):
+    with error_context(partition, record.id):
         if reader is None:
-            # What only the pending writes need is new.
-            runs, packs = (record.blocks, PACKS) if own else ((), FEW)
+            # Chunks that only the pending writes need are recent, so few packs have to be read.
+            runs, packs = (record.blocks, PACKS) if missing else ((), FEW)
             reader = ChunkReader(partition, digest, runs, packs)
         trees, expansion = yield from resolve(partition, wanted, digest, reader)
-        new = {channel: trees[channel] for channel in own}
+        new = {channel: trees[channel] for channel in missing}
         try:
             with collection_paused:
                 are_roots = (record.namespace, record.id) == (ROOT, root) and not pending
@@ -321,7 +325,7 @@ def read_values(
             new.update((write.channel, trees[name]) for name, write in _name_writes(record, pending))
             raise value_errors.on_read(serde, error, new) from error
     cache.see(record.namespace, HeadRefs(record.id, record.refs))
-    blocks = reader.runs_for(expansion.used) if own else None
+    blocks = reader.runs_for(expansion.used) if missing else None
     return Values({c: channels[c] for c in record.refs}, out, blocks)
 
 
@@ -350,14 +354,14 @@ def read_page(
     out: list[Values] = []
     for record in records:
         named = list(_name_writes(record, writes[record.id]))
-        held = {channel: trees[f"{record.id}\0{channel}"] for channel in record.refs}
-        with noted(partition, record.id), collection_paused:
+        own = {channel: trees[f"{record.id}\0{channel}"] for channel in record.refs}
+        with error_context(partition, record.id), collection_paused:
             try:
-                values = {channel: decoder.value(tree) for channel, tree in held.items()}
+                values = {channel: decoder.value(tree) for channel, tree in own.items()}
                 pending = [(w.task_id, w.channel, serde.value(*join_tree(trees[name]))) for name, w in named]
             except Unreadable as error:
-                held.update((write.channel, trees[name]) for name, write in named)
-                raise value_errors.on_read(serde, error, held) from error
+                own.update((write.channel, trees[name]) for name, write in named)
+                raise value_errors.on_read(serde, error, own) from error
             out.append(Values(values, pending))
     return out
 
@@ -372,8 +376,8 @@ def _write_refs(record: CheckpointRecord, writes: Iterable[PendingWrite]) -> dic
     return {name: write.ref for name, write in _name_writes(record, writes)}
 
 
-class noted:  # noqa: N801 - read as a statement: with noted(…)
-    """Adds the thread and the checkpoint to errors about the checkpoint's content."""
+class error_context:  # noqa: N801 - read as a statement: with error_context(…)
+    """Context manager that adds the thread and the checkpoint to errors about the checkpoint's content."""
 
     __slots__ = ("_checkpoint_id", "_partition")
 
@@ -400,8 +404,8 @@ def to_tuple(
         partition: The thread.
         record: The checkpoint.
         values: Its values.
-        thread: The thread's id that carries a load. It is part of the checkpoint's config and of the
-            parent's: a copy of a checkpoint is put beside it, on its parent.
+        thread: The thread's id that carries a loop. It is part of the configs of the checkpoint and of its
+            parent, as a copy of a checkpoint is put on the parent.
     """
     checkpoint: dict[str, Any] = {
         "v": record.v,
@@ -413,7 +417,7 @@ def to_tuple(
         "updated_channels": None if record.updated is None else list(record.updated),
     }
     if record.extra:
-        with noted(partition, record.id):
+        with error_context(partition, record.id):
             checkpoint.update(serde.unpack(record.extra))
     parent = record.parent_id
     return CheckpointTuple(
@@ -428,6 +432,6 @@ def to_tuple(
 def read_metadata(serde: Serde, partition: Partition, record: CheckpointRecord) -> CheckpointMetadata:
     clear = {"source": record.source, "step": record.step, "run_id": record.run_id}
     out: dict[str, Any] = {name: value for name, value in clear.items() if value is not None}
-    with noted(partition, record.id):
+    with error_context(partition, record.id):
         out.update(serde.unpack(record.metadata))
     return out  # type: ignore[return-value]

@@ -17,9 +17,9 @@ from uuid import UUID, uuid5
 from perdure.errors import Corrupt
 
 TEXT_MAX = 2_000
-"""Most characters of a fact."""
+"""Maximum number of characters of a fact."""
 SUMMARY_MAX = 20_000
-"""Most characters of a thread's summary."""
+"""Maximum number of characters of a thread's summary."""
 
 _FORGOTTEN = "forgotten"
 _FACTS = UUID("6f0f2a52-5b0b-4d2a-9d5e-0d8c3d1c7a11")

@@ -88,7 +88,7 @@ class Memory:
         Raises:
             NotFound: There is no fact of one of these ids.
             Forgotten: The text, or the user, was forgotten after ``heard_at``.
-            Contention: Others change the same facts all the time.
+            Contention: Others keep changing the same facts.
             ValueError: The text is empty or too long, or a time has no time zone.
         """
         new = NewFact(
@@ -136,7 +136,7 @@ class Memory:
 
         Args:
             query: The query.
-            k: The most entries.
+            k: Maximum number of entries.
             offset: The number of entries to pass over.
             filter: LangGraph's filter on the items, e.g. ``{"thread": "t1"}`` or ``{"kind": "summary"}``.
         """

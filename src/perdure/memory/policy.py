@@ -37,7 +37,7 @@ class MemoryPolicy:
         nearest: The number of entries near to the first message that a new thread begins with; needs an index
             on the store.
         newest: The number of newest entries that it begins with.
-        tokens: The most tokens of the message with both.
+        tokens: Maximum number of tokens of the message with both.
         counter: Counts the tokens of a message.
         extract: Finds facts in each turn, after the reply; ``None`` to extract nothing.
         summarize: Makes the summary of each thread, after the reply; ``None`` for none. The running summary
@@ -77,7 +77,7 @@ class MemoryPolicy:
             raise ValueError(f"tokens is {self.tokens}; it has to be at least 1")
         for name in ("debounce", "max_wait"):
             if not math.isfinite(getattr(self, name)) or getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)} s; it has to be a number from 0 on")
+                raise ValueError(f"{name} is {getattr(self, name)} s; it has to be a number of at least 0")
         if not self.root or not all(self.root):
             raise ValueError("root is a namespace of at least one label, none of them empty")
 

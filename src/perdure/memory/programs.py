@@ -453,7 +453,7 @@ def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
         if offset < _PAGE or times == before:
             return list(out.values())
         before = times
-    raise Conflict("this memory is being changed all the time, so it could not be read as a whole; try again")
+    raise Conflict("this memory keeps being changed, so it could not be read as a whole; try again")
 
 
 def _read(item: Any) -> Remembered | None:

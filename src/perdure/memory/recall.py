@@ -39,7 +39,7 @@ def compose_recall(
     Args:
         nearest: Entries near to the user's message, best first.
         newest: The newest entries, newest first.
-        tokens: The most tokens of the message.
+        tokens: Maximum number of tokens of the message.
         counter: Counts the tokens of a message.
     """
     chosen: dict[str, Remembered] = {}

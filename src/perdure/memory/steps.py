@@ -97,4 +97,4 @@ def fence(
 
 def contention_error() -> Contention:
     """Return the error of a change that others have overtaken each time."""
-    return Contention("others change this memory all the time; nothing was changed, try again")
+    return Contention("others keep changing this memory; nothing was changed, try again")

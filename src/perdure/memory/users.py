@@ -1,4 +1,5 @@
-"""Namespaces of users in a store: one of each user's own, whatever the user's id looks like."""
+"""Namespaces of users in a store: a separate one for each user, whatever characters the user's id
+contains."""
 
 from __future__ import annotations
 
@@ -6,18 +7,18 @@ from collections.abc import Sequence
 from uuid import UUID
 
 ROOT = ("memories",)
-"""Namespace that contains those of all users, by default."""
+"""Default namespace that contains the namespaces of all users."""
 FACTS, SUMMARIES = "facts", "summaries"
 REMOVALS = "%forgotten"
-"""Label, which no user has, of the namespace with the times at which users were forgotten."""
+"""Label of the namespace with the times at which users were forgotten; no user's label is the same."""
 
 _USER_MAX = 200
 _TOOL_ROOTS: set[tuple[str, ...]] = set()
 
 
 def add_tool_root(root: Sequence[str]) -> None:
-    """Note a namespace in which tools of this process keep memories, so that a server refuses its users
-    those of others there."""
+    """Register a namespace in which tools of this process keep memories, so that a server does not let users
+    access other users' memories there."""
     _TOOL_ROOTS.add(tuple(root))
 
 
@@ -27,11 +28,11 @@ def tool_roots() -> frozenset[tuple[str, ...]]:
 
 
 def user_id(user: object) -> str:
-    """Return the id of a user as text: a number or a UUID, as applications have them, by its usual form.
+    """Return the id of a user as text; a number or a UUID, as applications use them, in its usual form.
 
     Raises:
-        TypeError: It is of another type.
-        ValueError: It is empty, longer than 200 characters, or has a character that stores refuse.
+        TypeError: The id is of another type.
+        ValueError: The id is empty, longer than 200 characters, or has a character that stores refuse.
     """
     if isinstance(user, UUID) or (isinstance(user, int) and not isinstance(user, bool)):
         user = str(user)
@@ -45,21 +46,21 @@ def user_id(user: object) -> str:
 
 
 def namespace_of(user: str | int | UUID, root: Sequence[str] = ROOT) -> tuple[str, ...]:
-    """Return the namespace of a user. Different users have different ones, none within another's.
+    """Return the namespace of a user. Different users have different namespaces, none inside another.
 
-    LangGraph refuses dots in namespaces, so they are escaped, and the sign that escapes them too.
+    LangGraph refuses dots in namespaces, so dots are escaped with ``%``, and ``%`` itself too.
 
     Args:
         user: The user's id, compared character by character.
-        root: The namespace that contains those of all users.
+        root: The namespace that contains the namespaces of all users.
 
     Raises:
-        TypeError: The id is not text, number or UUID.
-        ValueError: It is empty, longer than 200 characters, or has a character that stores refuse.
+        TypeError: The id is not text, a number or a UUID.
+        ValueError: The id is empty, longer than 200 characters, or has a character that stores refuse.
     """
     return (*root, user_id(user).replace("%", "%25").replace(".", "%2E"))
 
 
 def user_of_namespace(namespace: Sequence[str], root: Sequence[str] = ROOT) -> str:
-    """Return the user whose namespace this is, or within whose namespace it lies."""
+    """Return the user to whom a namespace, or the namespace that contains it, belongs."""
     return namespace[len(root)].replace("%2E", ".").replace("%25", "%")

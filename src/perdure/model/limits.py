@@ -50,7 +50,7 @@ class SharedLimit:
         of: What is limited: calls within nodes, of a ``"model"`` or a ``"tool"``, or a whole ``"run"``, which
             waits in its queue and holds nothing meanwhile.
         names: Patterns of the names of models or tools; every one by default.
-        graphs: Patterns of the names of graphs, of which the runs or their calls count; every one by default.
+        graphs: Patterns of the names of the graphs whose runs or calls count; by default all.
         by: What has an amount of its own, of ``"user"``, ``"model"``, ``"tool"``, ``"graph"`` and
             ``"assistant"``; by default all share one.
         concurrency: The number that may be under way at once.

@@ -74,8 +74,8 @@ class Price:
 
 
 class Prices(NamedTuple):
-    """Table of prices: by name of a model, or by a pattern such as ``gpt-4o*``, of which the longest that
-    fits counts."""
+    """Table of prices by the name of a model, or by a pattern such as ``gpt-4o*``; the longest matching
+    pattern applies."""
 
     models: Mapping[str, Price]
     currency: str = "USD"

@@ -56,7 +56,7 @@ class Range(NamedTuple):
 class Put(NamedTuple):
     """Write one record. ``version`` is the version that the record has afterwards.
 
-    ``keep`` names a field of which the value in ``fields`` is the current time. A record that is overwritten
+    ``keep`` names a field whose value in ``fields`` is the current time. A record that is overwritten
     keeps its own value of it, unless its kind ``expires`` and it has expired by then. Only a driver for which
     ``Capabilities.keeps_fields`` is true takes a put with ``keep``.
     """
@@ -117,12 +117,12 @@ _place = itemgetter(0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Answer to a commit of which every operation is durable."""
+    """Answer to a commit: every operation is durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Answer to a commit of which an expectation did not hold; nothing was written. ``kind`` and ``key`` name
+    """Answer to a commit: an expectation did not hold, and nothing was written. ``kind`` and ``key`` name
     the first that failed."""
 
     kind: Kind

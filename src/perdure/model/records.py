@@ -61,7 +61,7 @@ class Kind:
         versioned: records carry an integer that a commit may expect.
         by: fields that order the records of one key prefix besides the key itself.
         compact: records are small and are stored inside their key's index.
-        grows: integer field of which a rewrite keeps the larger value.
+        grows: integer field whose larger value is kept by a rewrite.
         index: field, text or an integer, by which records are found across partitions.
         expires: ``index`` is a time in microseconds after which the record is gone.
         compressed: bodies may be stored compressed, and are read as they are stored; a driver compresses them

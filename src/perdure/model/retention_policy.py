@@ -77,7 +77,7 @@ class Retention:
     def __post_init__(self) -> None:
         last: Any = self.keep_last
         if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
-            raise ValueError(f"keep_last is {last!r}; it has to be a whole number from 1 on")
+            raise ValueError(f"keep_last is {last!r}; it has to be a whole number of at least 1")
         tagged: Any = self.keep_tagged
         if not isinstance(tagged, bool):
             raise ValueError(f"keep_tagged is {self.keep_tagged!r}; it has to be true or false")
@@ -176,7 +176,7 @@ class RetentionRules:
         assistants: names of policies by assistant id or graph id.
         thread_ttl: threads expire by the time to live that clients of a server set for them, too.
         usual_ttl: time to live of threads that no client has given one, and the most removals of a sweep.
-        only_default: the default applies to every thread: neither a policy that its metadata name, nor a
+        only_default: the default applies to every thread: neither a policy that its metadata names, nor a
             time to live.
 
     Raises:
@@ -233,7 +233,7 @@ class RetentionRules:
         """Return the policy of a thread with this metadata.
 
         Raises:
-            LookupError: the metadata name a policy that does not exist.
+            LookupError: the metadata names a policy that does not exist.
         """
         if self.only_default:
             return self.default

@@ -1,7 +1,7 @@
-"""Short forms of values that nearly every checkpoint has, for its stored body.
+"""Short forms, in the stored body of a checkpoint, of values that nearly every checkpoint has.
 
-Names of channels and nodes, the time, a loop's nonce and plain metadata have one. Every value comes back
-exactly.
+Names of channels and nodes, the time, a loop's nonce and plain metadata have a short form, from which the
+exact value is restored.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from perdure.model.times import read_time, to_datetime
 
-# Frozen: numbers of these names are stored. Others may be added at the end.
+# Frozen: the positions of these names are stored. Further names may be added at the end.
 KNOWN = ("__start__", "__input__", "messages", "__pregel_tasks", "__interrupt__", "__error__", "__end__")
 _NUMBERS = {name: number for number, name in enumerate(KNOWN)}
 _BRANCH = "branch:to:"
 """Beginning of the name of the channel that triggers a node."""
 
 PLAIN_METADATA = b"\x81\xa7parents\x80"
-"""Metadata of a step outside of subgraphs, but for what is stored in the clear."""
+"""Metadata of a step outside of subgraphs, without the part that is stored in the clear."""
 
 _NONCE_SIZE = 8
 
@@ -25,8 +25,13 @@ Short = int | str
 
 
 def short_name(name: str, nodes: Mapping[str, int]) -> Short:
-    """Return a channel's name, or its number: that of a known one, or, below zero, that of the node that it
-    triggers. ``nodes`` are numbers by name."""
+    """Return the short form of a channel's name: the number of a known name, a negative number for the
+    channel that triggers a node in ``nodes``, otherwise the name itself.
+
+    Args:
+        name: The channel's name.
+        nodes: The numbers of nodes, by name.
+    """
     number = _NUMBERS.get(name)
     if number is not None:
         return number
@@ -45,8 +50,7 @@ def long_name(short: Short, nodes: Sequence[str]) -> str:
 
 
 def short_time(ts: str) -> Short:
-    """Return a time as microseconds since 1970, or as it is if ``long_time`` does not make the same text of
-    them."""
+    """Return a time in microseconds since 1970, or the text itself if ``long_time`` would not restore it."""
     try:
         at = read_time(ts)
         return at if long_time(at) == ts else ts
@@ -60,7 +64,7 @@ def long_time(short: Short) -> str:
 
 
 def short_nonce(nonce: str) -> bytes | str:
-    """Return the bytes of a nonce in hexadecimal digits, another one as it is."""
+    """Return the bytes of a nonce of hexadecimal digits, any other nonce unchanged."""
     if len(nonce) != 2 * _NONCE_SIZE:
         return nonce
     try:

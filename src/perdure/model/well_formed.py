@@ -15,7 +15,7 @@ from perdure.model.program import Effect
 from perdure.model.records import KINDS
 
 _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for column in kind.key))
-"""Kinds with text in their keys; those of chunks, of which a request may have thousands, are bytes."""
+"""Kinds with text in their keys. The keys of chunks are bytes; a request may contain thousands of these."""
 
 
 def require_text(names: Iterable[object]) -> None:

@@ -1,9 +1,9 @@
 """Stored form of the writes of tasks: the records that hold them.
 
-A write in a reserved slot, below zero, is overwritten on its own and has a record of its own. The others of a
-task, which are written once, share records by their numbers: as one call stores them, so one record does. The
-record of several is rewritten when another call fills further slots, or when some of them are removed. It may
-also have the time in which the task ran, which is that of its last call.
+A write in a reserved slot, below zero, is overwritten by itself and has a record of its own. The other writes
+of a task are written once and share records, each record for a range of slots: writes that one call stores
+usually form one record. A shared record is rewritten when another call fills more of its slots, or when some
+writes are removed. A record may also have the time that the task took until its last call.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ SHARED = 32
 """Number of successive slots of a task that share a record."""
 
 _SHARING = b"\x70"
-"""Beginning of the body of a record of several writes, with which no reference begins."""
+"""First byte of the body of a record of several writes; no reference begins with it."""
 _TIMED = b"\x71"
-"""Beginning of the body of a record with a time: two numbers follow, and then the body of one without."""
+"""First byte of the body of a record with a time: two numbers follow, and then the body without a time."""
 
 
 def record_key(write: PendingWrite) -> Key:
@@ -60,17 +60,20 @@ def read_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite
     return {record.key: _read(record) for record in records}
 
 
-def plan_puts(writes: Iterable[PendingWrite], held_by: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
-    """Return the operations that store writes in slots that are free, beside those that are stored.
+def plan_puts(writes: Iterable[PendingWrite], stored: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
+    """Return the operations that store writes in free slots, beside the writes that are stored already.
 
     Args:
         writes: The new writes.
-        held_by: The stored ones by the key of their record, of each record that may hold new ones.
+        stored: The stored writes of each record that may receive new ones, by the record's key.
     """
     out: list[Put] = []
-    for key, some in by_record(writes).items():
-        held = held_by.get(key)
-        out.append(_put(key, some, Expect.ABSENT, some[0].version) if held is None else _rewrite(held, some))
+    for key, new in by_record(writes).items():
+        existing = stored.get(key)
+        if existing is None:
+            out.append(_put(key, new, Expect.ABSENT, new[0].version))
+        else:
+            out.append(_rewrite(existing, new))
     return out
 
 
@@ -87,11 +90,13 @@ def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
 
 
 def find_asking_tasks(records: Iterable[Record]) -> set[str]:
-    """Return the tasks of a checkpoint that have an interrupt without an answer, given the records of its
-    writes, whose bodies are not needed.
+    """Return the tasks of a checkpoint that have an unanswered interrupt.
 
-    LangGraph's rule: a task with any output has ended, and the latest interrupt of another one is open
-    (``langgraph.pregel._task_status``).
+    The rule is LangGraph's (``langgraph.pregel._task_status``): a task with any output has ended; of any
+    other task the latest interrupt is open.
+
+    Args:
+        records: The records of the checkpoint's writes; their bodies are not needed.
     """
     asking: set[str] = set()
     ended: set[str] = set()
@@ -106,7 +111,7 @@ def find_asking_tasks(records: Iterable[Record]) -> set[str]:
 
 
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:
-    """Return the size of the bodies of the records of writes, if they hold no others."""
+    """Return the number of bytes of the bodies of records that hold these writes and no others."""
     return sum(len(_put(key, some, Expect.ANY, 0).body) for key, some in by_record(writes).items())
 
 
@@ -115,9 +120,9 @@ def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
     return list(chain.from_iterable(map(_read, records)))
 
 
-def _rewrite(held: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
-    version = held[0].record_version
-    return _put(record_key(held[0]), [*held, *more], version, version + 1)
+def _rewrite(existing: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
+    version = existing[0].record_version
+    return _put(record_key(existing[0]), [*existing, *more], version, version + 1)
 
 
 def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:

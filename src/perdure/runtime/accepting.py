@@ -253,7 +253,7 @@ class Acceptance:
         """Schedule the run of a message that was stored."""
         self._emit_accepted(accept, accepted)
         if accepted.is_duplicate and self._worker.is_resumed:
-            # The first request may have died in a process of which no other one looks after the thread.
+            # The process of the first request may have died, and no other one may watch the thread.
             await self._worker.watch(accept.partition)
         if accepted.lane is not None:
             self._schedule(accept.partition, accepted, terms, accept.now)
@@ -319,8 +319,8 @@ class Acceptance:
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
     ) -> Ticket:
-        """Store a message that takes its turn after ``delay`` seconds; ``ValueError`` if that is not a number
-        of seconds from 0 on."""
+        """Store a message that is queued after ``delay`` seconds; raise ``ValueError`` if that is not a
+        number of at least 0."""
         context = self._context
         wait = span_us("delay", delay)
         now = await context.clock.now()

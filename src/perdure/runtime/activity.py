@@ -1,9 +1,10 @@
-"""Counts of the runs that end and of the calls of models, by minute, hour and day, which every process that
-works stores every few seconds.
+"""Counts of ended runs and of calls of models by minute, hour and day, which every process that executes runs
+stores every few seconds.
 
-No index has the ends of runs, and counting them would read every thread. So each process adds up what it
-ended, and replaces a small document of its own for the minute, the hour and the day. A run costs no request
-of its own, and no process waits for another; what a process that is killed had not stored yet is not counted.
+No index contains the ends of runs, and counting them would read every thread. So each process counts the runs
+that it ended, and replaces a small document of its own for the minute, the hour and the day. A run costs no
+request of its own, and no process waits for another. Counts that a killed process had not stored yet are
+lost.
 """
 
 from __future__ import annotations
@@ -28,44 +29,44 @@ MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
 MINUTES, HOURS, DAYS = "minute", "hour", "day"
 """Collections of the documents, named by the beginning of their time, the process and a number."""
 LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US, DAYS: DAY_US}
-KEPT: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US, DAYS: 32 * DAY_US}
-"""Time for which the documents of a collection are kept. Those of days name no user: a month is longer than
-what a user asked to be forgotten may be remembered."""
+KEEP_US: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US, DAYS: 32 * DAY_US}
+"""Time for which the documents of a collection are kept. Those of days name no user: a month is longer than a
+deleted user may be remembered."""
 BOUNDS_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
     *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
 )
-"""Upper bounds of the classes of latencies, in seconds; one more class is above all of them."""
+"""Upper bounds of the latency buckets, in seconds; one more bucket is above all of them."""
 OTHER = ""
-"""Name of the graphs, users and errors for which a document has no room."""
+"""Name under which all graphs, users or errors are counted that exceed the limits of a document."""
 
 _FLUSH_S = 10.0
-_SELDOM_S = 60.0
+_IDLE_FLUSH_S = 60.0
 _CLOSE_S = 3.0
 _NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20, "models": 30}
 _NAME_MAX = 100
 _REMOVED_MAX = 90
 _TENANTS_MAX = 10
-"""Tenants whose counts are stored at a time, so that many tenants do not make many commits at once."""
-_TIDIED_MAX = 10_000
+"""Maximum number of tenants whose counts are stored at a time, which limits the commits."""
+_CLEANED_MAX = 10_000
 _STORED_MAX = 50
 _PLACE = "activity"
 
 
 def partition_of(tenant: str) -> Partition:
-    """Return where the counts of a tenant are."""
+    """Return the partition with the counts of a tenant."""
     return Partition(tenant, _PLACE, SERVER)
 
 
-def latency_class(micros: int) -> int:
-    """Return the class of a latency."""
+def latency_bucket(micros: int) -> int:
+    """Return the number of a latency's bucket."""
     seconds = micros / 1_000_000
     return next((place for place, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))
 
 
 class _Counts:
-    """Counts of one minute, hour or day of a tenant. Their number is their own: a minute comes twice if the
-    database's clock is set back, and the second time must not replace the first."""
+    """Counts of one minute, hour or day of a tenant. Their ``number`` is unique in this process: if the
+    database's clock is set back, a minute occurs twice, and its second counts must not replace the first."""
 
     def __init__(self, start: int, number: int) -> None:
         self.start = start
@@ -76,9 +77,9 @@ class _Counts:
     def add(self, graph: str, state: str, user: str | None, kind: str | None, latencies: _Latencies) -> None:
         by_graph = self._by_graph(graph)
         _count(by_graph["states"], state)
-        _count(by_graph["end"], str(latency_class(latencies[0])))
+        _count(by_graph["end"], str(latency_bucket(latencies[0])))
         if latencies[1] is not None:
-            _count(by_graph["first"], str(latency_class(latencies[1])))
+            _count(by_graph["first"], str(latency_bucket(latencies[1])))
         if user is not None:
             by_user = self._by_user(user)
             by_user["runs"] += 1
@@ -103,7 +104,8 @@ class _Counts:
         return self._entry("users", user, {"runs": 0, "failed": 0})
 
     def _entry(self, what: str, name: str, empty: dict[str, Any]) -> dict[str, Any]:
-        """Return the entry of a name; of names without bound the first ones have entries of their own."""
+        """Return the entry of a name. If there are too many names, only the first get entries of their
+        own."""
         entries: dict[str, Any] = self.body[what]
         name = replace_surrogates(name[:_NAME_MAX])
         if name not in entries and len(entries) >= _NAMES_MAX[what]:
@@ -112,8 +114,8 @@ class _Counts:
 
 
 _Latencies = tuple[int, int | None]
-"""Microseconds from the acceptance of a run's first message to the run's end, and to the first token of a
-model in it."""
+"""Microseconds from the acceptance of a run's first message to the run's end, and to the first token that a
+model generates in it."""
 
 
 def _count(counts: dict[str, int], name: str) -> None:
@@ -132,14 +134,14 @@ def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
 
 
 class ActivityCounts:
-    """Counts of the runs that end in this process. For use from one event loop.
+    """Counts of the runs that end in this process. It is for use from one event loop.
 
     Args:
         database: the database.
-        clock: its time.
+        clock: the database's clock.
         owner: the name of this process.
-        observers: receive ``activity.not_stored`` if counts could not be stored; they are tried again with
-            the next ones.
+        observers: receive ``activity.not_stored`` if counts could not be stored; these are stored with the
+            next ones.
     """
 
     def __init__(
@@ -150,15 +152,15 @@ class ActivityCounts:
         self._owner = owner
         self._observers = observers
         self._counts: dict[tuple[str, str], list[_Counts]] = {}
-        self._made = 0
+        self._created = 0
         self._first: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
         self._flushed_at = 0.0
-        self._tidied: BoundedCache[str, int] = BoundedCache(_TIDIED_MAX)
+        self._cleaned: BoundedCache[str, int] = BoundedCache(_CLEANED_MAX)
 
-    def answers(self, run_id: str) -> None:
-        """Note that a model in a run gives its first token; later ones do not count."""
+    def note_token(self, run_id: str) -> None:
+        """Note that a model in a run generates a token; only the first one of the run counts."""
         self._first.setdefault(run_id, self._clock.estimate())
 
     def count_run(self, held: HeldRun, ending: Ending, now: int) -> None:
@@ -195,14 +197,14 @@ class ActivityCounts:
             yield counts, None if collection == DAYS else user
 
     def forget(self, run_id: str) -> None:
-        """Forget a run that another process goes on with."""
+        """Forget a run that another process continues."""
         self._first.pop(run_id, None)
 
     def _at(self, tenant: str, collection: str, start: int) -> _Counts:
         every = self._counts.setdefault((tenant, collection), [])
         if not every or every[-1].start != start:
-            self._made += 1
-            every.append(_Counts(start, self._made))
+            self._created += 1
+            every.append(_Counts(start, self._created))
         return every[-1]
 
     def _set_timer(self) -> None:
@@ -218,17 +220,17 @@ class ActivityCounts:
             self._set_timer()
 
     async def flush(self, most: int | None = None) -> bool:
-        """Store the counts that are not stored yet. A failure is reported, and the counts stay for the next
+        """Store the counts that are not stored yet. A failure is reported, and the counts are stored next
         time.
 
         Args:
-            most: store those of so many tenants only, which have waited longest.
+            most: maximum number of tenants whose counts are stored, those that have waited longest.
 
         Returns:
-            True if other tenants wait.
+            True if counts of other tenants are left.
         """
         self._flushed_at = asyncio.get_running_loop().time()
-        self._drop_over()
+        self._drop_ended()
         waiting = [
             tenant for tenant, every in self._by_tenant().items() if not all(c.is_stored for c in every)
         ]
@@ -237,7 +239,7 @@ class ActivityCounts:
                 await self._database.arun(self._store(tenant))
             except PerdureError as error:
                 self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
-            for collection in LENGTHS:  # behind the others for the next time
+            for collection in LENGTHS:  # Next time this tenant is the last one.
                 if (every := self._counts.pop((tenant, collection), None)) is not None:
                     self._counts[tenant, collection] = every
         return most is not None and len(waiting) > most
@@ -248,7 +250,7 @@ class ActivityCounts:
             found.setdefault(tenant, []).extend(every)
         return found
 
-    def _drop_over(self) -> None:
+    def _drop_ended(self) -> None:
         """Forget the counts that are stored and whose time is over."""
         now = self._clock.estimate()
         for (tenant, collection), every in list(self._counts.items()):
@@ -257,13 +259,14 @@ class ActivityCounts:
             if not every:
                 del self._counts[tenant, collection]
 
-    async def flush_seldom(self) -> None:
-        """Store the counts if that was last done a minute ago: for processes that work in calls only."""
-        if self._counts and asyncio.get_running_loop().time() - self._flushed_at > _SELDOM_S:
+    async def flush_if_due(self) -> None:
+        """Store the counts unless that was done within the last minute, in a process that works only during
+        calls."""
+        if self._counts and asyncio.get_running_loop().time() - self._flushed_at > _IDLE_FLUSH_S:
             await self.flush()
 
     async def close(self) -> None:
-        """Store what is left, and wait for it some seconds at most."""
+        """Store the remaining counts, within a few seconds at most."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -284,7 +287,7 @@ class ActivityCounts:
             if not counts.is_stored
         ][:_STORED_MAX]
         if changed:
-            # Nobody else writes these documents, so nothing is read first. A run may end meanwhile.
+            # No other process writes these documents, so they are not read first. A run may end meanwhile.
             puts = tuple(self._put(collection, counts) for collection, counts in changed)
             for _, counts in changed:
                 counts.is_stored = True
@@ -294,9 +297,9 @@ class ActivityCounts:
                 for _, counts in changed:
                     counts.is_stored = False
                 raise
-        if self._tidied.get(tenant) != now // HOUR_US:
-            self._tidied[tenant] = now // HOUR_US
-            yield from _tidy(partition, now)
+        if self._cleaned.get(tenant) != now // HOUR_US:
+            self._cleaned[tenant] = now // HOUR_US
+            yield from _remove_old(partition, now)
 
     def _put(self, collection: str, counts: _Counts) -> Put:
         key = (collection, f"{counts.start}:{self._owner}:{counts.number}")
@@ -304,9 +307,9 @@ class ActivityCounts:
         return Put(DOCUMENT, key, {"updated_at": counts.start}, body, version=self._database.draw_version())
 
 
-def _tidy(partition: Partition, now: int) -> Program[None]:
-    """Remove the oldest documents that are out of date, some at a time."""
-    for collection, kept in KEPT.items():
+def _remove_old(partition: Partition, now: int) -> Program[None]:
+    """Remove the oldest documents that are no longer kept, a limited number at a time."""
+    for collection, kept in KEEP_US.items():
         oldest = Range(DOCUMENT, (collection,), by="updated_at", limit=_REMOVED_MAX, bodies=False)
         (found,) = yield from ask(Fetch(partition, (oldest,)))
         old = [Delete(DOCUMENT, each.key) for each in found if each.fields["updated_at"] < now - kept]

@@ -1,4 +1,4 @@
-"""Control of threads and runs: stop, withdraw and remove, with notice to the worker that is concerned."""
+"""Control of threads and runs: stop, withdraw and remove them, and notify the worker that executes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perdure.runtime.worker.worker import Worker
 
 
 class Control:
-    """Ends and removes what a runtime's threads hold."""
+    """Ends and removes the messages, runs and threads of a runtime."""
 
     def __init__(self, context: RuntimeContext, worker: Worker) -> None:
         self._context = context
@@ -23,8 +23,7 @@ class Control:
         self._database = context.database
 
     async def stop(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
-        """End an open run and keep what it stored, or remove that with ``rollback``. Return True if the run
-        was open."""
+        """End an open run; with ``rollback`` also remove what it stored. Return True if the run was open."""
         how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         stopping = await self._database.arun(runs.stop(partition, run_id, how, now))
@@ -35,13 +34,13 @@ class Control:
         return stopping
 
     def message_waits(self, partition: Partition) -> None:
-        """Notify the holder of a thread's open run of a message that it may take."""
+        """Notify the worker of a thread's open run of a message that the run may take up."""
         if not self._worker.runner.leases.message_waits(partition):
             self._context.notifications.notify_due(partition)
 
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool, most: int = 1) -> bool:
-        """Withdraw a message that still waits, with those that wait to be one run of ``most`` messages with
-        it. Return True if it did."""
+        """Withdraw a waiting message, with those that wait to be one run of ``most`` messages with it. Return
+        True if it was waiting."""
         how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now, most))
@@ -58,10 +57,10 @@ class Control:
         return withdrawn
 
     async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
-        """End a run that waits or is open. Return True if there was one."""
+        """End a waiting or open run. Return True if there was one."""
         withdraw = partial(self.withdraw, most=self._context.settings.max_batch)
         for end in (withdraw, self.stop, withdraw):
-            # Meanwhile an open run may be put off until its next attempt, and a waiting one may begin.
+            # Meanwhile an open run may be postponed until its next attempt, and a waiting one may begin.
             if await end(partition, run_id, rollback=rollback):
                 return True
         return False
@@ -80,13 +79,13 @@ class Control:
         await self._database.arun(thread_removal.delete_thread(partition))
         self.request_stop(partition, DELETED, run_id)
         if leases.run_of(partition) not in (None, run_id):
-            # Claimed meanwhile: before the removal, or on a new thread of this name.
+            # A run was claimed meanwhile, before the removal or on a new thread with the same id.
             leases.renew_now(lambda other: other == partition)
         self._note_removed(partition)
 
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
-        """Remove a thread without current work, and return True if it was removed. Any change of the thread
-        meanwhile keeps it, and with ``only_unused`` any message that was ever accepted for it."""
+        """Remove a thread without current work, and return True if it was removed. It is kept if it changes
+        meanwhile, and with ``only_unused`` if a message was ever accepted for it."""
         removed = await self._database.arun(thread_removal.remove_resting(partition, only_unused=only_unused))
         if removed:
             self._note_removed(partition)
@@ -96,7 +95,7 @@ class Control:
         """Remove the records of a run that has ended; with ``rollback`` also what it stored in the thread."""
         if rollback:
             await self._database.roll_back(partition, run.id)
-            # A question that it had gone past is the latest state again, with what its deadline has left.
+            # A question that the run had replaced is open again, with the rest of its time.
             now = await self._context.clock.now()
             await self._database.arun(waits.look_again(partition, now, self._database.draw_version()))
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))

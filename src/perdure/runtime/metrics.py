@@ -394,7 +394,8 @@ class Metrics:
         return channel
 
     def _reported_name(self, name: str) -> str:
-        """Return the name of a graph, channel, queue or error as a label, of which the number is limited."""
+        """Return the label for the name of a graph, channel, queue or error; the number of labels is
+        limited."""
         if name not in self._reported_names:
             if len(self._reported_names) >= _NAMES_MAX:
                 return _OTHER

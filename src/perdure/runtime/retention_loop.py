@@ -17,7 +17,7 @@ from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.runtime.observers import Observers
 
-_LOOK_S = 60.0
+_POLL_S = 60.0
 """Longest time between two looks at the state of the database's sweep."""
 
 
@@ -69,9 +69,9 @@ class RetentionLoop:
         """Sweep if it is time, and return the seconds until the next look."""
         left = await self.seconds_left()
         if left > 0:
-            return min(left, _LOOK_S)
+            return min(left, _POLL_S)
         await self.sweep()
-        return min(self._every, _LOOK_S)
+        return min(self._every, _POLL_S)
 
     async def seconds_left(self) -> float:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
@@ -112,7 +112,7 @@ class RetentionLoop:
 
     async def _sweep_for_ever(self) -> None:
         # A process that lives for one request only, as in a serverless container, has no time for a sweep.
-        pause = min(self._every, _LOOK_S)
+        pause = min(self._every, _POLL_S)
         while True:
             await asyncio.sleep(pause)
             try:
@@ -120,4 +120,4 @@ class RetentionLoop:
             except Exception as error:
                 # The next sweep may succeed; a loop that ended here would stop without a notice.
                 self._observers.event("sweep.failed", error=type(error).__name__)
-                pause = _LOOK_S
+                pause = _POLL_S

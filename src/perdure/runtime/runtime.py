@@ -222,7 +222,7 @@ def process_name(pid: int, token: str) -> str:
 
 
 def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
-    """Return the settings with the limits of agents, each of which is of one graph.
+    """Return the settings with the limits of agents, each of which applies to one graph.
 
     Raises:
         ValueError: There is a budget, and no model has a price.
@@ -265,7 +265,7 @@ def _check_roots(named: Mapping[str, Agent]) -> None:
         if inner[: len(outer)] == outer:
             raise ValueError(
                 f"MemoryPolicy(root={inner!r}) lies within root={outer!r} of another agent, where it would "
-                "be the memory of one user; choose roots of which none begins with another"
+                "be the memory of one user; choose roots so that none begins with another"
             )
 
 

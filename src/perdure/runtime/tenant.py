@@ -456,7 +456,7 @@ class TenantRuntime:
         return await self._control.stop(self._partition(thread_id), run_id, rollback=rollback)
 
     async def cancel(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
-        """End a run that waits or is open. Return True if there was one."""
+        """End a waiting or open run. Return True if there was one."""
         if rollback:
             # A run that is rolled back does not show any more that the thread was in use.
             await self.threads.touch(thread_id)

@@ -1,7 +1,8 @@
 """OpenTelemetry spans of a runtime.
 
-A run is a trace of its own: the request that accepted its messages has ended long ago when it continues after
-a crash, and one run may answer several messages. Work of its graph, such as model calls, becomes part of it.
+Each run is a separate trace: when a run continues after a crash, the request that accepted its messages has
+long ended, and one run may answer several messages. Work of the graph, such as model calls, is part of the
+trace.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ except ImportError as error:
     raise MissingExtra('tracing needs an extra: pip install "perdure[tracing]"') from error
 
 _KINDS = {"run": SpanKind.CONSUMER, "send": SpanKind.PRODUCER}
-_ERRORS = {"run.lost": "another worker has taken over", "run.failed": "given up"}
+_ERRORS = {"run.lost": "another worker has taken over", "run.failed": "the run has failed"}
 _OF_THE_SPAN = frozenset({"tenant", "thread", "run", "graph", "attempts"})
 
 
 class Tracing:
     """Observer that creates the spans ``perdure.run`` and ``perdure.send`` with ``tracer_provider``, by
-    default the process's own. A span is the current one while the graph or the channel's sender runs."""
+    default that of the process. A span is the current span while the graph or the channel's sender runs."""
 
     def __init__(self, tracer_provider: TracerProvider | None = None) -> None:
         self._tracer = get_tracer("perdure", tracer_provider=tracer_provider)
@@ -51,7 +52,7 @@ class Tracing:
             span.set_status(StatusCode.ERROR, _ERRORS[name])
 
     def _add_call(self, fields: dict[str, Any]) -> None:
-        """Add a span of a call that has ended, below the span of its run."""
+        """Add a span for a call that has ended, as a child of its run's span."""
         now = time.time_ns()
         span = self._tracer.start_span(
             "perdure.model",
@@ -71,7 +72,7 @@ class Tracing:
             context=Context(),
             kind=_KINDS.get(name, SpanKind.INTERNAL),
             attributes={f"perdure.{key}": value for key, value in fields.items()},
-            # An error's message may quote a user.
+            # An error's message may quote a user's text.
             record_exception=False,
             set_status_on_exception=False,
         ) as span:

@@ -34,7 +34,7 @@ class Schema:
 
     Raises:
         ValueError: A step is of a later version, out of order, or contradicts an earlier one.
-        TypeError: A step is none.
+        TypeError: An element of ``steps`` is not a step.
     """
 
     version: int = UNVERSIONED
@@ -55,14 +55,17 @@ class Schema:
                     "convert and drop of perdure.schema"
                 )
             if step.version > self.version:
-                raise ValueError(f"{step} leads beyond the schema's version, which is {self.version}")
+                raise ValueError(
+                    f"{step} is of a later version than the schema, which is {self.version}; raise the "
+                    "schema's version"
+                )
             if before is not None and step.version < before.version:
-                raise ValueError(f"{step} stands after {before}; write the steps in the order of versions")
+                raise ValueError(f"{step} comes after {before}; write the steps in the order of versions")
             before = step
-        _Names().follow(self.steps)
+        _Names().apply(self.steps)
 
     def since(self, version: int) -> Changes:
-        """Return what happened after a version."""
+        """Return the changes after a version."""
         found = self._since.get(version)
         if found is None:
             found = self._since[version] = Changes([s for s in self.steps if s.version > version])
@@ -76,19 +79,19 @@ class Schema:
 
     @property
     def types(self) -> Mapping[str, str]:
-        """The present name of each renamed type, by every earlier name."""
+        """The current name of each renamed type, by every earlier name."""
         return renamed_types(self.steps)
 
 
 class _Names:
-    """The names that steps speak of, as they come and go: a step contradicts the earlier ones if it speaks of
-    a name that is gone, or gives a name that is taken."""
+    """The names that steps add, use and remove. A step contradicts earlier ones if it refers to a name that
+    was removed, or gives a name that is taken."""
 
     def __init__(self) -> None:
-        self._gone: dict[tuple[str, str], Step] = {}
-        self._there: dict[tuple[str, str], Step] = {}
+        self._removed: dict[tuple[str, str], Step] = {}
+        self._present: dict[tuple[str, str], Step] = {}
 
-    def follow(self, steps: Sequence[Step]) -> None:
+    def apply(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if isinstance(step, ChannelRenamed):
                 self._rename("channel", step.old, step.new, step)
@@ -97,29 +100,29 @@ class _Names:
             elif isinstance(step, TypeRenamed):
                 self._rename("type", step.old, step.new, step)
             elif isinstance(step, ChannelDropped):
-                self._leave("channel", step.channel, step)
+                self._remove("channel", step.channel, step)
             else:
                 self._use("channel", step.channel, step)
 
     def _rename(self, what: str, old: str, new: str, step: Step) -> None:
-        self._leave(what, old, step)
+        self._remove(what, old, step)
         # A type's old names stay its own, as stored values keep the name that they were stored with.
-        taken = self._gone.get((what, new)) if what == "type" else self._there.get((what, new))
+        taken = self._removed.get((what, new)) if what == "type" else self._present.get((what, new))
         if taken is not None:
-            raise ValueError(f"{step} gives the {what} a name that {taken} speaks of; choose another name")
-        self._gone.pop((what, new), None)
-        self._there[what, new] = step
+            raise ValueError(f"{step} gives the {what} a name that {taken} refers to; choose another name")
+        self._removed.pop((what, new), None)
+        self._present[what, new] = step
 
-    def _leave(self, what: str, name: str, step: Step) -> None:
+    def _remove(self, what: str, name: str, step: Step) -> None:
         self._use(what, name, step)
-        self._there.pop((what, name), None)
-        self._gone[what, name] = step
+        self._present.pop((what, name), None)
+        self._removed[what, name] = step
 
     def _use(self, what: str, name: str, step: Step) -> None:
-        gone = self._gone.get((what, name))
-        if gone is not None:
+        remover = self._removed.get((what, name))
+        if remover is not None:
             raise ValueError(
-                f"{step} speaks of the {what} {name!r}, which is gone since {gone}; use the name that it has "
-                "by then"
+                f"{step} refers to the {what} {name!r}, which {remover} renamed or removed; use the name "
+                "that it has after that step"
             )
-        self._there[what, name] = step
+        self._present[what, name] = step

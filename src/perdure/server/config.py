@@ -162,7 +162,7 @@ def load(
     Raises:
         BadSetting: a setting is missing or cannot work.
     """
-    settled = resolve_config(
+    configuration = resolve_config(
         file=file,
         graphs=graphs,
         flags={
@@ -175,48 +175,48 @@ def load(
         },
         environ=environ,
     )
-    claims = settled["auth.tenant_claims"]
+    claims = configuration["auth.tenant_claims"]
     if claims is None:
-        claims = ("sub",) if settled.select_given("auth.jwt.") else ()
-    common = load_common(settled, "perdure serve ./agent.py:graph")
+        claims = ("sub",) if configuration.select_given("auth.jwt.") else ()
+    common = load_common(configuration, "perdure serve ./agent.py:graph")
     return Config(
         **common,
-        auth=Auth(settled["auth.path"], _jwt(settled, claims), claims),
-        http=_http(settled, common["development"]),
-        limits=RequestLimits(**settled.table("limits.")),
-        runtime=settled.runtime(),
-        checkpointer=thread_ttl(settled),
-        files=settled.files,
+        auth=Auth(configuration["auth.path"], _jwt(configuration, claims), claims),
+        http=_http(configuration, common["development"]),
+        limits=RequestLimits(**configuration.table("limits.")),
+        runtime=configuration.runtime(),
+        checkpointer=thread_ttl(configuration),
+        files=configuration.files,
     )
 
 
-def _http(settled: ResolvedConfig, is_development: bool) -> Http:
-    table = settled.table("http.")
-    if "http.page" not in settled:
+def _http(configuration: ResolvedConfig, is_development: bool) -> Http:
+    table = configuration.table("http.")
+    if "http.page" not in configuration:
         table["page"] = is_development
-    if "http.inspector" not in settled:
+    if "http.inspector" not in configuration:
         table["inspector"] = is_development
-    prices = Prices(settled["prices.models"] or {}, settled["prices.currency"])
-    return Http(**table, prices=prices, cors=_cors(settled, is_development))
+    prices = Prices(configuration["prices.models"] or {}, configuration["prices.currency"])
+    return Http(**table, prices=prices, cors=_cors(configuration, is_development))
 
 
-def _cors(settled: ResolvedConfig, is_development: bool) -> Cors:
-    cors = settled.table("http.cors.")
+def _cors(configuration: ResolvedConfig, is_development: bool) -> Cors:
+    cors = configuration.table("http.cors.")
     if cors["allow_credentials"] and "*" in cors["allow_origins"]:
-        origins = settled.name("http.cors.allow_origins")
+        origins = configuration.name("http.cors.allow_origins")
         raise BadSetting(
-            f"{settled.name('http.cors.allow_credentials')} is true and {origins} has '*': any page could "
-            "act for a signed-in user; name the origins, or leave credentials out"
+            f"{configuration.name('http.cors.allow_credentials')} is true and {origins} has '*': any page "
+            "could act for a signed-in user; name the origins, or leave credentials out"
         )
-    if is_development and "http.cors.allow_origin_regex" not in settled:
+    if is_development and "http.cors.allow_origin_regex" not in configuration:
         cors["allow_origin_regex"] = LOOPBACK_ORIGIN
     cors["expose_headers"] = tuple(dict.fromkeys((*EXPOSED, *cors["expose_headers"])))
     return Cors(**cors)
 
 
-def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
+def _jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which decides what is safe."""
-    given = settled.select_given("auth.jwt.")
+    given = configuration.select_given("auth.jwt.")
     if not given:
         return None
     from perdure.server.auth.jwt import JwtSettings
@@ -230,12 +230,14 @@ def _jwt(settled: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | N
         "tenant_claims": claims,
     }
     if "public_key" in given:
-        jwt["public_key"] = _public_key(settled.entries["auth.jwt.public_key"], given["public_key"])
+        jwt["public_key"] = _public_key(configuration.entries["auth.jwt.public_key"], given["public_key"])
     try:
         JwtSettings(**jwt)
     except BadSetting as error:
         name = f"auth.jwt.{str(error).partition(' ')[0]}"
-        raise BadSetting(f"{settled.name(name if name in SETTINGS else 'auth.jwt')}: {error}") from error
+        raise BadSetting(
+            f"{configuration.name(name if name in SETTINGS else 'auth.jwt')}: {error}"
+        ) from error
     return jwt
 
 

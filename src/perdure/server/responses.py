@@ -235,7 +235,7 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
 
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return a state; with ``select`` only those parts, of which ``values.key`` names one of the values."""
+    """Return a state; with ``select`` only those parts, where ``values.key`` names one of the values."""
     here, parent = _ref(snapshot.config), _ref(snapshot.parent_config)
     is_empty = snapshot.created_at is None
     body: dict[str, Any] = {

@@ -47,8 +47,8 @@ def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
 async def snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return a thread's state, which is empty for a thread without a graph that is served. Of what the graph
-    refuses to read its metadata has a list, under ``REFUSED``.
+    """Return a thread's state, empty if no graph that is served belongs to the thread. Its metadata lists,
+    under ``REFUSED``, the values that the graph refuses to read.
 
     Args:
         caller: the authenticated user of the request.
@@ -66,8 +66,8 @@ async def snapshot(
 async def shown_snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return the same as ``snapshot``, of the latest state with the interrupts that may be answered: none
-    while the thread is busy, and also those that LangGraph leaves out.
+    """Return the same as ``snapshot``, but with only the interrupts that may be answered if it is the latest
+    state: none while the thread is busy, otherwise all of them, including those that LangGraph leaves out.
     """
     config = config or config_of(row.thread_id)
     configurable = config.get("configurable", {})
@@ -75,7 +75,7 @@ async def shown_snapshot(
     graph_id = graph_id_of(caller, row)
     if is_latest and row.status in ("interrupted", "error") and graph_id is not None:
         async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-            return await open_interrupts.aread_asking(graph, config, subgraphs=subgraphs)
+            return await open_interrupts.aread_with_questions(graph, config, subgraphs=subgraphs)
     state = await snapshot(caller, row, config, subgraphs=subgraphs)
     return _without_questions(state) if is_latest and row.status == "busy" else state
 

@@ -97,7 +97,8 @@ def lambda_handler(
         sweep: False to leave the sweeps of threads and items to another process.
 
     Raises:
-        Exception: What the start of the application raised, unless the database was away: that is a 503.
+        Exception: What the start of the application raised, unless the database was unavailable: that is a
+            503.
     """
     config = LambdaConfig(
         api_gateway_base_path=base_path, text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]

@@ -1,7 +1,7 @@
 """Wrapping keys in AWS KMS.
 
-The library finds the credentials of the process by itself. Only the keys that are named here are trusted: a
-key id that is stored in a database says which one was used, and grants nothing.
+boto3 finds the credentials of the process by itself. Only the keys that are named here are trusted: a key id
+that is stored in a database says which key was used, but is not trusted by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _CONNECT_S = 3
 _READ_S = 5
 _FORM = "aws-kms:alias/my-key?region=eu-central-1, with ,alias/my-old-key after a rotation"
 _CONTEXT = {"perdure": "data keys"}
-"""What a wrapped key is bound to, and is logged with by AWS."""
+"""Encryption context of a wrapped key: it is needed to unwrap the key, and AWS logs it."""
 
 _NOT_THIS_KEY = frozenset(("IncorrectKeyException", "InvalidCiphertextException"))
 _GONE = {
@@ -47,7 +47,7 @@ class AwsKms:
 
     def __init__(self, *keys: str, region: str | None = None, endpoint: str | None = None) -> None:
         if not keys or not all(keys):
-            raise BadSetting(f"which key of AWS KMS? Write {_FORM}")
+            raise BadSetting(f"no key of AWS KMS is named; write {_FORM}")
         try:
             import_module("boto3")
         except ImportError as error:
@@ -64,14 +64,14 @@ class AwsKms:
             BadSetting: It cannot be used.
         """
         names, _, query = text.removeprefix("aws-kms:").removeprefix("//").partition("?")
-        given = dict(parse_qsl(query, keep_blank_values=True))
-        if unknown := sorted(set(given) - {"region", "endpoint"}):
+        parameters = dict(parse_qsl(query, keep_blank_values=True))
+        if unknown := sorted(set(parameters) - {"region", "endpoint"}):
             raise BadSetting(f"{text}: unknown parameter {', '.join(unknown)}; write {_FORM}")
         if "@" in text:
             raise BadSetting(
                 f"aws-kms: takes no credentials; put them where the AWS tools look. Write {_FORM}"
             )
-        return cls(*names.split(","), region=given.get("region"), endpoint=given.get("endpoint"))
+        return cls(*names.split(","), region=parameters.get("region"), endpoint=parameters.get("endpoint"))
 
     def __repr__(self) -> str:
         return f"AwsKms({', '.join(map(repr, self._keys))})"
@@ -101,7 +101,10 @@ class AwsKms:
         states = (
             f"{key} {_GONE.get(code, 'did not wrap it, or it was changed')}" for key, code in answers.items()
         )
-        raise KeyMissing(f"of the keys of AWS KMS that are given, {', '.join(states)}")
+        raise KeyMissing(
+            f"none of the named keys of AWS KMS unwraps the database's key; name the one that wrapped it: "
+            f"{', '.join(states)}"
+        )
 
     def _call(self, operation: str, **parameters: Any) -> dict[str, Any] | str:
         """Return the answer, or the code with which the service refused this key.
@@ -120,7 +123,7 @@ class AwsKms:
             user_agent_extra="perdure",
         )
         try:
-            # A client for each call: they are rare, and no connection is shared with a fork.
+            # Each call has a client of its own: calls are rare, and a forked process shares no connection.
             session = Session(region_name=self._region)
             with closing(session.client("kms", endpoint_url=self._endpoint, config=config)) as client:
                 answer: dict[str, Any] = getattr(client, operation)(**parameters)

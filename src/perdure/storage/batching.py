@@ -85,7 +85,7 @@ class Batcher:
             that it raises becomes the error of all.
         name: Used in errors and names of threads.
         workers: The number of threads.
-        most: The most requests of a group.
+        most: Maximum number of requests of a group.
         distant: False for a local disk: one worker takes all pending requests and never waits for more.
         moment: The part of a long round trip for which writes that had to wait for it are held, so that
             later writes of theirs need no round trip of their own.

@@ -78,8 +78,8 @@ class SecretKey:
 
 @dataclass(frozen=True, slots=True)
 class DataKeys:
-    """The keys of a database: those of values, of which the first seals and all open, and that of the names
-    of chunks."""
+    """The keys of a database: the data keys, the first of which encrypts and all of which decrypt, and the
+    digest key for the names of chunks."""
 
     secrets: tuple[SecretKey, ...]
     digest_key: bytes = field(repr=False)
@@ -143,7 +143,7 @@ class Keyring:
         raise unknown
 
     async def alearn(self, unknown: UnknownDataKey) -> None:
-        """Do the same as ``learn``, without blocking the event loop."""
+        """Read the keys again like ``learn``, without blocking the event loop."""
         raise unknown
 
     def close(self) -> None:

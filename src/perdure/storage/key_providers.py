@@ -54,7 +54,7 @@ class KeyProvider(Protocol):
 
 
 EncryptionKey = bytes | Collection[bytes] | KeyProvider
-"""A wrapping key of 32 bytes, several of which the first wraps and all unwrap, or their provider."""
+"""A wrapping key of 32 bytes, or several, the first of which wraps and all of which unwrap, or a provider."""
 
 
 class LocalKeys:

@@ -2,9 +2,9 @@
 
 A notifier has one thread, which owns its connections and is started by the first notification or listener.
 Senders never wait for it. Words that are sent closely together share a statement, a word that is pending
-already is not repeated, and while the server is away words are dropped. A notifier with listeners sends a
-word to itself now and then: behind a pooler that shares its sessions it would never receive anything, and
-logs a warning about that. The others with listeners receive that word, too, and answer the first one with
+already is not repeated, and while the server is unavailable words are dropped. A notifier with listeners
+sends a word to itself now and then: behind a pooler that shares its sessions it would never receive anything,
+and logs a warning about that. The others with listeners receive that word, too, and answer the first one with
 their own, so each knows whether there are others. As long as there are none, words do not leave the process.
 """
 
@@ -29,7 +29,7 @@ _BETWEEN_S = 0.005
 """The least seconds between two statements that carry words."""
 _WORDS_MOST = 4096
 _TEXT_MOST = 7000
-"""The most bytes of one statement's words; PostgreSQL takes less than 8,000."""
+"""Maximum number of bytes of one statement's words; PostgreSQL takes less than 8,000."""
 _ECHO = "echo:"
 _ECHO_WITHIN_S = 5.0
 _ECHO_EVERY_S = 60.0
@@ -306,7 +306,7 @@ class ServerNotifier:
         self._failures += 1
         if self._failures == 2:
             _LOG.warning(
-                "%s: notifications are away (%s); until they are back, what is due is found by polling",
+                "%s: notifications are unavailable (%s); until they are back, due work is found by polling",
                 self._name,
                 type(error).__name__,
             )

@@ -1,7 +1,7 @@
-"""Limits for how long callers wait for a server that is away: together, not one after the other.
+"""Limits for how long callers wait for a server that is unavailable: together, not one after the other.
 
-A server is away if it refuses connections, and also if it takes them and says nothing, as one that is paused
-does. One patience holds for both.
+A server is unavailable if it refuses connections, and also if it takes them and says nothing, as one that is
+paused does. One patience holds for both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_SILENCE_S = 2.0
 
 
 class Outage:
-    """What the connections of a driver know together of a server that is away.
+    """What the connections of a driver know together of a server that is unavailable.
 
     It is waited for from the first failed attempt on, for ``patience_s`` seconds in all; once they are over,
     calls make one attempt. A failure counts for all calls of the next half second. Without an attempt for as
@@ -35,7 +35,8 @@ class Outage:
 
     @property
     def silence_s(self) -> float:
-        """The seconds after which a server that says nothing is away: the patience, and at least two."""
+        """The seconds after which a server that says nothing is unavailable: the patience, and at least
+        two."""
         return max(_LEAST_SILENCE_S, self.patience_s)
 
     def note(self, error: Exception, began: float) -> float:

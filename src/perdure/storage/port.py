@@ -37,7 +37,7 @@ class Notifier(Protocol):
 
     def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
         """Call ``heard``, in a thread of the driver, for every word that is sent on this database, here or
-        elsewhere, until the returned function is called. While the server is away words are lost."""
+        elsewhere, until the returned function is called. While the server is unavailable words are lost."""
         ...
 
 

@@ -1,10 +1,10 @@
 """The keys of a database: one record, in which the data keys are encrypted with a key that a provider wraps.
 
-A database has data keys, of which the newest encrypts, and one key for the names of chunks, which stays, so
-that no rotation renames what is stored. They are in one record, encrypted with a key that belongs to the
-record alone, which is beside them in the form that the provider wrapped. So a start costs one call of the
-provider, and a rotation replaces one record, by compare-and-set. A process that meets a data key which it
-does not know reads the record again; a process that writes does so once a minute.
+A database has data keys, of which the newest encrypts, and one digest key for the names of chunks, which
+never changes, so that no rotation renames stored chunks. One record contains them all, encrypted with a key
+of the record's own, which the record also contains as the provider wrapped it. So opening a database costs
+one call of the provider, and a rotation replaces one record, by compare-and-set. A process that encounters an
+unknown data key reads the record again; a process that writes does so once a minute.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ T = TypeVar("T")
 
 _log = logging.getLogger("perdure.storage.keys")
 
-_PLACE = Get(SEAL, ("key",))
+_RECORD = Get(SEAL, ("key",))
 _FORMAT = b"perdure.keys 1"
 _NONCE_SIZE = 12
 _ANSWER_S = 20.0
-_LOOK_S = 60.0
+_REFRESH_S = 60.0
 """Seconds after which a process that writes looks for a newer data key."""
-_AGAIN_S = 5.0
+_UNFOUND_S = 5.0
 """Seconds for which a data key that was not found is not looked for again."""
 _UNFOUND_MOST = 256
 _DATA_KEYS_MOST = 1000
@@ -61,7 +61,7 @@ class DataKey:
     """A key that encrypts values.
 
     Attributes:
-        id: Its id in what it encrypted, eight hex digits.
+        id: The id of eight hex digits that is stored with each encrypted value.
         created_at: When it was created.
     """
 
@@ -75,8 +75,8 @@ class EncryptionKeys:
 
     Attributes:
         wrapping_key: The provider's id of the key that wraps the others.
-        wrapped_at: When they were wrapped.
-        data_keys: The keys of values, newest first: the first encrypts, all decrypt.
+        wrapped_at: When the keys were wrapped.
+        data_keys: The keys that encrypt values, newest first: the first encrypts, all decrypt.
     """
 
     wrapping_key: str
@@ -84,8 +84,8 @@ class EncryptionKeys:
     data_keys: tuple[DataKey, ...]
 
 
-class _Opened(NamedTuple):
-    """The record of the keys as it was read, or as it is to be stored."""
+class _KeyRecord(NamedTuple):
+    """The record of the keys with its content decrypted, as read or to be stored."""
 
     version: int
     body: bytes
@@ -99,14 +99,14 @@ class _Opened(NamedTuple):
 
 
 class _Wrapping(NamedTuple):
-    """A provider, and the database that it is used for."""
+    """A provider of wrapping keys, and the database that it is used for."""
 
     provider: KeyProvider
     url: str
     has_threads: bool
 
-    def seal(self, keys: DataKeys, version: int) -> _Opened:
-        """Wrap the keys with a new record's key, and verify that the provider unwraps it again.
+    def seal(self, keys: DataKeys, version: int) -> _KeyRecord:
+        """Encrypt the keys with a new record key, wrap that, and verify that the provider can unwrap it.
 
         Raises:
             PerdureError: The provider failed.
@@ -124,14 +124,14 @@ class _Wrapping(NamedTuple):
             [now, keys.digest_key, [[key.id, key.created_at, key.key] for key in keys.secrets]]
         )
         sealed = nonce + AESGCM(record_key).encrypt(nonce, clear, _pack_context(key_id, wrapped))
-        return _Opened(version, _pack(key_id, wrapped, sealed), key_id, now, keys)
+        return _KeyRecord(version, _pack(key_id, wrapped, sealed), key_id, now, keys)
 
-    def open(self, record: Record) -> _Opened:
+    def open(self, record: Record) -> _KeyRecord:
         """Return the keys of a record.
 
         Raises:
-            KeyMissing: The provider does not have its wrapping key.
-            DecryptionError: It was changed.
+            KeyMissing: The provider does not have the record's wrapping key.
+            DecryptionError: The record was changed.
             PerdureError: The provider failed.
         """
         from cryptography.exceptions import InvalidTag
@@ -144,13 +144,13 @@ class _Wrapping(NamedTuple):
             clear = cipher.decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
             at, digest_key, entries = ormsgpack.unpackb(clear)
         except (InvalidTag, ValueError) as error:
-            # What is too short to be encrypted is a ValueError.
+            # A text that is too short for the cipher raises ValueError.
             raise DecryptionError(
                 f"{self.url}: {self._name} returned another key than the one that was wrapped with {key_id}, "
                 "or the record of the keys was changed since; it was not used"
             ) from error
         found = tuple(SecretKey(data_key, created_at, key) for data_key, created_at, key in entries)
-        return _Opened(record.version, record.body, key_id, at, DataKeys(found, digest_key))
+        return _KeyRecord(record.version, record.body, key_id, at, DataKeys(found, digest_key))
 
     def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         plain = self._ask(lambda: self.provider.unwrap(key_id, wrapped), key_id)
@@ -187,7 +187,7 @@ class _Wrapping(NamedTuple):
                 raise KeyMissing(f"{self.url}: {error}") from error
             raise KeyMissing(
                 f"{self.url} is encrypted, and needs the key {key_id}, which {self._name} does not have: "
-                f"{error}. Give it that key"
+                f"{error}. Make the key available to the provider"
             ) from error
         except DecryptionError as error:
             raise DecryptionError(
@@ -199,25 +199,25 @@ class _Wrapping(NamedTuple):
             ) from error
         except PerdureError as error:
             raise type(error)(f"{self.url}: {self._name}, {what}: {error}") from error
-        except Exception as error:  # of a provider, whatever it is
+        except Exception as error:  # any error of the provider
             raise Unavailable(f"{self.url}: {self._name} failed ({type(error).__name__}) {what}") from error
 
 
-def admit(driver: Driver, provider: KeyProvider | None, url: str) -> StoredKeys | None:
-    """Return the keys of a database, which an empty one is given when it is first opened with an encryption
-    key. A database that is open for reading only is not changed.
+def load_or_create_keys(driver: Driver, provider: KeyProvider | None, url: str) -> StoredKeys | None:
+    """Return the keys of a database. They are created when an empty database is first opened with an
+    encryption key, unless it is open for reading only.
 
     Args:
         driver: The driver of the database.
-        provider: What wraps and unwraps its keys; ``None`` for a database in the clear.
+        provider: The provider that wraps and unwraps the keys; ``None`` for an unencrypted database.
         url: The database's URL for errors.
 
     Raises:
         DecryptionError: The encryption key, or its absence, does not match the database.
-        KeyMissing: The wrapping key is not among those that are given.
+        KeyMissing: The provider does not have the wrapping key.
         Unavailable: The provider failed.
     """
-    (found,) = driver.perform(Fetch(RESERVED, (_PLACE,)))
+    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
     if provider is None:
         if found:
             raise KeyMissing(
@@ -230,52 +230,52 @@ def admit(driver: Driver, provider: KeyProvider | None, url: str) -> StoredKeys 
         return StoredKeys(driver, wrapping, wrapping.open(found[0]))
     if any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
-            f"{url} has threads or items that are stored in the clear; open it without a key, or start an "
+            f"{url} has threads or items that are stored in the clear; open it without a key, or create an "
             "encrypted database and move them there"
         )
     first = wrapping.seal(DataKeys.create(int(time.time())), 1)
     if not driver.capabilities.is_read_only and not _store(driver, first, Expect.ABSENT):
-        # Another process was first.
-        return admit(driver, provider, url)
+        # Another process has created the keys meanwhile.
+        return load_or_create_keys(driver, provider, url)
     return StoredKeys(driver, wrapping, first)
 
 
 def is_encrypted(driver: Driver) -> bool:
     """Return True if a database has keys."""
-    (found,) = driver.perform(Fetch(RESERVED, (_PLACE,)))
+    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
     return bool(found)
 
 
 class StoredKeys(Keyring):
-    """The keyring of an open database, with what is needed to read it again and to rotate it."""
+    """The keyring of an open database, which can read its record again and rotate its keys."""
 
-    def __init__(self, driver: Driver, wrapping: _Wrapping, opened: _Opened) -> None:
+    def __init__(self, driver: Driver, wrapping: _Wrapping, opened: _KeyRecord) -> None:
         super().__init__(opened.keys)
         self._driver = driver
         self._wrapping = wrapping
         self._opened = opened
         self._lock = threading.Lock()
         self._attempt: Future[Exception | None] | None = None
-        self._look_at = time.monotonic() + _LOOK_S
+        self._look_at = time.monotonic() + _REFRESH_S
         self._unfound: dict[bytes, float] = {}
         self._is_closed = False
 
     def view(self) -> EncryptionKeys:
-        """Read the keys again, and return them without what is secret, blocking."""
+        """Read the keys again, blocking, and return their public part."""
         found = self._wrapping.open(self._fetch())
         self._take(found)
         return found.view()
 
     def rotate(self, *, data_key: bool, dry_run: bool) -> EncryptionKeys:
-        """Wrap the keys anew with the provider's present wrapping key, blocking, and return them.
+        """Wrap the keys again with the provider's current wrapping key, blocking, and return them.
 
         Args:
-            data_key: Create a data key as well, which encrypts from now on.
-            dry_run: Only ask the provider.
+            data_key: Also create a data key, which encrypts from now on.
+            dry_run: Call the provider, but store nothing.
 
         Raises:
             Conflict: Another process rotated them meanwhile; nothing was changed.
-            KeyMissing: The provider does not have the key with which they are wrapped.
+            KeyMissing: The provider does not have the key that wraps them now.
             TooLarge: There are too many data keys.
             PerdureError: The provider failed, or the database; nothing was changed.
         """
@@ -284,45 +284,46 @@ class StoredKeys(Keyring):
         keys = before.keys.add_key(int(time.time())) if data_key else before.keys
         if len(keys.secrets) > _DATA_KEYS_MOST:
             raise TooLarge(
-                f"{self._wrapping.url} has {_DATA_KEYS_MOST} data keys, the most there may be; copy it to an "
-                "empty database, which has one"
+                f"{self._wrapping.url} has {_DATA_KEYS_MOST} data keys, the maximum; copy it to an empty "
+                "database, which begins with one"
             )
         after = self._wrapping.seal(keys, before.version + 1)
         if not dry_run:
             if not _store(self._driver, after, before.version):
                 raise Conflict(
                     f"another process rotated the keys of {self._wrapping.url} at the same time; nothing was "
-                    "changed. Look at them (perdure keys ls), and rotate again if it is needed"
+                    "changed. List the keys (perdure keys ls), and rotate again if necessary"
                 )
             self._take(after)
         return after.view()
 
     def look(self) -> None:
-        """Begin to read the keys again, in the background, if that was long ago. Never blocks."""
+        """Begin to read the keys again in the background if they have not been read for long. Never
+        blocks."""
         if time.monotonic() >= self._look_at and self._wrapping.has_threads:
             self._begin()
 
     def learn(self, unknown: UnknownDataKey) -> None:
-        """Read the keys again, blocking, for one that this process does not know.
+        """Read the keys again, blocking, to find a data key that this process does not know.
 
         Raises:
-            KeyMissing: It is not among them, or they cannot be read.
+            KeyMissing: The key is not among them, or they cannot be read.
         """
         for attempt in self._attempts(unknown):
             attempt.result()
 
     async def alearn(self, unknown: UnknownDataKey) -> None:
-        """Do the same as ``learn``, without blocking the event loop."""
+        """Read the keys again like ``learn``, without blocking the event loop."""
         for attempt in self._attempts(unknown):
             await asyncio.wrap_future(attempt)
 
     def close(self) -> None:
-        """Look for newer keys no more."""
+        """Stop looking for newer keys."""
         self._is_closed = True
 
     def _attempts(self, unknown: UnknownDataKey) -> Iterator[Future[Exception | None]]:
-        """Yield attempts to wait for until the key is known: one that is under way, which may have read too
-        early, and one of its own."""
+        """Yield attempts to wait for until the key is known: first one that is in progress, if there is one,
+        which may have read too early, then one that this call begins."""
         key_id = unknown.data_key
         failed: Exception | None = None
         if not self.knows(key_id) and time.monotonic() >= self._unfound.get(key_id, -inf):
@@ -341,17 +342,17 @@ class StoredKeys(Keyring):
         with self._lock:
             if len(self._unfound) >= _UNFOUND_MOST:
                 self._unfound.clear()
-            self._unfound[key_id] = time.monotonic() + _AGAIN_S
+            self._unfound[key_id] = time.monotonic() + _UNFOUND_S
 
     def _begin(self) -> tuple[Future[Exception | None], bool]:
-        """Return the attempt to read the keys again that is under way, and whether it was begun now."""
+        """Return the current attempt to read the keys again, and whether this call has begun it."""
         with self._lock:
             if self._attempt is not None:
                 return self._attempt, False
             attempt = self._attempt = Future[Exception | None]()
-            # A waiter that is cancelled does not end it for the others.
+            # A cancelled waiter must not cancel the attempt for the others.
             attempt.set_running_or_notify_cancel()
-            self._look_at = time.monotonic() + _LOOK_S
+            self._look_at = time.monotonic() + _REFRESH_S
         if self._wrapping.has_threads:
             threading.Thread(target=self._work, args=(attempt,), name="perdure-keys", daemon=True).start()
         else:
@@ -364,44 +365,45 @@ class StoredKeys(Keyring):
             found = self._fetch()
             if found.body != self._opened.body:
                 self._take(self._wrapping.open(found))
-        except Exception as error:  # of the driver or the provider, whatever it is
+        except Exception as error:  # any error of the driver or the provider
             failed = error
             if not self._is_closed:
-                _log.warning("the keys could not be read again, and those at hand are used: %s", error)
+                _log.warning("the keys could not be read again; the known keys stay in use: %s", error)
         with self._lock:
             self._attempt = None
         attempt.set_result(failed)
 
     def _fetch(self) -> Record:
-        (found,) = self._driver.perform(Fetch(RESERVED, (_PLACE,)))
+        (found,) = self._driver.perform(Fetch(RESERVED, (_RECORD,)))
         if not found:
             raise DecryptionError(f"{self._wrapping.url}: the record of its keys was removed")
         return found[0]
 
-    def _take(self, new: _Opened) -> None:
-        """Use keys that were read or stored, unless newer ones are used already."""
+    def _take(self, new: _KeyRecord) -> None:
+        """Use keys that were read or stored, unless newer ones are already in use."""
         with self._lock:
             if new.version < self._opened.version:
                 return
-            there = {each.id for each in new.keys.secrets}
+            new_ids = {each.id for each in new.keys.secrets}
             if new.keys.digest_key != self.digest_key or any(
-                each.id not in there for each in self._opened.keys.secrets
+                each.id not in new_ids for each in self._opened.keys.secrets
             ):
                 raise DecryptionError(
                     f"{self._wrapping.url}: keys are missing from the record of its keys, which was replaced "
-                    "by another or an earlier one; it was not used"
+                    "by a foreign or an older one; the record was not used"
                 )
             self.replace(new.keys)
             self._opened = new
 
 
-def _store(driver: Driver, opened: _Opened, expect: Expectation) -> bool:
-    put = Put(SEAL, _PLACE.key, {}, opened.body, expect=expect, version=opened.version)
+def _store(driver: Driver, opened: _KeyRecord, expect: Expectation) -> bool:
+    put = Put(SEAL, _RECORD.key, {}, opened.body, expect=expect, version=opened.version)
     return isinstance(driver.perform(Commit(RESERVED, (put,))), Committed)
 
 
 def _parts(record: Record, url: str) -> tuple[str, bytes, bytes]:
-    """Return the id of the wrapping key, the wrapped record's key and what is encrypted with it."""
+    """Return the id of the wrapping key, the wrapped record key, and the data encrypted with the record
+    key."""
     try:
         form, key_id, wrapped, sealed = ormsgpack.unpackb(record.body)
     except (ValueError, TypeError):
@@ -412,7 +414,7 @@ def _parts(record: Record, url: str) -> tuple[str, bytes, bytes]:
         or _pack(key_id, wrapped, sealed) != record.body
     ):
         raise DecryptionError(
-            f"{url}: the record of its keys is damaged, or of another release; it was not used"
+            f"{url}: the record of its keys is damaged, or was written by another release; it was not used"
         )
     return key_id, wrapped, sealed
 

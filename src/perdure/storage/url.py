@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class BackendModule(Protocol):
-    """The functions of a backend's module for its URLs. Each raises ``BadUrl`` for a URL that it cannot use
-    and ``Unavailable`` when no server answers; both name the fix and never show a secret."""
+    """The functions of a backend's module. Each takes a URL, and raises ``BadUrl`` if it cannot use the URL
+    and ``Unavailable`` if no server answers; both errors name the fix and never show a secret."""
 
     @property
     def SCHEMA_VERSION(self) -> int:  # noqa: N802 - a module's constant
@@ -28,21 +28,22 @@ class BackendModule(Protocol):
         ...
 
     def schema_version(self, url: str) -> int:
-        """Return the version of the database's layout, 0 when there is none. Changes nothing."""
+        """Return the version of the database's layout, 0 if there is none. Changes nothing."""
         ...
 
     def plan_migration(self, url: str) -> list[str]:
-        """Return the steps that ``migrate`` would execute now, in words or statements. Changes nothing."""
+        """Return the steps that ``migrate`` would execute now, as descriptions or statements. Changes
+        nothing."""
         ...
 
     def migrate(self, url: str) -> int:
-        """Bring the layout to this release's version, once for all concurrent callers, and return the version
-        that it had."""
+        """Migrate the layout to this release's version, once for all concurrent callers, and return the
+        previous version."""
         ...
 
 
-class SigningInBackend(Protocol):
-    """The functions of a backend whose servers take a password beside the URL."""
+class PasswordBackend(Protocol):
+    """The functions of a backend whose servers accept a password that is not in the URL."""
 
     def open_driver(self, url: str, password: Password | None = None) -> Driver: ...
 
@@ -75,20 +76,21 @@ _WORDS = ("host", "hostaddr", "port", "dbname", "user", "password", "service")
 
 
 def plain_url(url: str) -> str:
-    """Return the URL of a database that is written as other libraries do: SQLAlchemy, which names a driver
-    (``postgresql+asyncpg://…``), or libpq (``host=db dbname=app``). Any other text is returned as it is."""
+    """Return the URL of a database that is named in the form of another library: SQLAlchemy, which includes a
+    driver (``postgresql+asyncpg://…``), or libpq (``host=db dbname=app``). Any other text is returned
+    unchanged."""
     scheme, colon, rest = url.partition("://")
     name, plus, _ = scheme.partition("+")
     if plus and name in _CLIENTS:
         return f"{name}{colon}{rest}"
-    return url if colon or not _is_of_words(url) else _url_of_words(url)
+    return url if colon or not _is_libpq_dsn(url) else _url_of_dsn(url)
 
 
-def _is_of_words(text: str) -> bool:
+def _is_libpq_dsn(text: str) -> bool:
     return text.strip().partition("=")[0].strip() in _WORDS
 
 
-def _url_of_words(text: str) -> str:
+def _url_of_dsn(text: str) -> str:
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
@@ -108,32 +110,33 @@ def _url_of_words(text: str) -> str:
 
 
 def open_driver(url: str, *, migrate: bool = False, password: Password | None = None) -> Driver:
-    """Open the backend of a URL; with ``migrate`` bring its layout to this release's version first.
+    """Open the backend of a URL; with ``migrate``, migrate its layout to this release's version first.
     ``password`` is as for ``connect``."""
     backend = backend_of(url)
     if password is not None:
         if _scheme_of(url) not in _WITH_PASSWORDS:
-            raise BadUrl(f"{redact(url)}: password= is for PostgreSQL and Redis; take it out")
-        signing_in = cast(SigningInBackend, backend)
+            raise BadUrl(f"{redact(url)}: password= is for PostgreSQL and Redis only; remove it")
+        with_password = cast(PasswordBackend, backend)
         if migrate:
-            signing_in.migrate(url, password)
-        return signing_in.open_driver(url, password)
+            with_password.migrate(url, password)
+        return with_password.open_driver(url, password)
     if migrate and backend.SCHEMA_VERSION:
         backend.migrate(url)
     return backend.open_driver(url)
 
 
 def has_one_thread(url: str) -> bool:
-    """Return True if a database is used in the thread that opens it, and no other may be started."""
+    """Return True if a database can be used only in the thread that opens it, and no thread may be
+    started."""
     return _scheme_of(url) == "d1+binding"
 
 
 def backend_of(url: str) -> BackendModule:
-    """Return the module that serves a URL; its client is imported only now."""
+    """Return the backend module for a URL. It is imported here, with its client library."""
     scheme = _scheme_of(url)
     if url == ":memory:":
         raise BadUrl("':memory:' is not a database URL; write memory:// for a database that keeps nothing")
-    if "://" not in url and _is_of_words(url):
+    if "://" not in url and _is_libpq_dsn(url):
         # It may have a password.
         raise BadUrl(f"the database's DSN is not a URL; use {FORMS}")
     if "://" not in url and "@" not in url:
@@ -163,13 +166,13 @@ def _scheme_of(url: object) -> str:
         # Its own text may contain the password.
         raise BadUrl(
             "the database URL cannot be parsed: [ and ] surround an IPv6 address, e.g. redis://[::1]:6379/0. "
-            "Write those of a password as %5B and %5D, and those of a path likewise"
+            "Write brackets in a password or a path as %5B and %5D"
         ) from error
 
 
 def redact(url: str) -> str:
-    """Return the URL without its password and parameters, for messages. A password that was not escaped, with
-    ``/``, ``?`` or ``@`` in it, is left out too."""
+    """Return the URL without its password and parameters, for messages. A password with unescaped ``/``,
+    ``?`` or ``@`` is left out too."""
     scheme, _, rest = url.partition("://")
     login, _, place = rest.rpartition("@")
     user = login.partition(":")[0]

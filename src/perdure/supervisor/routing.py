@@ -1,4 +1,4 @@
-"""Routing of a message: the one decision of which models and workers answer it."""
+"""Routing of a message: the single decision which models and workers answer it."""
 
 from __future__ import annotations
 

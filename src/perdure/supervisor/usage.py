@@ -1,4 +1,4 @@
-"""Use of models by hop and by user, added up in this process from the events of a runtime."""
+"""Usage of models by hop and by user, summed in this process from the events of a runtime."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _USERS_MAX = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Sums over calls of models. ``seconds`` is their time, ``cost`` that of models with a known price."""
+    """Sums over calls of models. ``seconds`` is their duration, ``cost`` the cost of models with a known
+    price."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -23,7 +24,7 @@ class Spent:
     cost: float = 0.0
 
     def more(self, call: dict[str, Any]) -> Spent:
-        """Return the sums with one more call, given the fields of its event."""
+        """Return the sums including one more call, from the fields of its event."""
         return replace(
             self,
             calls=self.calls + 1,

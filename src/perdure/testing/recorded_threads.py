@@ -22,7 +22,7 @@ def from_export(path: str | Path, *, encryption_key: EncryptionKey | None = None
 
     Args:
         path: The file.
-        encryption_key: What wraps the keys of the file, if it is encrypted, as for ``connect``.
+        encryption_key: The wrapping key of the file or its provider, if it is encrypted, as for ``connect``.
 
     Yields:
         The database. It belongs to the threads' tenant if all have the same, and is closed at the end.

@@ -1,5 +1,5 @@
 """HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive, and a
-response of which the client takes nothing, and that answer clients of HTTP/1.0 in their protocol.
+response that the client does not read, and that answer clients of HTTP/1.0 in their protocol.
 
 uvicorn's connection on httptools keeps whatever arrives of a head, and every request that is sent before
 earlier ones are answered, without a limit: one client could fill the memory of the process. It also waits for

@@ -252,6 +252,6 @@ def test_a_thread_that_is_pruned_all_the_time_is_not_read_for_ever() -> None:
 
     with (
         perdure.connect_sync("memory://") as db,
-        pytest.raises(Contention, match="'ada' is pruned all the time"),
+        pytest.raises(Contention, match="'ada' keeps being pruned"),
     ):
         handle_of(db).run(read_undisturbed(ADA, read))

@@ -322,7 +322,7 @@ def test_a_source_that_never_stands_still_is_not_moved(write: str) -> None:
                 source.checkpointer().put_writes(at, [("said", count)], f"task {count}")
 
     target = in_memory(wrap=lambda driver: Hooked(driver, act))
-    with pytest.raises(Contention, match="'t' is written to all the time"):
+    with pytest.raises(Contention, match="'t' keeps being written to"):
         admin.move(source, Partition("", "t"), target)
     assert is_absent(target, Partition("", "t"))
 

@@ -60,7 +60,7 @@ def held(db: perdure.SyncDatabase, kind: Kind) -> tuple[Record, ...]:
 
 
 def said(db: perdure.SyncDatabase) -> dict[str, Any]:
-    return {d.name: dict(d.body) for d in handle_of(db).run(documents.newest(AT, "meta", 100))}
+    return {d.name: dict(d.body) for d in handle_of(db).run(documents.list_newest(AT, "meta", 100))}
 
 
 def thread(db: perdure.SyncDatabase) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from perdure.config.models import model_or_function
+from perdure.config.models import load_model_or_function
 from perdure.errors import BadSetting, EmbeddingFailed
 from perdure.langgraph.search import model_failures
 from perdure.langgraph.search.embedding import TextEmbedder
@@ -86,7 +86,7 @@ def test_a_model_of_a_provider_says_why_it_is_not_made(
         TextEmbedder(named, 2, None)
     assert told in str(index.value)
     with pytest.raises(BadSetting) as setting:
-        model_or_function("memory.model", named, Path())
+        load_model_or_function("memory.model", named, Path())
     assert told in str(setting.value)
 
 

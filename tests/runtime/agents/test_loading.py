@@ -290,5 +290,7 @@ def test_a_factory_of_a_config_is_called_for_each_use_and_one_of_nothing_once(wr
     for name in ("of_default", "of_config", "context"):
         assert isinstance(agent(f"./pi_agent.py:{name}").graph, Factory), name
     assert agent("./pi_agent.py:of_nothing").graph is found("./pi_agent.py:graph")
-    with pytest.raises(GraphLoadError, match="needs other arguments than a run's config and a ServerRuntime"):
+    with pytest.raises(
+        GraphLoadError, match="requires arguments other than a run's config and a ServerRuntime"
+    ):
         agent("./pi_agent.py:of_much")

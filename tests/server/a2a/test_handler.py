@@ -257,7 +257,7 @@ async def test_an_answer_is_given_to_the_question_of_its_own_task_alone() -> Non
         second = await talk.task("coffee", context=first["contextId"])
         left = await talk.get(first["id"])
         assert left["status"]["state"] == "TASK_STATE_CANCELED", "the context went on without its answer"
-        assert "in place of an answer" in left["status"]["message"]["parts"][0]["text"]
+        assert "instead of an answer" in left["status"]["message"]["parts"][0]["text"]
         with pytest.raises(A2AError, match="has ended"):
             await talk.task("blue", task=first["id"])
         with pytest.raises(TaskNotCancelableError, match="has ended"):

@@ -211,7 +211,7 @@ async def test_a_receiver_is_sent_the_end_of_a_question_that_another_message_clo
         assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
         closed = second.body["task"]
         assert (closed["id"], closed["status"]["state"]) == (asked["id"], "TASK_STATE_CANCELED")
-        assert "went on with another message" in closed["status"]["message"]["parts"][0]["text"]
+        assert "continued with another message" in closed["status"]["message"]["parts"][0]["text"]
 
 
 @pytest.mark.slow

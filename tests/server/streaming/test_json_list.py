@@ -105,7 +105,7 @@ async def test_an_error_has_a_status_in_a_short_list_and_breaks_off_a_long_one(
     client = await sent(await json_list(entries()), Sent())
     assert entries.is_closed
     assert not client.is_whole
-    assert "a list was broken off: ValueError" in caplog.text
+    assert "a list was aborted: ValueError" in caplog.text
     assert "secret" not in caplog.text
 
 

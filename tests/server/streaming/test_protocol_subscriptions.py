@@ -30,8 +30,8 @@ def test_a_subscription_is_bounded(asked: dict[str, Any], part: str) -> None:
 def test_of_a_filter_only_a_digest_is_kept() -> None:
     ends, place = _Ends(), Partition("", "t")
     names = [f"custom:name-{number}" for number in range(50)]
-    ends.note_given(place, "run", EventFilter(frozenset(names), (("left", "right"),), 1))
-    assert ends.was_given(place, "run", EventFilter(frozenset(reversed(names)), (("left", "right"),), 1))
+    ends.note_sent(place, "run", EventFilter(frozenset(names), (("left", "right"),), 1))
+    assert ends.was_sent(place, "run", EventFilter(frozenset(reversed(names)), (("left", "right"),), 1))
     for other in (
         EventFilter(frozenset(names[1:]), (("left", "right"),), 1),
         EventFilter(frozenset(names), (("left",), ("right",)), 1),
@@ -39,5 +39,5 @@ def test_of_a_filter_only_a_digest_is_kept() -> None:
         EventFilter(frozenset(names), None, 1),
         EventFilter(frozenset(names), (("left", "right"),)),
     ):
-        assert not ends.was_given(place, "run", other)
-    assert "name-" not in repr(ends._given)
+        assert not ends.was_sent(place, "run", other)
+    assert "name-" not in repr(ends._sent)

@@ -109,12 +109,13 @@ def copy(
     hand_over: HandOver = False,
     from_keys: Annotated[
         str | None,
-        typer.Option(metavar="KEYS", help="What wraps the keys of the source, as --keys elsewhere"),
+        typer.Option(metavar="KEYS", help="The provider that wraps the keys of the source, as for --keys"),
     ] = None,
     to_keys: Annotated[
         str | None,
         typer.Option(
-            metavar="KEYS", help="What wraps the keys of the target; without it it is written in the clear"
+            metavar="KEYS",
+            help="The provider that wraps the keys of the target; without it the target is not encrypted",
         ),
     ] = None,
 ) -> None:

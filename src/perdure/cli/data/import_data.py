@@ -126,7 +126,7 @@ def import_(
 
     From a server come assistants with their versions, and crons, too. JSON carries messages, text and
     numbers; with --graph all values get the types of the graph's state again, and threads that wait in the
-    middle of a Send, or of a step of which one task has finished, can go on. Without it these are skipped.
+    middle of a Send, or of a step with a finished task, can go on. Without it these are skipped.
 
     Stop the command at any time and run it again. Run it again later, too: threads that went on at the source
     are brought up to date, all others are left as they are. A thread that went on in both places is skipped.

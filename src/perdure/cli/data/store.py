@@ -104,16 +104,16 @@ def reindex(
 def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:
     from perdure.config.resolve import add_import_folders, resolve_config, set_variables
 
-    settled = resolve_config(
+    configuration = resolve_config(
         file=config, flags={"database_url": (db, "--db")}, environ=os.environ, has_key=has_key
     )
-    chosen = settled.store_index()
+    chosen = configuration.store_index()
     if chosen is None:
         raise BadSetting(
             "which index? Write store.index in perdure.toml or langgraph.json, e.g.\n"
             '[store.index]\ndims = 1536\nembed = "openai:text-embedding-3-small"\n'
             "or, to compare words without a model,\n[store.index]\ntext = true"
         )
-    set_variables(settled.env)
-    add_import_folders(settled.import_folders())
-    return settled.database_url(), chosen.load(settled.root)
+    set_variables(configuration.env)
+    add_import_folders(configuration.import_folders())
+    return configuration.database_url(), chosen.load(configuration.root)

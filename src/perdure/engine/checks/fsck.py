@@ -69,7 +69,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
 
     Raises:
         Fenced: a run is open on the thread.
-        Contention: the thread is written to all the time.
+        Contention: the thread keeps being written to.
     """
     wanted: list[Finding] = []
     before: list[Finding] = []
@@ -100,7 +100,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
             before = findings
         else:
             refusals += 1
-    raise Contention(f"thread {partition.thread!r} is written to all the time; repair it later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; repair it later")
 
 
 def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
@@ -126,7 +126,7 @@ def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Cont
             ]
         if not findings or before == (yield from _pulse(partition)):
             return contents, findings
-    raise Contention(f"thread {partition.thread!r} is written to all the time; check it later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; check it later")
 
 
 def _pulse(partition: Partition) -> Program[tuple[tuple[Key, int], ...]]:

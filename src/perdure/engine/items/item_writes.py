@@ -152,7 +152,7 @@ def commit_if_unchanged(
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return True
     raise Contention(
-        f"{labels_of(partition.thread)!r} is written all the time, so items could not be changed together; "
+        f"{labels_of(partition.thread)!r} keeps being written to, so items could not be changed together; "
         "try again"
     )
 

@@ -110,8 +110,8 @@ GENERATION = Get(DOCUMENT, _GENERATION)
 
 
 def generation_op(version: int) -> Op:
-    """Return the operation that gives the namespace a new generation, a number that is used once, of which
-    nothing is known but that entries have changed."""
+    """Return the operation that gives the namespace a new generation, a number that is used once: a changed
+    number says only that entries have changed."""
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
 
 
@@ -179,7 +179,7 @@ def changes(
         partition: The namespace.
         generation: The generation that the caller knows, ``None`` for none.
         versions: The versions of the entries that the caller knows, by the keys of their items.
-        most: The most entries that the caller takes.
+        most: Maximum number of entries that the caller takes.
 
     Raises:
         TooLarge: There are more.

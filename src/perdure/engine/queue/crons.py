@@ -201,7 +201,7 @@ def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
     names = [stub.key[1] for stub in stubs if stub.fields["updated_at"] <= now]
     crons: list[Cron] = []
     fault: Corrupt | None = None
-    for document in (yield from documents.several(partition, COLLECTION, names)):
+    for document in (yield from documents.get_many(partition, COLLECTION, names)):
         try:
             cron = Cron.of(document)
         except Corrupt as error:

@@ -64,7 +64,7 @@ class Accept:
     Attributes:
         message: its ``dedupe`` is empty if its sender never sends it twice.
         now: current time in microseconds.
-        most: most messages that may wait.
+        most: maximum number of messages that may wait.
         fresh: start of the versions of a new inbox.
         precondition: a record that must exist, or is written with the message.
         cancel_pending: a message that stops the open run also withdraws those that wait.

@@ -2,7 +2,7 @@
 
 What is asked is read from the latest checkpoint each time. The inbox names the run that asked, whose graph
 and channel an answer gets. A run that waits may leave a reply in its note for the case that its question is
-closed without an answer. It enters the outbox in the commit that ends the run which went past the question,
+closed without an answer. It enters the outbox in the commit that ends the run that replaced the question,
 so that a receiver which was sent the question is also sent its end."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
 
 NEWEST = Range(RUN, by="first", reverse=True, limit=10)
-"""Runs of which one may have asked a question that a rollback has opened again."""
+"""The newest runs, one of which may have asked a question that a rollback reopened."""
 
 ReadAsked = Callable[[], Program[Asked]]
 """Reads what a thread asks now."""

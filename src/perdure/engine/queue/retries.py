@@ -52,7 +52,7 @@ class Retry:
     Attributes:
         run_id: the failed run.
         now: current time in microseconds.
-        most: most messages that may wait on the thread.
+        most: maximum number of messages that may wait on the thread.
         fresh: start of the versions of a new inbox.
         new_id: draws the id of a message.
         read_asked: reads what the thread asks.

@@ -26,7 +26,8 @@ from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import WAITS
 
 EXCUSES_MOST = 20
-"""The most attempts at a run that are not counted because their workers lost the database or their leases."""
+"""Maximum number of attempts at a run that are not counted because their workers lost the database or their
+leases."""
 
 _EXCUSED = "excused"
 """In the note of an open run, the epochs of these attempts."""
@@ -71,7 +72,7 @@ class Claim:
         graphs: the graphs that the claimant can run; to end a run that is stopped needs none.
         now: current time in microseconds.
         ttl: length of the lease in microseconds.
-        most: most messages that one run takes.
+        most: maximum number of messages that one run takes.
         fresh: start of the epochs, and of the inbox's versions, of a thread that has none, so that a thread
             which was deleted and made again never repeats one of its past.
     """

@@ -33,7 +33,7 @@ def postpone(
 
     Args:
         due: time at which it enters the inbox, in microseconds.
-        most: most messages that may be postponed at a time.
+        most: maximum number of messages that may be postponed at a time.
         fresh: start of the versions of new records.
         precondition: a record that must exist, or is written with the message.
 

@@ -19,7 +19,7 @@ from perdure.model.runs.messages import dedupe_digest
 from perdure.model.runs.queue import IN, Lane
 
 EARLY_MOST = 100
-"""The most signals that a thread keeps for waits which have not begun. Together they have at most
+"""Maximum number of signals that a thread keeps for waits which have not begun. Together they have at most
 ``MESSAGE_MAX`` bytes."""
 
 

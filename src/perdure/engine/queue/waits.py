@@ -219,7 +219,7 @@ class Woken(NamedTuple):
         expired: the number of deadlines that it answers.
         signal: the name of the signal that it brings.
         unfit: names of signals that are kept, as they are too large beside the config and context of the run.
-        reminded: the number of questions of which somebody was reminded.
+        reminded: the number of questions with a reminder.
         has_replies: true if the outbox has replies for a channel.
         due_at: when there is something to do again, ``None`` if nothing is known.
     """

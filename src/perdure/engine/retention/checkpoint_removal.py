@@ -177,7 +177,7 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
         generation = yield from _carry_out(contents, first or plan, budget)
         if first is None and generation is not None:
             return generation
-    raise Contention(f"thread {partition.thread!r} is written to all the time; prune it later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; prune it later")
 
 
 def _is_arriving(partition: Partition) -> Program[bool]:

@@ -14,7 +14,7 @@ from perdure.model.runs.messages import DONE, OPEN, SENT, Run
 from perdure.model.runs.queue import IN, OUT, Lane
 
 BATCH_MAX = 64
-"""Most messages that one run may take: they are removed together."""
+"""Maximum number of messages that one run may take: they are removed together."""
 EVERY = 8
 """Number of messages of a thread after which expired records are looked for; half of what is removed at
 once."""

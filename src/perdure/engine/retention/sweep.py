@@ -1,7 +1,8 @@
 """Sweep of threads: retention is applied to one thread after another, in small resumable steps.
 
-The progress of a sweep is a document of the database: who sweeps, until when, and how far. Rounds go over the
-tenants; in each round a tenant gets a quantum of threads, so that one with many does not delay the others.
+The progress of a sweep is a document in the database: its owner, until when it owns the sweep, and how far it
+has come. The tenants are visited in rounds; in each round at most a quantum of a tenant's threads is swept,
+so that a tenant with many threads does not delay the others.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ _COLLECTION = "care"
 
 _PAGE = 256
 _OPEN_MAX = 1000
-"""Tenants with threads left over for a further round; any more are swept to the end at once."""
+"""Maximum number of tenants with threads left for a later round; any other tenant is swept to its end at
+once."""
 
 _KEEP_MOST = 1_000_000_000
-"""Newest checkpoints that are looked at; no thread has as many."""
+"""Maximum number of newest checkpoints that are read; no thread has as many."""
 
 _OLDEST = 16
-"""Oldest checkpoints whose age is looked at before a whole thread is read."""
+"""Number of oldest checkpoints whose age is checked before a whole thread is read."""
 
 _LAST = "\U0010ffff" * 64
 """A name after those of all threads."""
@@ -60,10 +62,10 @@ _LAST = "\U0010ffff" * 64
 
 @dataclass(frozen=True, slots=True)
 class RetentionResult:
-    """What a sweep or a dry run has looked at and removed.
+    """Counts of what a sweep or a dry run has visited and removed.
 
     Attributes:
-        threads: threads looked at.
+        threads: threads visited.
         expired: expired threads removed.
         checkpoints: checkpoints removed, those of expired threads included.
         bytes: bytes of the removed bodies: checkpoints, writes, values and messages.
@@ -89,8 +91,12 @@ _UNCHANGED = RetentionResult(threads=1)
 
 @dataclass(frozen=True, slots=True)
 class RetentionTerms:
-    """What a sweep goes by: the rules, the parts of a database that it needs, the only ``tenant`` to sweep,
-    ``None`` for all, and whether it removes nothing, as a ``dry_run``."""
+    """The terms of a sweep: its rules, and the parts of the database that it needs.
+
+    Attributes:
+        tenant: the only tenant to sweep, ``None`` for all.
+        dry_run: True if nothing is removed.
+    """
 
     rules: RetentionRules
     digest: Digester
@@ -112,10 +118,10 @@ class RetentionProgress:
     """Progress of a sweep, as it is stored.
 
     Attributes:
-        owner: who sweeps, empty if it is over.
-        fingerprint: that of the rules by which it sweeps.
+        owner: name of the process that sweeps, empty if the sweep is over.
+        fingerprint: fingerprint of the rules that are applied.
         until: time at which another process may take the sweep over.
-        started_at: its start; ``finished_at`` and ``last`` are the end and the result of the one before.
+        started_at: its start; ``finished_at`` and ``last`` are the end and the result of the previous sweep.
             Times are microseconds since 1970.
         position: the tenant visited last in this round, ``None`` at the start of a round.
         is_first_round: the round visits all tenants; later ones only those in ``left``.
@@ -148,17 +154,17 @@ class RetentionProgress:
 
 
 def read_progress(tenant: str | None) -> Program[tuple[RetentionProgress, int]]:
-    """Return the progress of the sweep of a tenant, or of the one of all tenants, and its version, 0 if there
-    was none yet."""
+    """Return the progress of the sweep of a tenant, or, for ``None``, of the sweep of all tenants, and its
+    version: 0 if there has been no sweep."""
     found = yield from documents.get(RESERVED, _COLLECTION, _name(tenant))
     return (RetentionProgress(), 0) if found is None else (RetentionProgress.of(found.body), found.version)
 
 
-def look_behind_writes(tenant: str | None) -> Program[None]:
-    """Return once the writes of a sweep's progress are done that this process has begun, if the backend
-    carries them out one after the other."""
-    seen = Check(DOCUMENT, (_COLLECTION, _name(tenant)), Expect.PRESENT)
-    yield from ask(Commit(RESERVED, (seen,)))
+def await_progress_writes(tenant: str | None) -> Program[None]:
+    """Return when the writes of a sweep's progress that this process has begun are done, if the backend
+    executes them in order."""
+    check = Check(DOCUMENT, (_COLLECTION, _name(tenant)), Expect.PRESENT)
+    yield from ask(Commit(RESERVED, (check,)))
 
 
 def _name(tenant: str | None) -> str:
@@ -168,16 +174,17 @@ def _name(tenant: str | None) -> str:
 def begin(
     owner: str, tenant: str | None, now: int, lease: int, fingerprint: str = ""
 ) -> Program[tuple[RetentionProgress, int] | None]:
-    """Begin a sweep, or continue one whose process is gone, as the only one of the database.
+    """Begin a sweep, or continue one whose process has ended, as the only sweep of the database.
 
-    One by other rules is not continued: the threads that it has visited would not be visited by these.
+    A sweep with other rules is not continued but begun again: these rules have not been applied to the
+    threads that it has visited.
 
     Args:
         owner: name of the caller.
         tenant: the only tenant to sweep, ``None`` for all.
         now: time of the database.
         lease: microseconds after which another process may take over, unless the progress is saved before.
-        fingerprint: that of the rules.
+        fingerprint: fingerprint of the rules.
 
     Returns:
         The progress and its version; ``None`` if another process sweeps.
@@ -203,9 +210,9 @@ def save(progress: RetentionProgress, tenant: str | None, version: int, now: int
 def step(
     progress: RetentionProgress, terms: RetentionTerms, quantum: int, clocks: Clocks
 ) -> Program[tuple[RetentionProgress, list[Failure]]]:
-    """Apply retention to at most ``quantum`` threads of the next tenant; return the progress afterwards.
+    """Apply retention to at most ``quantum`` threads of the next tenant; return the new progress.
 
-    It is over when ``owner`` is empty. Nothing of it is stored: the caller saves it.
+    The sweep is over when ``owner`` is empty. The progress is not stored: the caller saves it.
     """
     tenant, after = yield from _find_next(progress, terms)
     if tenant is None:
@@ -223,7 +230,7 @@ def step(
         except Unavailable:
             raise
         except (PerdureError, LookupError, ValueError) as error:
-            # A thread that cannot be read or pruned, or is written to all the time, blocks no other.
+            # A thread that cannot be read or pruned, or keeps being written to, blocks no other.
             swept += RetentionResult(threads=1, failed=1)
             failures.append(Failure(hit.partition, _reason(error)))
     left = {name: thread for name, thread in progress.left.items() if name != tenant}
@@ -231,14 +238,14 @@ def step(
     if len(found) >= quantum:
         left[tenant] = found[-1].partition.thread
         if len(left) > _OPEN_MAX:
-            # No room to come back to it later: it goes on at once.
+            # There is no room to return to this tenant later: continue with it at once.
             position = progress.position
     return replace(progress, position=position, left=left, swept=swept), failures
 
 
 def _reason(error: Exception) -> str:
     if type(error) is LookupError:
-        return "its metadata name a retention policy that does not exist; it was left as it is"
+        return "its metadata names a retention policy that does not exist; nothing of it was removed"
     if isinstance(error, PerdureError):
         return str(error)
     return f"its records cannot be read ({type(error).__name__}): run `perdure fsck`"
@@ -256,8 +263,8 @@ def _find_next(
     elif terms.tenant is not None:
         tenant = terms.tenant if position is None else None
     else:
-        behind = None if position is None else Partition(position, _LAST)
-        found = yield from ask(FindThreads(None, after=behind, limit=1))
+        after = None if position is None else Partition(position, _LAST)
+        found = yield from ask(FindThreads(None, after=after, limit=1))
         tenant = found[0].partition.tenant if found else None
     last = None if tenant is None else progress.left.get(tenant)
     return tenant, None if tenant is None or last is None else Partition(tenant, last)
@@ -266,13 +273,14 @@ def _find_next(
 def visit(
     partition: Partition, terms: RetentionTerms, clocks: Clocks, expired: int = 0
 ) -> Program[RetentionResult]:
-    """Apply retention to a thread: remove it if it is expired, else what is not kept of it.
+    """Apply retention to a thread: remove it if it is expired, otherwise remove the checkpoints that its
+    policy does not keep.
 
-    A thread with nothing to remove costs two requests. Once as many as the rules' limit are ``expired`` in a
-    sweep, the others are left to the next one.
+    A thread with nothing to remove costs two requests. ``expired`` is the number of threads that this sweep
+    has removed as expired; once it reaches the rules' limit, further threads are left to the next sweep.
 
     Raises:
-        LookupError: its metadata name a policy that does not exist.
+        LookupError: its metadata names a policy that does not exist.
         Corrupt: it is damaged; nothing is removed, so that it can be repaired.
     """
     thread = yield from read_at_rest(partition)
@@ -316,7 +324,7 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
         return len(found) == wanted
     tagged = {tag.fields["checkpoint_id"] for tag in tags}
     records = [CheckpointRecord.read(each) for each in oldest if each.key[1] not in tagged]
-    # Checkpoints are ordered by their commits: behind a tagged one there may be others that are as old.
+    # Checkpoints are ordered by their commits, so after a tagged one there may be others that are as old.
     return len(records) < len(oldest) or bool({c.id for c in records} - policy.find_kept_by_age(records, now))
 
 
@@ -338,7 +346,7 @@ def _prune(
 
 
 def _weigh_all(partition: Partition) -> Program[tuple[int, int]]:
-    """Count a whole thread, a page at a time; return the number of its checkpoints, and the bytes."""
+    """Return the number of a thread's checkpoints and the bytes of all its bodies, read a page at a time."""
     checkpoints = total = 0
     for kind in (CHECKPOINT, WRITE, CHUNK, BLOB, PACK, INBOX, OUTBOX):
         after: Key | None = None

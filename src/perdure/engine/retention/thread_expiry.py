@@ -49,7 +49,7 @@ EXPIRED: Literal["expired"] = "expired"
 """Decision that a thread goes as a whole."""
 
 _LATEST = Retention(keep_last=1)
-"""Policy of an expired thread of which the latest state stays."""
+"""Policy of an expired thread that keeps its latest state."""
 
 
 class Clocks(NamedTuple):
@@ -103,7 +103,7 @@ class ThreadAtRest:
         thread in both cases.
 
         Raises:
-            LookupError: its metadata name a policy that does not exist.
+            LookupError: its metadata names a policy that does not exist.
         """
         if self.is_busy:
             return None
@@ -130,7 +130,7 @@ class ThreadAtRest:
         goes as a whole, ``None`` if it stays as it is.
 
         Raises:
-            LookupError: its metadata name a policy that does not exist.
+            LookupError: its metadata names a policy that does not exist.
         """
         policy = rules.policy_for(self.metadata)
         if rules.only_default:

@@ -149,7 +149,7 @@ def remove_whole(
         generation: its collection generation as it was read, 0 without one.
         checks: what has to hold of its other records.
         seen: keys and versions of those records of ``kinds`` that may go with it.
-        kinds: kinds of which a writer may store records that no check covers.
+        kinds: kinds whose records a writer may store without a check that covers them.
         there: holds as long as nobody else has removed the thread.
 
     Returns:

@@ -24,7 +24,7 @@ from perdure.model.records import CHECKPOINT, WRITE, Partition, Record
 from perdure.model.write_records import read_writes
 
 _WRITES = 16
-"""Writes that are read with a checkpoint of which it is not known whether it is the latest."""
+"""Maximum number of writes that are read with a checkpoint that may not be the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +50,22 @@ def load(
     reader: ChunkReader | None = None,
     head_first: bool = False,
 ) -> Program[LoadedCheckpoint]:
-    """Load a checkpoint with its pending writes, the latest if no id is given.
+    """Load a checkpoint with its pending writes, by default the latest checkpoint.
 
     Args:
-        guess: id that the caller expects to be the latest; if right, one fetch is enough.
-        reader: reader of the thread's chunks, for a caller that knows nothing of the thread: its first reads
-            are made in the same request, and so are those of the checkpoint that is probably the latest.
-        head_first: with a reader, ask for the head alone before anything else (``reads_heads_first``).
+        guess: id that the caller expects to be the latest; if it is, one fetch is enough.
+        reader: reader of the thread's chunks, for a caller that has cached nothing of the thread. Its first
+            reads are part of the first request, together with the checkpoint that is probably the latest.
+        head_first: with a reader, request only the head first (``reads_heads_first``).
 
     Raises:
-        Corrupt: the latest checkpoint is not stored, or it is not known which one that is.
-        Contention: the thread is pruned all the time.
+        Corrupt: the latest checkpoint is not stored, or no head names it.
+        Contention: the thread keeps being pruned.
     """
     items: tuple[Get | Range, ...] = view_items(namespace)
     first = len(items)
     target = checkpoint_id or guess
-    missed: HeadView | None = None
+    unresolved: HeadView | None = None
     if reader is not None and head_first and target is None:
         view = yield from load_view(partition, namespace)
         if (yield from _confirm_no_head(partition, namespace, view)):
@@ -83,8 +83,8 @@ def load(
             if target is None and wanted:
                 target = wanted[0][0].key[1]
         else:
-            asked = items if target is None else (*items, *_target(namespace, target))
-            answers = yield from ask(Fetch(partition, asked))
+            requested = items if target is None else (*items, *_target(namespace, target))
+            answers = yield from ask(Fetch(partition, requested))
             view, wanted = read_view(namespace, answers), answers[first:]
         if view.is_absent or (
             checkpoint_id is None and (yield from _confirm_no_head(partition, namespace, view))
@@ -96,15 +96,15 @@ def load(
                 target = head_id
                 wanted = yield from ask(Fetch(partition, _target(namespace, head_id)))
             if not wanted[0]:
-                # Removed between two reads, unless the head still names it afterwards.
-                if view.head == missed:
+                # The checkpoint was removed between two reads, unless the same head names it again.
+                if view.head == unresolved:
                     raise missing_head(partition, namespace, head_id)
-                missed = view.head
+                unresolved = view.head
                 continue
         if not wanted[0]:
             return LoadedCheckpoint(view, None)
         return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), in_order(read_writes(wanted[1])))
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; load it later")
+    raise Contention(f"thread {partition.thread!r} keeps being pruned; load it later")
 
 
 def _confirm_no_head(partition: Partition, namespace: str, view: View) -> Program[bool]:
@@ -131,10 +131,10 @@ def _newest(namespace: str) -> tuple[Range, ...]:
 
 
 def _select_last(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
-    """Return the checkpoint that was stored last and its writes, nothing if there may be more of them.
+    """Return the checkpoint that was stored last and its writes; nothing if it may have more writes.
 
-    ``last`` are the writes with the largest keys, downwards. All of this checkpoint's are among them if fewer
-    came than were asked for, or if the smallest is of a checkpoint before it.
+    ``last`` are the writes with the largest keys, downwards. All writes of this checkpoint are among them if
+    fewer came than were asked for, or if the smallest belongs to a checkpoint before it.
     """
     if not checkpoints:
         return ()

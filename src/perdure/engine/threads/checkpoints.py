@@ -403,7 +403,7 @@ class WritesPut(StepPut[bool]):
         checks: tuple[Op, ...],
         generation: int,
     ) -> list[Op]:
-        """Return the operations that store writes of which some slots are filled.
+        """Return the operations that store writes some of whose slots are already filled.
 
         Raises:
             HeadConflict: another run filled one.

@@ -40,7 +40,7 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
         deleted += count
         if not is_over:
             return deleted
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; prune it later")
+    raise Contention(f"thread {partition.thread!r} keeps being pruned; prune it later")
 
 
 def _delete_unreached(

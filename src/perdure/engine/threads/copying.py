@@ -29,7 +29,7 @@ def copy_thread(
     Raises:
         NotFound: the source has not arrived yet.
         Conflict: the target exists, or is an incomplete copy.
-        Contention: the source is written to all the time.
+        Contention: the source keeps being written to.
     """
     for _ in range(ATTEMPTS):
         if (yield from transfer_claim.is_claimed(source)):
@@ -56,7 +56,7 @@ def copy_thread(
             continue
         yield from _write_copy(target, contents, pack_puts(chunks, 0, 0), budget, first_version)
         return
-    raise Contention(f"thread {source.thread!r} is written to or pruned all the time; copy it later")
+    raise Contention(f"thread {source.thread!r} keeps being written to or pruned; copy it later")
 
 
 def _write_copy(

@@ -68,7 +68,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
         ops = (*guards(partition, view, None), original, *question, moved, copy, *rewound)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return record.id
-    raise Contention(f"thread {partition.thread!r} is written to all the time; fork it again later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; fork it again later")
 
 
 def _close_question(partition: Partition, now: str) -> Program[list[Op]]:

@@ -71,7 +71,7 @@ def page(
         if missed == heads[0]:
             raise missing_head(partition, namespace, target)
         missed = heads[0]
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; list it later")
+    raise Contention(f"thread {partition.thread!r} keeps being pruned; list it later")
 
 
 def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[CheckpointRecord | None]:

@@ -52,7 +52,7 @@ def measure(partition: Partition, digest: Digester) -> Program[Measure]:
     """Measure a thread by reading it once, in parts that are not kept.
 
     Raises:
-        Contention: the thread is written to all the time.
+        Contention: the thread keeps being written to.
     """
     for _ in range(ATTEMPTS):
         before = yield from pulse(partition)
@@ -62,7 +62,7 @@ def measure(partition: Partition, digest: Digester) -> Program[Measure]:
         except MissingChunk:
             if (yield from pulse(partition)) == before:
                 raise
-    raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; try again later")
 
 
 def _measure(partition: Partition, contents: Contents, digest: Digester) -> Program[Measure]:

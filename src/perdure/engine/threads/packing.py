@@ -28,7 +28,7 @@ def pack(
     """
     moved: dict[bytes, Place] = {}
     items = view_items(ROOT)
-    # Each chunk takes an operation and is in a pack, of which several fit.
+    # Each chunk takes an operation and is in a pack; several packs fit into a commit.
     part = Budget(max(1, (budget.ops - _RESERVE) * 3 // 4), budget.bytes // 2)
     while True:
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))

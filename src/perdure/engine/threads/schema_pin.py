@@ -92,7 +92,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
                 f"thread {partition.thread!r} has a part of a step of schema version {newest}; it was not "
                 f"pinned to version {version}. Pin it again when the step has ended"
             )
-    raise Contention(f"thread {partition.thread!r} is written to all the time; pin it later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; pin it later")
 
 
 def _newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:

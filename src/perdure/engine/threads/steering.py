@@ -58,7 +58,7 @@ class Taking:
     Attributes:
         run: the run as it is stored.
         may_join: returns True if a message fits the run.
-        most: most messages that are taken at once.
+        most: maximum number of messages that are taken at once.
         taken: messages that are bound to the run, in order.
         task_id: the task that holds ``held``, messages that are not bound yet.
         has_written: True if the task's result, which holds them, was passed on to be stored.

@@ -167,7 +167,7 @@ def digest_thread(
         check: called with the contents; may raise.
 
     Raises:
-        Contention: the thread is written to all the time.
+        Contention: the thread keeps being written to.
     """
     for _ in range(ATTEMPTS):
         reading = yield from read_thread(partition, digest, digest)
@@ -180,7 +180,7 @@ def digest_thread(
         if reading.pulse == (yield from pulse(partition)):
             check(reading.contents)
             return found
-    raise Contention(f"thread {partition.thread!r} is written to all the time; try again later")
+    raise Contention(f"thread {partition.thread!r} keeps being written to; try again later")
 
 
 def _with_last_records(there: ThreadContent, arriving: ThreadContent) -> ThreadContent:

@@ -122,7 +122,7 @@ def refuse_headless(partition: Partition, namespace: str) -> Program[None]:
 
 
 def lost_head(partition: Partition, namespace: str) -> Corrupt:
-    """Return the error for checkpoints of which none is marked as the latest."""
+    """Return the error for a namespace with checkpoints, none of which is marked as the latest."""
     place = f" (namespace {namespace!r})" if namespace else ""
     return Corrupt(
         f"thread {partition.thread!r}{place}: it has checkpoints, but the record of the latest one is "

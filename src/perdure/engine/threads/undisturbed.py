@@ -27,7 +27,7 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
 
     Raises:
         Corrupt: Something is missing.
-        Contention: The thread is pruned all the time.
+        Contention: The thread keeps being pruned.
     """
     generation: int | None = None
     for _ in range(ATTEMPTS):
@@ -38,7 +38,7 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
             if now == generation:
                 raise
             generation = now
-    raise Contention(f"thread {partition.thread!r} is pruned all the time; read it later")
+    raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
 
 def is_disturbed(partition: Partition, generation: int) -> Program[bool]:

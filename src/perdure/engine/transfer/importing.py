@@ -77,7 +77,7 @@ def survey(partition: Partition) -> Program[StoredThread]:
     """Return what is stored of a thread, without values, under one latest checkpoint.
 
     Raises:
-        Contention: the thread is written to all the time.
+        Contention: the thread keeps being written to.
     """
     for _ in range(ATTEMPTS):
         *state, claims, extents = yield from ask(

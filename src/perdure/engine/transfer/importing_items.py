@@ -45,7 +45,7 @@ def put_items(
     """Store the items of one namespace that the target lacks, or has in an older state; return their number.
 
     Raises:
-        Contention: the namespace is written to all the time.
+        Contention: the namespace keeps being written to.
     """
     for _ in range(ATTEMPTS):
         answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (item.key,)) for item in items)))
@@ -63,8 +63,7 @@ def put_items(
         if not refused:
             return len(ops)
     raise Contention(
-        f"the store's namespace {labels_of(partition.thread)!r} is written to all the time; run the import "
-        "again"
+        f"the store's namespace {labels_of(partition.thread)!r} keeps being written to; run the import again"
     )
 
 

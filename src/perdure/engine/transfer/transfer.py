@@ -183,7 +183,7 @@ def compare_thread(
         Conflict: the thread's queue is not at rest, or its waits would have to be handed over.
         NotFound: the source has no such thread.
         Corrupt: it is damaged at the source.
-        Contention: it is written to all the time.
+        Contention: it keeps being written to.
     """
     waiting = yield from at(Side.SOURCE, read_waiting(partition))
     _refuse_to_wake_twice(partition, waiting, terms)
@@ -218,7 +218,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
             or others write to the target.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
-        Contention: the source is written to all the time.
+        Contention: the source keeps being written to.
         Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
     waiting = yield from at(Side.SOURCE, read_waiting(partition))
@@ -287,7 +287,7 @@ def _bring(
         yield from _note_arrival(partition, taken.waiting, terms)
         return TransferResult(found, digest, written)
     raise Contention(
-        f"thread {partition.thread!r} is written to all the time and was not moved; stop its writers, or "
+        f"thread {partition.thread!r} keeps being written to and was not moved; stop its writers, or "
         "move it later"
     )
 

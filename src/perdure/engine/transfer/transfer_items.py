@@ -110,7 +110,7 @@ def move_items(
                 raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
             raise _busy_target_error(target)
         return TransferResult(first.found, settled.digest, written)
-    raise Contention(f"{name(partition)} is written to all the time; stop its writers, or move it later")
+    raise Contention(f"{name(partition)} keeps being written to; stop its writers, or move it later")
 
 
 def digest_items(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:

@@ -19,7 +19,7 @@ PAGE = 100
 """Rows of one request."""
 KEY = "session_id"
 COLUMNS = ("history", "messages")
-"""Columns of the messages, of which a table has one unless another is named."""
+"""Default names for the column of the messages; a table has one of them unless another column is named."""
 
 
 class SessionTable(NamedTuple):

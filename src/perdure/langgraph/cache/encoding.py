@@ -129,7 +129,7 @@ class Encoding:
 
     def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
-        before = self._current(slot, self._cache.held.get(slot))
+        before = self._current(slot, self._cache.values.get(slot))
         last_load = None if before is None else before.last_load
         found: list[bytes] = []
         sizes: list[int] = []

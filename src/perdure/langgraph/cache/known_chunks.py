@@ -148,7 +148,7 @@ def proof(
         basis: The thread as the write was planned on it.
         relied: The recent chunks that are left out.
         leans: True if other known chunks are left out, too.
-        room: The most checks that the commit has room for.
+        room: Maximum number of checks that the commit has room for.
 
     Returns:
         The checks, ``None`` if there are more of them than ``room`` or ``_CHECKS_MAX``.

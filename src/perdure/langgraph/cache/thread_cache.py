@@ -26,9 +26,9 @@ from perdure.model.values.tree import ListCuts
 
 _SLOTS_MAX = 256
 _MOST = 200_000
-"""Maximum weight of what is held: about 100 MB."""
+"""Maximum weight of all cached threads: about 100 MB."""
 _EMPTY = 24
-"""Weight of a thread of which nothing is held."""
+"""Weight of a thread without cached values."""
 _UNIT = 512
 """Bytes that weigh 1, as each element does at least."""
 
@@ -98,7 +98,7 @@ class ThreadCache:
 
     known: KnownChunks = field(default_factory=lambda: KnownChunks(-1, None))
     lock: Lock = field(default_factory=Lock)
-    held: dict[tuple[str, str], KnownValue] = field(default_factory=dict)
+    values: dict[tuple[str, str], KnownValue] = field(default_factory=dict)
     seen: OrderedDict[str, HeadRefs] = field(default_factory=OrderedDict)
 
     def enter(self, generation: int, root: str | None, *, exactly: bool = False) -> KnownChunks:
@@ -143,20 +143,20 @@ class ThreadCache:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
             for slot, value in held.items():
-                self.held.pop(slot, None)
-                self.held[slot] = value
-            while len(self.held) > _SLOTS_MAX:
-                del self.held[next(iter(self.held))]
+                self.values.pop(slot, None)
+                self.values[slot] = value
+            while len(self.values) > _SLOTS_MAX:
+                del self.values[next(iter(self.values))]
 
     def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
         """Return the size in bytes of each channel's value that is remembered under its reference."""
-        found = ((channel, ref, self.held.get((namespace, channel))) for channel, ref in references.items())
+        found = ((channel, ref, self.values.get((namespace, channel))) for channel, ref in references.items())
         return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
 
     def weight(self) -> int:
         """Return roughly the memory that is held, in units of 512 bytes."""
         weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
-        for held in list(self.held.values()):
+        for held in list(self.values.values()):
             if held.elements is not None:
                 weight += _weigh(held.elements.sizes)
                 if (last_load := held.elements.last_load) is not None:

@@ -22,7 +22,7 @@ from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carry_over, read_replays, to_history
 from perdure.langgraph.migration.schema_task_ids import SENDS, TaskMoves
 from perdure.langgraph.migration.schema_values import Converted
-from perdure.langgraph.translate import COUNTERS, Address, Values, noted
+from perdure.langgraph.translate import COUNTERS, Address, Values, error_context
 from perdure.langgraph.values.serde import Serde
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, Version
@@ -273,7 +273,7 @@ class Migration:
         wanted = {f"c{c}": ref for c, ref in plain.items()}
         wanted.update({f"w{i}": w.stored.ref for i, w in enumerate(turned)})
         trees, _ = yield from resolve(partition, wanted, self._digest)
-        with noted(partition, record.id):
+        with error_context(partition, record.id):
             channels = {c: self._edit(changes, c, value) for c, value in values.channels.items()}
             for channel in plain:
                 steps = changes.conversions(channel)
@@ -436,7 +436,7 @@ class Migration:
                 yield from self._within(partition, tasks, name, present)
 
     def _below_by_name(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
-        """Do the same for subgraphs that keep their state from run to run."""
+        """Take over the ids of interrupts in subgraphs that keep their state from run to run."""
         for name in filter(is_by_name, names):
             present = self._names.present(name)
             if next((stored for stored in self._names.find_stored(present) if stored in names), name) != name:
@@ -445,7 +445,7 @@ class Migration:
             yield from self._within(partition, tasks, name, present)
 
     def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:
-        """Take over the ids of the interrupts in a subgraph, of which both names are given."""
+        """Take over the ids of the interrupts in a subgraph, given its old and its new name."""
         found = yield from checkpoint_loading.load(partition, stored, None)
         if found.checkpoint is not None and self.is_due(found.checkpoint):
             inner = yield from self._moves(partition, found.checkpoint, found.writes, present)
@@ -457,7 +457,7 @@ class Migration:
         if ref is None:
             return []
         trees, _ = yield from resolve(partition, {SENDS: ref}, self._digest)
-        with noted(partition, record.id):
+        with error_context(partition, record.id):
             found = self.serde.value(*join_tree(trees[SENDS]))
         return found if isinstance(found, list) else []
 

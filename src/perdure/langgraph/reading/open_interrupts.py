@@ -1,5 +1,5 @@
-"""Questions that a thread's latest checkpoint asks: their ids, read without its graph or its types, and the
-state with all of them."""
+"""Open questions of a thread's latest checkpoint: their ids, which are read without the graph or its types,
+and the state with all of them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _serde = PlainSerde()
 
 
 def read(partition: Partition, digest: Digester) -> Program[Asked]:
-    """Return what a thread's latest checkpoint asks: nothing if there is none.
+    """Return the open questions of a thread's latest checkpoint; none if it has no checkpoint.
 
     Raises:
-        Corrupt: what is asked cannot be read.
+        Corrupt: a question cannot be read.
     """
     return (yield from read_undisturbed(partition, lambda: _read(partition, digest)))
 
@@ -55,18 +55,18 @@ def _read(partition: Partition, digest: Digester) -> Program[Asked]:
 
 
 class AskedValues(NamedTuple):
-    """What the latest checkpoint of a thread asks: the checkpoint, ``None`` if there is none, and the values
-    of the interrupts that have no answer, in plain data, by their ids."""
+    """The latest checkpoint of a thread, ``None`` if there is none, and the values of its unanswered
+    interrupts as plain data, by the ids of the interrupts."""
 
     checkpoint_id: str | None
     values: Mapping[str, Any]
 
 
 def read_values(partition: Partition, digest: Digester) -> Program[AskedValues]:
-    """Return what a thread's latest checkpoint asks, with the values of its interrupts.
+    """Return the open questions of a thread's latest checkpoint, with the values of its interrupts.
 
     Raises:
-        Corrupt: what is asked cannot be read.
+        Corrupt: a question cannot be read.
     """
     head, values = yield from read_undisturbed(partition, lambda: _read_open(partition, digest))
     return AskedValues(None if head is None else head.fields["checkpoint_id"], dict(values))
@@ -75,8 +75,8 @@ def read_values(partition: Partition, digest: Digester) -> Program[AskedValues]:
 def _read_open(
     partition: Partition, digest: Digester
 ) -> Program[tuple[Record | None, list[tuple[str, Any]]]]:
-    """Return the record that names the latest checkpoint, and the interrupts without an answer on it: the id
-    and the value of each."""
+    """Return the record that names the latest checkpoint, and the ids and values of its unanswered
+    interrupts."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (ROOT,)),)))
     if not heads:
         return None, []
@@ -95,14 +95,14 @@ def _read_open(
     return head, [found for tree in trees.values() for found in _interrupts(_serde.value(*join_tree(tree)))]
 
 
-async def aread_asking(
+async def aread_with_questions(
     graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return a thread's latest state with all of its questions.
+    """Return a thread's latest state with all of its open questions.
 
-    LangGraph leaves out those of a task that a command has added to the step, and of all but one of the tasks
-    that another one calls at once. Here they are in the state, with a task that has the name of its node, or
-    no name if that is not known.
+    LangGraph leaves out the questions of a task that a command has added to the step, and, if a task calls
+    several others in parallel, of all but one of these. Here they are included, each with a task that has the
+    name of its node, or an empty name if the node is not known.
 
     Args:
         graph: the graph, with its saver.
@@ -125,7 +125,7 @@ async def aread_asking(
 
 
 def _find_asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interrupt]]:
-    """Yield the interrupts without an answer among the pending writes of a checkpoint, each with its task, by
+    """Yield the unanswered interrupts among the pending writes of a checkpoint, each with its task, by
     LangGraph's own rule."""
     ended = {task_id for task_id, channel, _ in writes if channel not in _CONTROL}
     for task_id, channel, value in writes:
@@ -135,7 +135,7 @@ def _find_asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interru
 
 
 def _node_of(task_id: str, interrupt: Interrupt, writes: Sequence[LangGraphWrite]) -> str:
-    """Return the node of a task that a command has added, empty if it is none that the command names."""
+    """Return the node of a task that a command has added; empty if the command does not name the node."""
     answers: Any = next((value for task, name, value in writes if (task, name) == (task_id, RESUME)), ())
     most = len(answers) if isinstance(answers, Sequence) else 1
     for task, channel, _ in writes:
@@ -150,15 +150,15 @@ def interrupt_id(place: str, number: int) -> str:
     """Return LangGraph's id of a task's interrupt, which includes the number of answers before it.
 
     Args:
-        place: the namespace of the task: the names and ids of those above it and its own, ``node:id``.
+        place: the namespace of the task: the names and ids, ``node:id``, of its parents and its own.
         number: the number of answers that the task has.
     """
     return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 
 def _interrupts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the interrupts in a task's write, in its plain form: the id and the value of each."""
-    held: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
-    for each in held:
+    """Yield the id and the value of each interrupt in the plain form of a task's write."""
+    interrupts: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
+    for each in interrupts:
         if isinstance(each, dict) and each.get("type") == _INTERRUPT and isinstance(each["value"], dict):
             yield str(each["value"]["id"]), each["value"].get("value")

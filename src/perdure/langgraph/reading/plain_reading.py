@@ -1,7 +1,7 @@
-"""Reads threads for people: no type is built, nothing is passed to a graph.
+"""Reads threads as plain data, for people: no object of a stored type is created, and no graph is needed.
 
-Every typed value is returned as a plain dict with its type's name, so that a thread can be inspected and
-exported by a program that has none of its types.
+Every typed value is returned as a plain dict with the name of its type, so that a program without the types
+can inspect and export a thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ChannelView:
     """A channel's value in plain data, with its size in bytes and, for lists and dicts, its length.
 
     Attributes:
-        is_replayed: The value is one of a DeltaChannel, put together from updates without its reducer.
+        is_replayed: True for the value of a DeltaChannel, assembled from its updates without the reducer.
     """
 
     name: str
@@ -67,8 +67,9 @@ class CheckpointView:
 def load(
     partition: Partition, namespace: str, checkpoint_id: str | None, digest: Digester
 ) -> Program[CheckpointView]:
-    """Return a checkpoint of a thread with its values, the latest of the namespace without an id; raise
-    ``NotFound`` if there is none. Records of calls are no pending writes of the graph, and are left out."""
+    """Return a checkpoint of a thread with its values, by default the latest of the namespace; raise
+    ``NotFound`` if there is none. Records of calls are left out, as they are not pending writes of the
+    graph."""
     read = partial(_load, partition, namespace, checkpoint_id, digest)
     return (yield from read_undisturbed(partition, read))
 
@@ -114,7 +115,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
     Args:
         partition: The thread.
         namespace: The namespace, by default the root.
-        limit: The most checkpoints to return.
+        limit: Maximum number of checkpoints to return.
 
     Raises:
         NotFound: The root namespace has no checkpoint, so there is no thread.
@@ -141,8 +142,8 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
     Args:
         partition: The thread.
         digest: Computes the names of stored values.
-        most: Maximum size of all values in bytes. Each checkpoint has all of its values, so that a long
-            thread may be many times as large as what is stored of it. ``None`` for no limit.
+        most: Maximum size of all values in bytes, ``None`` for no limit. As every checkpoint is exported with
+            all of its values, the export of a long thread may be many times larger than its stored records.
 
     Raises:
         NotFound: There is no such thread.
@@ -172,8 +173,8 @@ def _export(partition: Partition, digest: Digester, most: int | None) -> Program
                 size += sum(channel.size for channel in view.channels)
                 if most is not None and size > most:
                     raise TooLarge(
-                        f"thread {partition.thread!r} has more than {most} bytes with the values of all of "
-                        "its checkpoints; export it with `perdure export`"
+                        f"the values of all checkpoints of thread {partition.thread!r} exceed {most} bytes; "
+                        "export it with `perdure export`"
                     )
                 out.append(_json(view))
     if not out:

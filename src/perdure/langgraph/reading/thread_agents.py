@@ -117,7 +117,7 @@ def load_subagents(
         partition: The thread.
         digest: Names the chunks.
         after: The cursor of the page before.
-        limit: The most subagents to return.
+        limit: Maximum number of subagents to return.
     """
 
     def read() -> Program[SubagentsPage]:

@@ -84,7 +84,7 @@ def load_files(
         namespace: The namespace of a subgraph, the graph's own by default.
         checkpoint_id: The checkpoint, the latest by default.
         after: The cursor of the page before.
-        limit: The most files to return.
+        limit: Maximum number of files to return.
 
     Raises:
         NotFound: There is no such checkpoint.

@@ -75,7 +75,7 @@ def load_messages(
         digest: Names the chunks.
         prices: The prices of models.
         cursor: The cursor of the page before, nothing for the last messages.
-        limit: The most messages to return.
+        limit: Maximum number of messages to return.
         namespace: The namespace of the graph or subgraph whose conversation it is.
 
     Raises:

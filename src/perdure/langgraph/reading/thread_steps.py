@@ -141,7 +141,7 @@ def load_steps(
         digest: Names the chunks.
         namespace: The namespace, the graph's own by default.
         before: The cursor of an earlier page.
-        limit: The most steps to return.
+        limit: Maximum number of steps to return.
     """
 
     def read() -> Program[StepsPage]:
@@ -496,7 +496,7 @@ def load_calls(
         partition: The thread.
         digest: Names the chunks.
         after: The cursor of the part before.
-        limit: The most records to read.
+        limit: Maximum number of records to read.
     """
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=limit),)))
     calls: list[ModelCall] = []

@@ -326,7 +326,7 @@ def _check(config: Mapping[str, Any]) -> Mapping[str, Any]:
         config = {"dims": OFFLINE_DIMS, **config}
     dims: Any = config.get("dims")
     if has_model and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
-        raise ValueError(f"index needs dims, the length of a vector, from 1 on, not {dims!r}")
+        raise ValueError(f"index needs dims, the length of a vector, at least 1, not {dims!r}")
     refuse_text("fields", config.get("fields") or [_WHOLE])
     for name in () if has_model else ("dims", "name", "vector_weight", *_OF_VECTORS):
         if config.get(name) is not None:
@@ -366,7 +366,7 @@ def _check_approximation(config: Any) -> None:
     for name in _APPROXIMATION:
         value = config.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"index takes an ann_index_config[{name!r}] from 1 on, not {value!r}")
+            raise ValueError(f"index takes an ann_index_config[{name!r}] of at least 1, not {value!r}")
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
-"""Warning of large channels: a log line that names the channel before a state grows without bound.
+"""Warning about large channels: a log line that names the channel before a state grows without bound.
 
-It is for checkpointers without a runtime, which emits events and metrics of the same sizes instead.
+It is for checkpointers without a runtime. A runtime emits events and metrics at the same sizes instead.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _log = logging.getLogger("perdure.langgraph")
 
 
 class LargeChannels:
-    """Logs a channel whose serialised value is larger than ``warn_bytes``, or a state that is larger without
-    such a channel, once for each thread while it is known; safe in many threads. Raises ``ValueError`` unless
-    that is an integer above 0."""
+    """Logs a channel whose serialised value is larger than ``warn_bytes``, or a state that is larger although
+    none of its channels is: once for each thread, as long as the thread is remembered. It is safe to use from
+    many threads. Raises ``ValueError`` unless ``warn_bytes`` is an integer above 0."""
 
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
         self._warn_bytes = _check(warn_bytes)
@@ -33,12 +33,12 @@ class LargeChannels:
         self._warned: BoundedCache[Partition, set[str]] = BoundedCache(_THREADS_MOST)
 
     def check(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
-        """Look at a durable checkpoint.
+        """Log the large channels of a durable checkpoint.
 
         Args:
             partition: The thread.
             namespace: The namespace of the checkpoint.
-            sizes: The serialised sizes of its channels, as far as they are known.
+            sizes: The serialised sizes of those of its channels whose sizes are known.
         """
         kept = {channel: size for channel, size in sizes.items() if channel != START}
         if is_large_in_sum(kept, self._warn_bytes) and self._is_news(partition, path_of(namespace)):
@@ -75,12 +75,12 @@ class LargeChannels:
 
 def _check(warn_bytes: object) -> int:
     if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int) or warn_bytes < 1:
-        raise ValueError(f"warn_bytes is a number of bytes from 1 on, or None, not {warn_bytes!r}")
+        raise ValueError(f"warn_bytes has to be a number of bytes, at least 1, or None, not {warn_bytes!r}")
     return warn_bytes
 
 
 def is_large_in_sum(sizes: Mapping[str, int], warn_bytes: int) -> bool:
-    """Return True if channels are large together, and none of them is by itself."""
+    """Return True if channels are large together, although none of them is large by itself."""
     return sum(sizes.values()) > warn_bytes >= max(sizes.values(), default=0)
 
 
@@ -90,7 +90,6 @@ def largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def path_of(namespace: str) -> str:
-    """Return the path of a subgraph by its nodes, without the ids of their tasks: only names of the
-    program."""
+    """Return the path of a subgraph as node names, without the ids of their tasks."""
     nodes = [part.partition(":")[0] for part in namespace.split("|") if part and not part.isdigit()]
     return "".join(f"{node}/" for node in nodes)

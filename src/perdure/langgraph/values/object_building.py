@@ -21,7 +21,7 @@ ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
 _OWN_MODELS = frozenset(cls for cls in OWN_TYPES if issubclass(cls, BaseModel))
 
 _SHOWN = 80
-"""Most characters of a value in an error."""
+"""Maximum number of characters of a value in an error."""
 
 
 def model_fields(obj: Any) -> dict[str, Any] | None:

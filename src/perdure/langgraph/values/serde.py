@@ -86,7 +86,7 @@ class _Hook(local):
 
     error: Exception | None = None
     simplified: int = 0
-    """Number of objects of which plain data was packed."""
+    """Number of objects that were packed as plain data."""
 
     def take_error(self) -> Exception | None:
         """Return the last failure and forget it."""

@@ -19,7 +19,7 @@ _NAME_MAX = 100
 
 
 def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
-    """Return the error for values of a write of which one was refused.
+    """Return the error for a write with a value that was refused.
 
     Args:
         serde: The serializer that refused it.
@@ -112,7 +112,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
-    """Return the error for stored values of which one was refused.
+    """Return the error for stored values, one of which was refused.
 
     Args:
         serde: The serializer that refused it.

@@ -3,7 +3,7 @@ them.
 
 A *question* is what the latest checkpoint asks: an interrupt without an answer, or a stop before or after a
 node. Whether there is one follows from the checkpoint alone. Whether it may be answered follows from the
-queue: not while a run is open or a message waits, as either may answer it or go past it. What is shown is
+queue: not while a run is open or a message waits, as either may answer or replace it. What is shown is
 what may be answered, so every view asks here.
 
 This module decides and reads nothing: the callers gather the facts and carry out what follows.
@@ -104,7 +104,7 @@ class QuestionState(Enum):
     """State of a thread's question."""
 
     OPEN = "it is shown, and may be answered"
-    HELD = "a message was accepted that answers it or goes past it: it is not shown, and takes no answer"
+    HELD = "a message was accepted that answers or replaces it: it is not shown, and takes no answer"
     CLOSED = "there is none"
 
 

@@ -151,7 +151,7 @@ def after_run(
         before: those of the run whose question it began with.
         answered: the interrupts that it has answered.
         now: the time of its end.
-        is_answer: false for a run that went past the question.
+        is_answer: false for a run that replaced the question.
     """
     gone = set(answered)
     kept = {name: wait for name, wait in before.items() if name not in gone} if is_answer else {}

@@ -25,7 +25,7 @@ _KNOWN = _LEAVES | _CONTAINERS | {float}
 _CONTAINERS_MOST = 10_000
 _DIGITS_AS_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER = b"0" * 19
-"""Digits that may be an integer above 64 bits, of which orjson makes a float, once all are zeros."""
+"""Digits, once all are zeros, that may be an integer above 64 bits, which orjson reads as a float."""
 
 
 def pack(value: object, where: object) -> bytes:

@@ -28,7 +28,7 @@ from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000
-"""Most characters of a turn that are handed over; of a longer one its beginning."""
+"""Maximum number of characters of a turn that are handed over; of a longer one its beginning."""
 _QUERY_MAX = 2_000
 _PATIENCE_S = 2.0
 """Seconds for which a reply waits for what is recalled."""

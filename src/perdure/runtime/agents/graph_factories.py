@@ -28,8 +28,7 @@ _CONFIG, _RUNTIME = "config", "runtime"
 
 @dataclass(frozen=True)
 class Use:
-    """Circumstances for which a graph is made: ``user`` is the verified user, ``context`` the context of a
-    run."""
+    """The use for which a graph is made: ``user`` is the verified user, ``context`` the context of a run."""
 
     access: Access
     config: Mapping[str, Any]
@@ -40,8 +39,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Factory:
-    """Function that makes a graph for each use. ``parameters`` maps those of its parameters that receive the
-    config or the runtime."""
+    """Function that makes a graph for each use. ``parameters`` maps the names of its parameters to what they
+    receive, the config or the runtime."""
 
     place: str
     make: Callable[..., Any]
@@ -54,10 +53,10 @@ class Factory:
         Raises:
             GraphLoadError: The function returns no graph.
         """
-        given = {_CONFIG: _config_of(use), _RUNTIME: None}
+        arguments = {_CONFIG: _config_of(use), _RUNTIME: None}
         if _RUNTIME in self.parameters.values():
-            given[_RUNTIME] = _runtime_of(use)
-        made = self.make(**{name: given[kind] for name, kind in self.parameters.items()})
+            arguments[_RUNTIME] = _runtime_of(use)
+        made = self.make(**{name: arguments[kind] for name, kind in self.parameters.items()})
         if inspect.isawaitable(made):
             made = await made
         if isinstance(made, AbstractAsyncContextManager):
@@ -73,7 +72,9 @@ class Factory:
         if isinstance(made, StateGraph):
             made = made.compile()
         if not isinstance(made, Pregel):
-            raise GraphLoadError(f"{self.place} makes no graph but {type(made).__name__}; return a graph")
+            raise GraphLoadError(
+                f"{self.place} returns {type(made).__name__}, which is not a graph; return a graph"
+            )
         return made
 
 
@@ -106,8 +107,8 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
         parameters[unknown.pop()] = "config"
     if unknown or len(set(parameters.values())) != len(parameters):
         raise GraphLoadError(
-            f"{place} is a function that needs other arguments than a run's config and a ServerRuntime; name "
-            "one that takes these, or none"
+            f"{place} requires arguments other than a run's config and a ServerRuntime; name a function that "
+            "takes only these, or none"
         )
     return Factory(place, make, parameters) if parameters else None
 
@@ -117,7 +118,7 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(make), localns=known)
     except (NameError, TypeError, AttributeError):
-        # A name that only exists for type checkers: the parameters' names decide instead.
+        # A hint names what exists for type checkers only: the parameters' names decide instead.
         return {}
 
 

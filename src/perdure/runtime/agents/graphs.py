@@ -165,7 +165,7 @@ class Graphs:
                 saver.forget_thread(partition)
 
     def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return what a thread's latest checkpoint asks, of whichever graph it is."""
+        """Return the open questions of a thread's latest checkpoint, whichever graph it belongs to."""
         schemas: list[Schema | None] = []
         for agent in self.agents.values():
             if agent.schema is not None and agent.schema not in schemas:

@@ -14,7 +14,7 @@ _NAMES = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 
 def reference_of(config: Any) -> dict[str, Any] | None:
     """Return the checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the other identifying
-    fields that it has. ``None`` without a configurable part."""
+    fields that it has; ``None`` if the config has no configurable values."""
     configurable = config.get("configurable") if isinstance(config, Mapping) else None
     if not configurable:
         return None
@@ -52,7 +52,7 @@ def _checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
         "checkpoint": here,
         "parent_checkpoint": parent,
         "values": payload.get("values"),
-        "metadata": {name: held for name, held in metadata.items() if not name.startswith("__")},
+        "metadata": {name: value for name, value in metadata.items() if not name.startswith("__")},
         "next": payload.get("next", []),
         "tasks": [_task(task) for task in payload.get("tasks", ())],
     }
@@ -60,6 +60,6 @@ def _checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task with a reference to the state of its subgraph in place of the state."""
-    below = reference_of(task.get("state"))
-    shown = {name: held for name, held in task.items() if name != "state"}
-    return {**shown, "state": None} if below is None else {**shown, "checkpoint": below}
+    subgraph = reference_of(task.get("state"))
+    shown = {name: value for name, value in task.items() if name != "state"}
+    return {**shown, "state": None} if subgraph is None else {**shown, "checkpoint": subgraph}

@@ -1,9 +1,9 @@
 """Run events for clients of the event streaming protocol.
 
-These are messages by content block, tools, checkpoint references, subgraph lifecycle, and each interrupt
-once. Values, updates, tasks and custom data are published under their own names, for all subscribers. Events
-that only this protocol has are published under ``protocol/``, in their wire form: ``data``, and the node if
-any.
+The protocol has events for messages by content block, tools, checkpoint references, subgraph lifecycle, and
+each interrupt once. Values, updates, tasks and custom data are published under their own names, for all
+subscribers. Events that only this protocol has are published under ``protocol/`` in their wire form:
+``data``, and the node, if there is one.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class Emit(Protocol):
 
 
 def room_of(mode: str, payload: Any) -> int:
-    """Return how many events of the protocol a part becomes: updates become one for each node or
+    """Return the number of protocol events that a part becomes: updates become one for each node or
     interrupt."""
     if mode != "updates" or not isinstance(payload, Mapping):
         return 1
-    asked = payload.get(INTERRUPT)
-    return max(1, len(asked) if isinstance(asked, Sequence) else len(payload))
+    questions = payload.get(INTERRUPT)
+    return max(1, len(questions) if isinstance(questions, Sequence) else len(payload))
 
 
 class ProtocolPublisher:
-    """Publishes the parts of one run's stream as events of the protocol. Modes that are ``withheld`` tell of
-    interrupts and subgraphs only."""
+    """Publishes the parts of one run's stream as events of the protocol. Of the modes in ``withheld``, only
+    interrupts and subgraphs are published."""
 
     def __init__(self, emit: Emit, withheld: Collection[str] = ()) -> None:
         self._emit = emit
         self._withheld = withheld
-        self._held: tuple[Any, tuple[str, ...]] | None = None
-        self._spoken: dict[str, str] = {}
-        self._asked: dict[str, tuple[Any, tuple[str, ...]]] = {}
+        self._pending_values: tuple[Any, tuple[str, ...]] | None = None
+        self._message_ids: dict[str, str] = {}
+        self._questions: dict[str, tuple[Any, tuple[str, ...]]] = {}
         self._calls: dict[str, str] = {}
-        self._below: dict[tuple[str, ...], str] = {}
+        self._subgraphs: dict[tuple[str, ...], str] = {}
         self._running: set[str] = set()
         self._ends: list[tuple[tuple[str, ...], dict[str, Any]]] = []
 
@@ -72,7 +72,7 @@ class ProtocolPublisher:
         if mode == "values":
             self._flush()
             # Clients pair the values of a step with its checkpoint, which LangGraph emits after them.
-            self._held = payload, at
+            self._pending_values = payload, at
             return
         if mode == "checkpoints":
             self._own("checkpoints", at, reference(payload))
@@ -92,20 +92,19 @@ class ProtocolPublisher:
             case "custom":
                 self._emit(_join_name(mode, at), payload)
             case _:
-                pass  # a mode that a graph's transformers have asked for
+                pass  # a mode that a graph's transformers requested
 
     def publish_end(self) -> None:
-        """Publish the events held back until the stream ended: the last values, the ends of the last
-        subgraphs, and the interrupts. An interrupt can only be answered once the run has stopped to wait for
-        it."""
+        """Publish the events that were withheld until the end of the stream: the last values, the ends of the
+        last subgraphs, and the interrupts, which can be answered only once the run has stopped."""
         self._flush()
         self._emit_ends()
-        for question, at in self._asked.values():
+        for question, at in self._questions.values():
             self._emit(_join_name("updates", at), {INTERRUPT: [question]})
 
     def _flush(self) -> None:
-        if self._held is not None:
-            (values, at), self._held = self._held, None
+        if self._pending_values is not None:
+            (values, at), self._pending_values = self._pending_values, None
             self._emit(_join_name("values", at), values)
 
     def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
@@ -116,7 +115,7 @@ class ProtocolPublisher:
         if isinstance(payload, Mapping) and INTERRUPT in payload:
             for question in payload[INTERRUPT]:
                 # Every enclosing graph repeats the interrupt of a subgraph.
-                self._asked.setdefault(question.id, (question, at))
+                self._questions.setdefault(question.id, (question, at))
             return
         if "updates" not in self._withheld:
             self._emit(_join_name("updates", at), payload, room_of("updates", payload))
@@ -131,10 +130,10 @@ class ProtocolPublisher:
         else:
             run = str(metadata.get("run_id", ""))
             if message.get("event") == "message-start":
-                self._spoken[run] = message.get("id") or message.get("message_id") or run
-            role, message_id, events = "ai", self._spoken.get(run, run), (message,)
+                self._message_ids[run] = message.get("id") or message.get("message_id") or run
+            role, message_id, events = "ai", self._message_ids.get(run, run), (message,)
             if message.get("event") in ("message-finish", "error"):
-                self._spoken.pop(run, None)
+                self._message_ids.pop(run, None)
         node = metadata.get("langgraph_node")
         for event in events:
             data = {**event, "message_id": message_id}
@@ -163,10 +162,10 @@ class ProtocolPublisher:
         call = _call(task.get("input"))
         if call is not None:
             self._calls[str(task.get("id"))] = call
-        if not at or at in self._below:
+        if not at or at in self._subgraphs:
             return
         name, _, parent = at[-1].partition(":")
-        self._below[at] = parent
+        self._subgraphs[at] = parent
         agent = (task.get("metadata") or {}).get("lc_agent_name")
         data: dict[str, Any] = {"event": "started", "graph_name": agent or name}
         if parent:
@@ -178,11 +177,13 @@ class ProtocolPublisher:
     def _end_subgraph(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
         """Queue the end of the subgraph that a task ran.
 
-        It is published at once if another task runs beside it, and else after the step: clients read the
-        state when any graph ends, and the state has to hold the subgraph's result by then.
+        The end is published at once if another task runs in parallel, otherwise after the step: clients read
+        the state when a graph ends, and the state has to contain the subgraph's result by then.
         """
-        for below in [b for b, parent in self._below.items() if b[:-1] == at and parent == task.get("id")]:
-            del self._below[below]
+        for below in [
+            b for b, parent in self._subgraphs.items() if b[:-1] == at and parent == task.get("id")
+        ]:
+            del self._subgraphs[below]
             data: dict[str, Any] = {"event": "completed"}
             if task.get("interrupts"):
                 data = {"event": "interrupted"}
@@ -201,17 +202,17 @@ def _join_name(name: str, at: Iterable[str]) -> str:
 
 
 def _about(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that the start of a message carries."""
+    """Return the metadata for the start of a message."""
     names = ("langgraph_node", "langgraph_step", "ls_provider", "ls_model_name", "run_id", "lc_agent_name")
     found = {name: metadata[name] for name in names if isinstance(metadata.get(name), str | int)}
     return {
-        {"ls_provider": "provider", "ls_model_name": "model"}.get(name, name): held
-        for name, held in found.items()
+        {"ls_provider": "provider", "ls_model_name": "model"}.get(name, name): value
+        for name, value in found.items()
     }
 
 
 def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint as the protocol names it."""
+    """Return the protocol's reference to a checkpoint."""
     here = (payload.get("config") or {}).get("configurable", {})
     parent = (payload.get("parent_config") or {}).get("configurable", {})
     about = payload.get("metadata") or {}
@@ -219,10 +220,10 @@ def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, "parent_id": parent["checkpoint_id"]} if "checkpoint_id" in parent else named
 
 
-def _call(given: Any) -> str | None:
-    """Return the id of the tool call for which a task was created."""
-    call = given.get("tool_call") if isinstance(given, Mapping) else None
-    if call is None and isinstance(given, list):
-        call = next((one for one in given if isinstance(one, Mapping) and "id" in one), None)
+def _call(task_input: Any) -> str | None:
+    """Return the id of the tool call for which a task was created, from the task's input."""
+    call = task_input.get("tool_call") if isinstance(task_input, Mapping) else None
+    if call is None and isinstance(task_input, list):
+        call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
     found = call.get("id") if isinstance(call, Mapping) else None
     return found if isinstance(found, str) else None

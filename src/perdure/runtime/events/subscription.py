@@ -22,7 +22,7 @@ from perdure.runtime.events.publisher import Ended, EventBuffer
 from perdure.runtime.notifications import SELDOM_S, STORED, Notifications
 from perdure.runtime.observers import Observers
 
-_LOOK_S = (0.1, 1.0)
+_POLL_S = (0.1, 1.0)
 """Seconds between polls of the event log: at first, and at most after polls without a result."""
 _IDLE_S = 3.0
 """Maximum of the same for the subscription to a thread, which may be idle for long."""
@@ -32,7 +32,7 @@ _UNHEARD_S = 30.0
 """Seconds for which the events of a finished run are held if they had no subscriber and are not stored."""
 
 _FREE_MOST = 4096
-"""Threads of which the number of their next event is remembered."""
+"""Maximum number of threads whose next event number is remembered."""
 
 
 class Subscriptions:
@@ -180,7 +180,7 @@ class Subscriptions:
             NotFound: There is no such run.
             SubscriberTooSlow: The next event is not stored, and not held in memory any more.
         """
-        pause, longest = _LOOK_S
+        pause, longest = _POLL_S
         buffer: EventBuffer | None = None
         finished: EventBuffer | None = None
         while True:
@@ -211,7 +211,7 @@ class Subscriptions:
             for event in _without_end(page.events):
                 yield event
             if page.after > after:
-                after, pause = page.after, _LOOK_S[0]
+                after, pause = page.after, _POLL_S[0]
             if not page.is_last:
                 continue
             known = _require(standing, partition, run_id)
@@ -243,7 +243,7 @@ class Subscriptions:
         self._waiting.setdefault(partition, []).append(buffers)
         try:
             await self.note(partition)
-            pause = _LOOK_S[0]
+            pause = _POLL_S[0]
             while True:
                 news = self._signals.expect(STORED, partition)
                 buffer = buffers[0] if buffers else None
@@ -255,8 +255,8 @@ class Subscriptions:
                     if not found and is_over and buffers[0] is buffer:
                         del buffers[0]
                     elif not found:
-                        await news.wait(_LOOK_S[1])
-                    pause = _LOOK_S[0]
+                        await news.wait(_POLL_S[1])
+                    pause = _POLL_S[0]
                     continue
                 if buffer is not None and after >= buffer.first - 1 and not buffer.is_in_log(after):
                     if after >= buffer.first:
@@ -277,11 +277,11 @@ class Subscriptions:
                     continue
                 after = max(after, page.after)
                 if after > before:
-                    pause = _LOOK_S[0]
+                    pause = _POLL_S[0]
                 if not page.is_last or (buffer is None and buffers):
                     continue
                 await news.wait(pause)
-                pause = _LOOK_S[0] if news.is_set else min(_IDLE_S, pause * 1.5)
+                pause = _POLL_S[0] if news.is_set else min(_IDLE_S, pause * 1.5)
         finally:
             waiting = self._waiting[partition]
             # By identity: the list of another subscriber may be equal.

@@ -25,7 +25,7 @@ _FOREIGN = tuple(
 
 
 def failure_note(error: BaseException) -> dict[str, Any]:
-    """Return what is stored of an error with its run: its text, the name of its type, and its traceback."""
+    """Return the data that is stored with a failed run: the error's text, type name and traceback."""
     return {"error": error_note(error), "kind": type(error).__name__, TRACEBACK: traceback_text(error)}
 
 
@@ -73,7 +73,7 @@ def _is_foreign(at: TracebackType) -> bool:
 
 
 def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
-    """Return frames as text; those before the newest ``most`` are only counted."""
+    """Return the newest ``most`` frames as text, after the number of those before them."""
     texts = [
         text
         for at in frames[-most:]

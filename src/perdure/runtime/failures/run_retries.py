@@ -22,7 +22,7 @@ def retry_run(
         partition: The thread.
         run_id: The failed run.
         now: The database's time in microseconds.
-        most: The most messages that may wait on the thread.
+        most: Maximum number of messages that may wait on the thread.
         read_asked: Reads what the thread asks.
     """
     fresh = database.draw_version()

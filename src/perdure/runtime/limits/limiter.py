@@ -56,7 +56,7 @@ class CallTurn:
     ) -> None:
         held = [pair for turn in within for pair in turn.keys]
         self._permits = [
-            (name, key, Permit(user, begins=name not in counted, is_within=(name, key) in held))
+            (name, key, Permit(user, begins=name not in counted, is_nested=(name, key) in held))
             for name, key, user in keys
         ]
         self._shares: list[KeyShare | None] = [None] * len(self._permits)
@@ -116,11 +116,11 @@ class CallTurn:
                 raise
 
     def end(self, tokens: int | None = None, cost: int | None = None, *, is_used: bool = True) -> None:
-        """Give it back, in the loop of the limits; see ``KeyShare.give_back``."""
+        """Give it back, in the loop of the limits; see ``KeyShare.release``."""
         self.is_over = True
         for share, (*_, permit) in zip(self._shares, self._permits, strict=True):
-            if share is not None and permit.is_given:
-                share.give_back(permit, tokens, cost, is_used=is_used)
+            if share is not None and permit.is_granted:
+                share.release(permit, tokens, cost, is_used=is_used)
             elif share is not None:
                 share.drop(permit)
 
@@ -188,7 +188,7 @@ class Limiter:
 
         Raises:
             LimitReached: It did not come within that time, or a budget is used up.
-            Unavailable: The database is away.
+            Unavailable: The database is unavailable.
         """
         waiting = self.submit(turn.take(self, tenant, within))
         try:
@@ -211,7 +211,7 @@ class Limiter:
         self.soon(partial(turn.end, is_used=False))
 
     def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
-        """Give a turn back, from any thread; see ``KeyShare.give_back``."""
+        """Give a turn back, from any thread; see ``KeyShare.release``."""
         self.soon(turn.end, tokens, cost)
 
     async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:

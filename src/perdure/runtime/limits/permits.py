@@ -68,7 +68,7 @@ class Permits:
         return first + (count - 1) * self._interval
 
     def use(self, number: int = 1) -> None:
-        """Remove the first permits, of which there have to be so many."""
+        """Remove the first ``number`` permits; there have to be at least as many."""
         while number:
             first, count = self._spans.popleft()
             used = min(number, count)

@@ -1,4 +1,4 @@
-"""LangChain's rate limiter over all processes that use a database."""
+"""LangChain rate limiter that is shared by all processes that use a database."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from perdure.runtime.limits.limiter import CallTurn, limiter_of
 class RateLimiter(BaseRateLimiter):
     """Rate limiter for LangChain's models: ``init_chat_model(…, rate_limiter=RateLimiter(db, "openai"))``.
 
-    All rate limiters of one name on one database share the limit, in any number of processes, threads and
-    event loops. Users take turns.
+    All rate limiters with the same name on one database share the limit, in any number of processes, threads
+    and event loops. Users take turns.
 
     Args:
         database: The database, which stays open as long as the models are used.
         name: Name of the limit.
         limit: The limit; by default the one that was declared under the name.
-        user: Who takes turns with others, or a function that returns it; by default the user of the run.
-        timeout: Seconds to wait at most; ``None`` waits as long as it takes.
+        user: The user who takes turns with others, or a function that returns the user; by default the user
+            of the run.
+        timeout: Maximum seconds to wait; ``None`` for no limit.
 
     Raises:
-        ValueError: The limit has no rate, or also something that needs the end of a call: a rate limiter
-            learns only of its start. ``Settings(limits=…)`` has all of them.
+        ValueError: The limit has no rate, or has another amount, which needs the end of a call: a rate
+            limiter learns only of its start. ``Settings(limits=…)`` supports all amounts.
     """
 
     def __init__(
@@ -47,16 +48,19 @@ class RateLimiter(BaseRateLimiter):
             limit.rate is None or (limit.concurrency, limit.tokens, limit.budget) != (None, None, None)
         ):
             raise ValueError(
-                f"limit {name!r}: a rate limiter learns when a call begins, not when it ends, so it has a "
-                "rate and nothing else; declare concurrency, tokens and budgets with Settings(limits=…)"
+                f"limit {name!r}: a rate limiter learns when a call begins, not when it ends, so it needs a "
+                "rate and supports nothing else; declare concurrency, tokens and budgets with "
+                "Settings(limits=…)"
             )
         if limit is not None and (limit.of != "model" or limit.graphs or limit.names):
             raise ValueError(
-                f"limit {name!r}: a rate limiter counts the calls of the models that it is given to; leave "
-                "of, names and graphs out"
+                f"limit {name!r}: a rate limiter counts the calls of the models that use it; leave of, names "
+                "and graphs out"
             )
         if limit is not None and limit.by:
-            raise ValueError(f"limit {name!r}: name a rate limiter for each key instead of by={limit.by}")
+            raise ValueError(
+                f"limit {name!r}: a rate limiter has one key; make one for each key instead of by={limit.by}"
+            )
         handle = handle_of(database)
         self._tenant, self._name, self._user = database.tenant, name, user
         self._timeout = math.inf if timeout is None else timeout
@@ -69,8 +73,8 @@ class RateLimiter(BaseRateLimiter):
         return CallTurn([(self._name, {}, user() if callable(user) else user)])
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Wait for the turn of a call in a thread. Return ``False`` if it is not there at once and
-        ``blocking`` is false; raises ``LimitReached`` after the timeout."""
+        """Wait in a thread until a call may begin. Return False if it may not begin at once and ``blocking``
+        is False; raise ``LimitReached`` after the timeout."""
         turn = self._turn()
         try:
             self._limiter.acquire_blocking(turn, self._tenant, self._timeout if blocking else 0)
@@ -82,7 +86,7 @@ class RateLimiter(BaseRateLimiter):
         return True
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
-        """Wait as ``acquire`` does, in an event loop."""
+        """Wait like ``acquire``, in an event loop."""
         turn = self._turn()
         try:
             await self._limiter.acquire(turn, self._tenant, self._timeout if blocking else 0)

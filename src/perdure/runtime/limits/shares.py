@@ -1,7 +1,7 @@
-"""Share of a process in a limit, for one key: who waits for it, and what it has to give them.
+"""Share of a process in a limit, for one key: the calls that wait, and the amounts that it can give them.
 
-It lives in one event loop. The database is asked for more before what is there runs out, and not for each
-call; users who wait take turns.
+It belongs to one event loop. It requests amounts from the database before its own run out, and not for each
+call; waiting users take turns.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from perdure.runtime.limits.permits import Permits
 _LEASE_S = LEASE_US / 1_000_000
 _RENEW_S = _LEASE_S / 3
 _MARGIN_S = 0.25
-"""Seconds before its end from which a lease is not used any more."""
+"""Seconds before its end from which a lease is no longer used."""
 _LEAD_S = 0.1
-"""Seconds before the last permit is used at which more are asked for."""
+"""Seconds before the last permit is used at which more are requested."""
 _SKEW_S = SKEW_US / 1_000_000
 _DISAGREE_US = 500_000
 _UNAVAILABLE_S = 10.0
-"""Seconds for which a database that is away is asked again before those who wait are told."""
+"""Seconds for which requests to an unavailable database are repeated before waiting calls fail."""
 _PAUSE_S = 0.02
-"""Seconds between two requests at least."""
+"""Minimum seconds between two requests."""
 _USED_UP_S = 1.0
-"""Seconds for which a used up budget refuses calls without a look whether it was raised."""
+"""Seconds for which an exhausted budget refuses calls before it is checked whether it was raised."""
 _SOON_S = 0.25
-"""Seconds within which a permit counts as there at once."""
+"""Seconds within which a permit counts as available at once."""
 _FIRST_TOKENS = 1000
 _WEIGHT = 0.2
 
@@ -45,20 +45,20 @@ Perform = Callable[[Program[Taken]], Awaitable[Taken]]
 
 @dataclass(eq=False, slots=True)
 class Permit:
-    """Turn of one call or run.
+    """Permission for one call or run to begin, which waits for its turn.
 
     Attributes:
-        user: Who takes turns with others.
+        user: The user who takes turns with others.
         begins: False if it was counted towards the rate before.
-        is_within: True for a call within one that holds a place of the limit: it shares that.
-        is_given: True from its turn until it is given back.
+        is_nested: True for a call within another one that holds a place of the limit, which it shares.
+        is_granted: True from its turn until it is released.
         is_dropped: True if nobody waits for it any more.
     """
 
     user: str = ""
     begins: bool = True
-    is_within: bool = False
-    is_given: bool = False
+    is_nested: bool = False
+    is_granted: bool = False
     is_dropped: bool = False
     turn: asyncio.Future[None] | None = None
     tokens: int = 0
@@ -108,7 +108,7 @@ class KeyShare:
         return Permits(interval, lasts - min(_SKEW_S, lasts / 4))
 
     def change(self, limit: SharedLimit) -> None:
-        """Follow other amounts from now on."""
+        """Use the amounts of another limit from now on."""
         if limit == self.limit:
             return
         self.limit = limit
@@ -119,17 +119,17 @@ class KeyShare:
 
     @property
     def is_idle(self) -> bool:
-        """True if nobody waits, and this process holds nothing."""
+        """True if no call waits, and this process holds no amounts."""
         return self._task is None
 
     @property
     def waiting_count(self) -> int:
-        """Number of those who wait."""
+        """Number of waiting permits."""
         return sum(map(len, self._waiting.values()))
 
     @property
     def in_use(self) -> int:
-        """Number of permits that were given and are not given back."""
+        """Number of permits that are granted and not released."""
         return self._use.places
 
     async def acquire(self, permit: Permit, within: float | None) -> None:
@@ -137,55 +137,55 @@ class KeyShare:
 
         Args:
             permit: A new permit.
-            within: Seconds to wait at most; ``None`` waits as long as it takes, 0 asks the database once.
+            within: Maximum seconds to wait; ``None`` for no limit, 0 to ask the database once.
 
         Raises:
-            LimitReached: There was no turn within the time, or the budget is used up.
-            Unavailable: The database is away.
+            LimitReached: The turn did not come within that time, or the budget is used up.
+            Unavailable: The database is unavailable.
         """
         permit.began = self._loop.time()
         if self._held.day_ends is not None and permit.began < self._held.again:
             raise self._budget_error(self._held.day_ends - permit.began)
         permit.turn = self._loop.create_future()
         self._queue(permit)
-        self._give()
+        self._grant()
         self._start()
         try:
             if within == 0 and not permit.turn.done():
-                await self._once(permit.turn)
+                await self._request_once(permit.turn)
             async with asyncio.timeout(within or None):
                 await permit.turn
         except TimeoutError:
             self._leave(permit)
-            if not permit.is_given:
+            if not permit.is_granted:
                 raise self.refusal(permit) from None
         except BaseException:
             self._leave(permit)
-            self.give_back(permit, is_used=False)
+            self.release(permit, is_used=False)
             raise
         permit.waited = self._loop.time() - permit.began
         if permit.is_dropped:
-            self.give_back(permit, is_used=False)
+            self.release(permit, is_used=False)
 
     def _queue(self, permit: Permit) -> None:
         queue = self._waiting.setdefault(permit.user, deque())
-        if permit.begins and not permit.is_within:
+        if permit.begins and not permit.is_nested:
             queue.append(permit)
             return
-        # It needs less than those that begin, which may wait for it: for the call around it, or a place.
+        # It goes first: it needs less than those that begin, which may wait for its outer call or its place.
         queue.appendleft(permit)
-        if permit.is_within or self.limit.concurrency is None:
+        if permit.is_nested or self.limit.concurrency is None:
             self._waiting.move_to_end(permit.user, last=False)
 
-    async def _once(self, turn: asyncio.Future[None]) -> None:
-        """Let the database be asked, and fail a permit that has no turn then."""
+    async def _request_once(self, turn: asyncio.Future[None]) -> None:
+        """Request amounts from the database once; raise ``TimeoutError`` if the turn does not come then."""
         if (pause := self._held.again - self._loop.time()) <= _PAUSE_S:
             await asyncio.sleep(max(0.0, pause))
             async with self._asking:
                 if not turn.done() and self._held.again <= self._loop.time():
-                    await self._ask()
-            self._give()
-        # Of what has gathered the last may be usable a moment later.
+                    await self._request()
+            self._grant()
+        # The permits that were received may be usable only a moment later.
         moment = self._calls.moment() if self.limit.rate is not None else None
         if not turn.done() and moment is not None:
             wait = moment - self._loop.time()
@@ -195,42 +195,42 @@ class KeyShare:
             raise TimeoutError
 
     def refusal(self, permit: Permit | None = None) -> LimitReached:
-        """Return the error of one who does not wait any longer."""
+        """Return the error for a call that does not wait any longer."""
         again = self._held.again
         if self.limit.rate is not None and (permit is None or permit.begins):
-            # Permits are given out ahead of their moments.
+            # Permits are handed out before the moments from which they are valid.
             again = max(again, self._calls.moment() or again + HORIZON_S)
         after = max(0.05, again - self._loop.time())
-        text = f"limit {self.at.limit!r}{self._of()}: there is no room now; try again in {after:.1f} s"
+        text = f"limit {self.at.limit!r}{self._of()} is reached; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
 
     def _of(self) -> str:
         return "".join(f" of {what} {name!r}" for what, name in self.at.key.items())
 
     def drop(self, permit: Permit) -> None:
-        """Give a permit back, or leave the queue with it."""
+        """Release a permit, or remove it from the queue."""
         permit.is_dropped = True
-        if permit.is_given:
-            self.give_back(permit, is_used=False)
+        if permit.is_granted:
+            self.release(permit, is_used=False)
         elif permit.turn is not None and not permit.turn.done():
             permit.turn.cancel()
 
-    def give_back(
+    def release(
         self, permit: Permit, tokens: int | None = None, cost: int | None = None, *, is_used: bool = True
     ) -> None:
-        """Give a permit back at the end of its call.
+        """Release a permit at the end of its call.
 
         Args:
-            permit: A permit whose turn came; one that was given back is left alone.
-            tokens: Tokens that the call took, ``None`` if that is unknown.
-            cost: Money that it cost, in millionths.
-            is_used: False if nothing began under it: then another may.
+            permit: A permit whose turn came; nothing happens if it was already released.
+            tokens: Tokens that the call used, ``None`` if unknown.
+            cost: Cost of the call in millionths of the currency.
+            is_used: False if no call began with it, so that another call may use it.
         """
-        if not permit.is_given:
+        if not permit.is_granted:
             return
-        permit.is_given = False
+        permit.is_granted = False
         use, held = self._use, self._held
-        use.places -= not permit.is_within
+        use.places -= not permit.is_nested
         if not is_used and permit.moment is not None:
             self._calls.put_back(permit.moment)
         use.reserved -= permit.money
@@ -239,12 +239,12 @@ class KeyShare:
             held.money -= cost
             held.dearest = max(held.dearest, cost)
         if tokens is not None and self.limit.tokens is not None:
-            # What was not used may be used later, no more than a burst of it.
+            # Unused tokens may be used later, but not more than a burst.
             use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
             mean = held.mean_tokens
             held.mean_tokens = tokens if not mean else mean + _WEIGHT * (tokens - mean)
-        # Who waits goes on at once, also while the database is asked.
-        self._give()
+        # Waiting calls continue at once, even during a request to the database.
+        self._grant()
         self._start()
 
     def _start(self) -> None:
@@ -263,10 +263,10 @@ class KeyShare:
         try:
             while True:
                 self._wake.clear()
-                self._give()
+                self._grant()
                 now = self._loop.time()
-                if self._has_to_ask(now):
-                    await self._ask_again()
+                if self._needs_request(now):
+                    await self._try_request()
                     continue
                 if self._is_over():
                     return
@@ -276,7 +276,7 @@ class KeyShare:
                 except TimeoutError:
                     continue
         except Exception as error:
-            # Nobody may wait for what will not come.
+            # No call may wait for a turn that will never come.
             self._fail(error)
         finally:
             self._task = None
@@ -287,10 +287,10 @@ class KeyShare:
         held, use = self._held, self._use
         return not (self._waiting or use.places or use.paid or held.places or held.money)
 
-    # What is given
+    # Granting
 
-    def _give(self) -> None:
-        """Give turns as long as there is something to give, users in turn."""
+    def _grant(self) -> None:
+        """Grant permits as long as there are amounts for them, users in turn."""
         while self._waiting and (found := self._first()) is not None:
             user, permit = found
             if not self._begin(permit):
@@ -322,7 +322,7 @@ class KeyShare:
             tokens, owed = self._estimate(), self._owed_tokens(now)
             if use.debt > 0 or (owed and not self._is_ready(self._tokens, owed, now)):
                 return False
-        if limit.concurrency is not None and not permit.is_within and not self._has_place(now):
+        if limit.concurrency is not None and not permit.is_nested and not self._has_place(now):
             return False
         money = 0
         if limit.budget is not None:
@@ -337,11 +337,11 @@ class KeyShare:
         if limit.tokens is not None:
             self._tokens.use(owed)
             use.debt += tokens - owed
-        use.places += not permit.is_within
+        use.places += not permit.is_nested
         use.peak = max(use.peak, use.places)
         use.reserved += money
         use.calls.note(now)
-        permit.is_given, permit.tokens, permit.money = True, tokens, money
+        permit.is_granted, permit.tokens, permit.money = True, tokens, money
         return True
 
     @staticmethod
@@ -355,8 +355,9 @@ class KeyShare:
         return max(1, round(mean))
 
     def _owed_tokens(self, now: float) -> int:
-        """Pay what is owed with the tokens that are there, which lapse otherwise, and return how many have to
-        be there for a call to begin. More than half a burst never gathers for sure; the rest is owed then."""
+        """Pay owed tokens with available ones, which would lapse otherwise, and return how many have to be
+        available for a call to begin. This is at most half a burst, as it is not certain that more
+        accumulate; the call owes the rest."""
         use, burst = self._use, self.limit.token_burst
         self._tokens.lapse(now)
         if use.debt > 0 and (paid := min(self._tokens.ready(now), math.ceil(use.debt))):
@@ -369,7 +370,7 @@ class KeyShare:
         return self._use.places < min(held.places, held.allotted) and now < held.until - _MARGIN_S
 
     def _money(self, now: float) -> int | None:
-        """Return the amount that a call takes, ``None`` if there is too little."""
+        """Return the amount of money that a call reserves, ``None`` if there is too little."""
         held, use = self._held, self._use
         if now >= held.until - _MARGIN_S:
             return None
@@ -379,9 +380,9 @@ class KeyShare:
             return held.money
         return None
 
-    # What is asked for
+    # Requests
 
-    def _has_to_ask(self, now: float) -> bool:
+    def _needs_request(self, now: float) -> bool:
         held, use, limit = self._held, self._use, self.limit
         if now >= held.renew_at and (held.places or held.money or use.paid):
             return True
@@ -401,7 +402,7 @@ class KeyShare:
         return limit.budget is not None and self._money(now) is None
 
     def _wants_more(self) -> bool:
-        """Return True if it would use more places than it had asked for."""
+        """Return True if this process would use more places than it requested last."""
         held, most = self._held, self.limit.concurrency or 0
         return not held.places or held.asked < min(most, self._use.places + self.waiting_count)
 
@@ -418,7 +419,7 @@ class KeyShare:
         return max(1, math.ceil(wanted))
 
     def _next(self, now: float) -> float | None:
-        """Return the time at which there may be something to give or to ask for."""
+        """Return the time at which a permit may be granted, or a request is due."""
         held, limit = self._held, self.limit
         times = [held.renew_at] if held.places or held.money or self._use.paid else []
         if self._waiting:
@@ -463,15 +464,16 @@ class KeyShare:
         if self.limit.concurrency is None:
             return 0
         wanted = self._use.places + self.waiting_count
-        # Calls follow each other quickly; runs are long, and what they leave others may need.
+        # Calls follow each other quickly, so places are kept. Runs are long, and others may need the places.
         return wanted if self.limit.of == "run" else max(self._use.peak, wanted)
 
-    async def _ask_again(self) -> None:
-        """Ask the database; while it is away those who wait go on to wait, for a while."""
+    async def _try_request(self) -> None:
+        """Request amounts from the database. While it is unavailable, waiting calls keep waiting for a
+        while."""
         try:
             async with self._asking:
-                if self._has_to_ask(self._loop.time()):
-                    await self._ask()
+                if self._needs_request(self._loop.time()):
+                    await self._request()
         except (Unavailable, Contention) as error:
             now = self._loop.time()
             since = self._failing_since = self._failing_since or now
@@ -484,12 +486,12 @@ class KeyShare:
         else:
             self._failing_since = None
 
-    async def _ask(self) -> None:
+    async def _request(self) -> None:
         now = await self._clock.now()
         asked = self._loop.time()
         demand = self._demand(asked)
         held = self._held
-        # The answer may leave it no more than what it says that it uses, and calls begin meanwhile.
+        # The answer may grant no more than the demand says is in use, and calls may begin meanwhile.
         held.places, held.may_exceed = min(held.places, self._use.places), False
         held.money = min(held.money, self._use.reserved)
         known = held.known
@@ -529,14 +531,14 @@ class KeyShare:
 
     def _budget_error(self, after: float) -> LimitReached:
         text = (
-            f"limit {self.at.limit!r}{self._of()}: the budget of {self.limit.budget:g} for a day is used up; "
-            f"it begins anew in {after:.0f} s"
+            f"limit {self.at.limit!r}{self._of()}: the budget of {self.limit.budget:g} per day is used up; "
+            f"it is available again in {after:.0f} s"
         )
         kind = LimitPending if self.limit.at_end == "wait" else LimitReached
         return kind(text, self.at.limit, after)
 
     def _fail(self, error: Exception) -> None:
-        """Fail all that wait."""
+        """Fail all waiting permits."""
         for queue in self._waiting.values():
             for permit in queue:
                 if permit.turn is not None and not permit.turn.done():
@@ -544,14 +546,14 @@ class KeyShare:
         self._waiting.clear()
 
     async def close(self) -> None:
-        """Give back what this process holds and does not use."""
+        """Return the unused amounts of this process to the database."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._use.peak = self._use.places
         if self._held.places or self._held.money or self._use.paid:
             try:
-                await self._ask()
+                await self._request()
             except PerdureError:
                 # The lease ends by itself.
                 return

@@ -72,7 +72,7 @@ class EffectJournal:
                 await asyncio.wrap_future(self.stored.future_of(*origin))
 
     def wait_for_origins(self, config: RunnableConfig) -> None:
-        """Do the same as ``await_origins``, blocking.
+        """Wait like ``await_origins``, blocking.
 
         Raises:
             NotAllowed: Called on an event loop, by which the checkpoint is stored that would be waited for.

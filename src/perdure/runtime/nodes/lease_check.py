@@ -10,8 +10,8 @@ from typing import Any
 class LeaseCheck:
     """Check of the lease of one run. As long as the lease certainly lasts, it is one comparison.
 
-    A database that is away may perform a request and answer it when it is back. By then the lease may have
-    ended, and another process may have continued the run.
+    A database that is unavailable may perform a request and answer it when it is back. By then the lease may
+    have ended, and another process may have continued the run.
 
     Args:
         is_confirmed: Returns False if the lease may have ended.

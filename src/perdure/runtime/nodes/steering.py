@@ -97,7 +97,7 @@ class Steering:
         database: The handle of the database.
         agent: The agent of the run's graph.
         held: The run, with its lease.
-        most: Most messages that are taken up at once.
+        most: Maximum number of messages that are taken up at once.
         is_sync: True if a step begins when the one before is stored.
 
     Attributes:

@@ -31,9 +31,9 @@ Span = float | timedelta
 """Seconds, or a ``timedelta``."""
 
 DEFAULT_MAX = 64 * 1024
-"""Most bytes of JSON of a default."""
+"""Maximum number of bytes of JSON of a default."""
 NAME_MAX = 200
-"""Most characters of the name of a signal."""
+"""Maximum number of characters of the name of a signal."""
 _REMINDERS_MAX = 20
 
 
@@ -114,7 +114,7 @@ def ask(
 async def sleep(seconds: Span) -> None:
     """Let the run end, and go on with the node after a time: seconds, or a ``timedelta``.
 
-    Nobody can answer a sleep. A message for the thread goes past it, as past a question.
+    Nobody can answer a sleep. A message for the thread replaces it, like a question.
 
     Raises:
         NotAllowed: The node is not run by a ``Runtime``.
@@ -124,7 +124,7 @@ async def sleep(seconds: Span) -> None:
 
 
 def sleep_sync(seconds: Span) -> None:
-    """Do the same as ``sleep``, in a node that is a plain function."""
+    """Sleep like ``sleep``, in a node that is a plain function."""
     wait = wait_of("sleep", seconds, None, None)
     _ask({"waits_for": "time", "seconds": _seconds(seconds)}, wait)
 
@@ -150,7 +150,7 @@ async def wait_for(name: str, *, within: Span | None = None, default: Any = ...)
 
 
 def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
-    """Do the same as ``wait_for``, in a node that is a plain function."""
+    """Wait like ``wait_for``, in a node that is a plain function."""
     wait = wait_of("signal", within, default, None, name=require_name(name))
     return _ask({"waits_for": "signal", "name": name}, wait)
 

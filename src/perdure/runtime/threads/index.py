@@ -193,7 +193,7 @@ class ThreadIndex:
         """Return the copies of threads' documents, by name, without those that cannot be read, or that a
         change was announced for."""
         names = [place.partition.thread for place in found]
-        program = documents.several(self._partition, _COLLECTION, names)
+        program = documents.get_many(self._partition, _COLLECTION, names)
         copies = await self._database.arun(program)
         return {
             entry.name: entry.body

@@ -66,7 +66,7 @@ class Threads:
         """
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
-        put, document = documents.draft(*OF_THREAD, body, now, self._database.draw_version())
+        put, document = documents.plan_create(*OF_THREAD, body, now, self._database.draw_version())
         indexed: Document | None = None
         if body["ttl"] is not None:
             # Expired threads are found in the index: a crash after the commit must not lose this one.
@@ -104,7 +104,7 @@ class Threads:
         now = await self._context.clock.now()
         body = self._body(metadata, ttl, now)
         fresh = self._database.draw_version()
-        _, document = documents.draft(*OF_THREAD, body, now, fresh)
+        _, document = documents.plan_create(*OF_THREAD, body, now, fresh)
         await self._index_new(thread_id, document)
         partition = self._partition(thread_id)
         program = documents.put(partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=fresh)
@@ -140,7 +140,7 @@ class Threads:
         now = await self._context.clock.now()
         body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
         await self.index.announce(row.thread_id, before, now)
-        return documents.redraft(OF_THREAD[0], before, body, now)
+        return documents.plan_replace(OF_THREAD[0], before, body, now)
 
     async def reindex(self, thread_id: str) -> None:
         """Store the copy of a thread's document in the index."""

@@ -39,8 +39,8 @@ def user_of_options(options: Mapping[str, Any]) -> str | None:
 
 
 def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
-    """Return the user of an accepted message, ``None`` if it names none or is gone: a run of which nothing is
-    stored leaves no metadata."""
+    """Return the user of an accepted message, ``None`` if it names none or is gone: a run without stored
+    checkpoints leaves no metadata."""
     (found,) = yield from ask(Fetch(partition, (Get(INBOX, (seq,)),)))
     return next(
         (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None

@@ -349,7 +349,7 @@ async def _invoke(
     buffer: EventBuffer | None,
     publisher: StreamPublisher | None,
 ) -> Any:
-    """Do the same as ``ainvoke`` and publish the run's events meanwhile, if it has a publisher."""
+    """Invoke a graph like ``ainvoke`` and publish the run's events meanwhile, if it has a publisher."""
     if buffer is None or publisher is None:
         return await graph.ainvoke(given, config, **how)
     how = {**how, "stream_mode": publisher.stream_modes, "subgraphs": publisher.stream.subgraphs}

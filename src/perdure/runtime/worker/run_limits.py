@@ -77,7 +77,7 @@ class RunLimits:
 
         Raises:
             LimitReached: Its run would have to wait.
-            Unavailable: The database is away.
+            Unavailable: The database is unavailable.
         """
         keys = self._keys(_subject(partition, message), refuse=True)
         if not keys:

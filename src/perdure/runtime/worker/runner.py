@@ -296,7 +296,7 @@ class Runner:
                     self.conversations,
                     self.memories,
                     partial(self._note_call, held),
-                    partial(self.activity.answers, held.run.id),
+                    partial(self.activity.note_token, held.run.id),
                     steering,
                     prices,
                     limits_of(held, self._database, settings, prices, partial(self._emit, held=held)),

@@ -1,7 +1,7 @@
-"""Attempts that ended because the database was away, or because of its late answers, are not counted.
+"""Attempts that failed because the database was unavailable or answered too late do not count.
 
-The claim of a run counts its attempt, so that the end of a process counts. A worker that outlives the attempt
-excuses it as soon as the database answers again.
+Claiming a run counts an attempt, so that attempts of killed processes count. A worker that is still alive
+after such a failure excuses the attempt, which uncounts it, as soon as the database answers again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from perdure.errors import (
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.leases import fields_of
 
-_TRIED_S = 300.0
-"""Seconds for which a database that is away is asked again; after that the attempt counts."""
+_RETRY_S = 300.0
+"""Seconds for which excusing an attempt is retried while the database is unavailable."""
 
 NO_FAULT = (SchemaTooNew, ThreadPinned, TakenBack, KeyMissing, LimitPending)
-"""Errors of attempts that do not count: in a rolling deploy a worker of the other version, or with the new
-key, goes on, and a user may withdraw a message while a node holds it. Waiting for a limit is none."""
+"""Errors after which an attempt does not count. In a rolling deploy, a worker of the other version or with
+the new key continues the run; a user may withdraw a message while a node uses it; a run may wait for a
+limit."""
 PERMANENT = (
     LimitReached,
     NotAllowed,
@@ -46,11 +47,11 @@ PERMANENT = (
     Unserialisable,
     TooLarge,
 )
-"""Errors that another attempt would meet again."""
+"""Errors that another attempt would raise again."""
 
 
 class Excuses:
-    """Excuses of this process that are not stored yet."""
+    """Attempts that this process has to excuse, and has not stored as excused yet."""
 
     def __init__(self, context: RuntimeContext) -> None:
         self._database = context.database
@@ -65,14 +66,14 @@ class Excuses:
         task.add_done_callback(self._storing.discard)
 
     async def close(self) -> None:
-        """Stop; what is not stored by now counts."""
+        """Stop; attempts that are not stored as excused by now count."""
         storing = list(self._storing)
         for task in storing:
             task.cancel()
         await asyncio.gather(*storing, return_exceptions=True)
 
     async def _store(self, held: HeldRun) -> None:
-        until = asyncio.get_running_loop().time() + _TRIED_S
+        until = asyncio.get_running_loop().time() + _RETRY_S
         while True:
             try:
                 await self._database.arun(runs.excuse(held))

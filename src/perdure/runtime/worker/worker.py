@@ -176,7 +176,7 @@ class Worker:
             beat.cancel()
             if self.runner.limits is not None:
                 self.runner.limits.drop(partition)
-            await self.runner.activity.flush_seldom()
+            await self.runner.activity.flush_if_due()
 
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which

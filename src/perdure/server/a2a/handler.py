@@ -47,13 +47,13 @@ from perdure.server.a2a.tasks import (
     TERMINAL,
     WORKING,
     DurableTask,
-    document,
+    describe_task,
     find,
     list_tasks,
-    names_in,
     protocol_of,
     read_answer,
     run_id_of,
+    split_task_id,
     task_id_of,
 )
 from perdure.server.assistants import Assistant
@@ -394,7 +394,7 @@ class DurableTasks(RequestHandler):
     async def _task(self, task_id: str, to: str, **value: Any) -> DurableTask:
         """Return a task of the assistant on whose context the user may perform an action."""
         try:
-            thread_id, run_id = names_in(task_id)
+            thread_id, run_id = split_task_id(task_id)
             await self._caller.thread(thread_id_of(thread_id), to, **value)
         except ValueError as error:
             raise TaskNotFoundError(f"there is no task {task_id!r}: {error}") from error
@@ -429,7 +429,7 @@ class DurableTasks(RequestHandler):
             if task.is_asleep:
                 asleep, task = task.run_id, await self._wait_for_wake(task)
                 if task.run_id == asleep:
-                    # Another message went past its wait.
+                    # Another message has replaced its wait.
                     over = await self._to_task(task, None)
                     yield types.TaskStatusUpdateEvent(**names, status=over.status)
                     return
@@ -474,7 +474,7 @@ class DurableTasks(RequestHandler):
         raise _shutdown_error()
 
     async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
-        shown = await document(self._caller.runtime, task)
+        shown = await describe_task(self._caller.runtime, task)
         if asked is not None and asked.HasField("history_length"):
             most = asked.history_length
             shown["history"] = shown["history"][-most:] if most else []

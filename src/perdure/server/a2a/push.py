@@ -24,7 +24,7 @@ from perdure.runtime.threads.threads import missing_error
 from perdure.server.a2a.tasks import (
     TERMINAL,
     DurableTask,
-    document,
+    describe_task,
     find,
     is_by_wait,
     list_tasks,
@@ -127,7 +127,7 @@ async def notices(
         return ()
     held = await _documents(runtime, task).get(task.id)
     have = () if held is None else held.body.get("sent", {}).get(notice_id, ())
-    shown = await document(runtime, task)
+    shown = await describe_task(runtime, task)
     is_early = protocol_of(task.standings[0]).get("version") == "0.3"
     body = _early(shown) if is_early else json.dumps({"task": shown}, ensure_ascii=False)
     return [

@@ -1,7 +1,8 @@
-"""Tasks of the protocol: a task is a run, and each run that answers its questions.
+"""Tasks of A2A: a task consists of a run, and of the runs that answer its questions.
 
-The state of a task is read from the records of its runs each time, so every server knows it, also after a
-restart. The task's id has the id of its first run and that of its thread, from which its context follows.
+The state of a task is read from the records of its runs each time, so every server knows it, even after a
+restart. The task's id contains the ids of its first run and of its thread, and the thread's id determines the
+task's context.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from perdure.server.a2a.parts import parts_of, text_of
 from perdure.server.runs.run_values import RunResult, result_of, values_of
 
 PROTOCOL = "protocol"
-"""Key of a run's data with the protocol that it was made for, and what that has to know of it."""
+"""Key, in a run's data, of the protocol through which the run was created and of the protocol's own data."""
 A2A = "a2a"
 _PAGE = 100
 _MESSAGES = "messages"
@@ -52,19 +53,19 @@ def task_id_of(thread_id: str, run_id: str) -> str:
     return f"{run_id}:{thread_id}"
 
 
-def names_in(task_id: str) -> tuple[str, str]:
-    """Return the thread and the run of a task's id. ``ValueError`` if it has not both."""
+def split_task_id(task_id: str) -> tuple[str, str]:
+    """Return the ids of the thread and the run in a task's id; raise ``ValueError`` if one is missing."""
     run_id, colon, thread_id = task_id.partition(":")
     if not (run_id and colon and thread_id):
-        raise ValueError("the id of a task is RUN:CONTEXT, as the task was returned")
+        raise ValueError("the id of a task has the form RUN:CONTEXT; pass it as it was returned")
     return thread_id, run_id
 
 
 def protocol_of(standing: Standing) -> Mapping[str, Any]:
-    """Return what the protocol has stored with a run; empty if it was not made through it."""
+    """Return A2A's own data of a run; empty if the run was not created through A2A."""
     options = Options.read_if_readable(standing.message.options)
-    held = {} if options is None else options.about.get(PROTOCOL) or {}
-    return held if held.get("name") == A2A else {}
+    stored = {} if options is None else options.about.get(PROTOCOL) or {}
+    return stored if stored.get("name") == A2A else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,16 @@ class DurableTask:
     """A task: the message that began it, those that answered its questions, and the standing of each.
 
     Attributes:
-        asked: ids of the interrupts that wait for an answer, ``None`` if nothing of the task does.
-        is_held: True if a later message of the context may go past its question, which takes no answer then.
-        is_asleep: True if it waits for a time or a signal, and for no answer.
+        asked: ids of the interrupts that wait for an answer, ``None`` if the task waits for none.
+        may_be_superseded: True if a later message of the context was accepted that may replace the question,
+            which takes no answer meanwhile.
+        is_asleep: True if the task waits for a time or a signal, but for no answer.
     """
 
     thread_id: str
     standings: tuple[Standing, ...]
     asked: tuple[str, ...] | None = None
-    is_held: bool = False
+    may_be_superseded: bool = False
     is_asleep: bool = False
 
     @property
@@ -93,12 +95,12 @@ class DurableTask:
 
     @property
     def current(self) -> Standing:
-        """The standing of the run that decides about the state."""
+        """The standing of the latest run, which determines the task's state."""
         return self.standings[-1]
 
     @property
     def run_id(self) -> str:
-        """The id of that run."""
+        """The id of the latest run."""
         return run_id_of(self.current)
 
     @property
@@ -107,11 +109,11 @@ class DurableTask:
 
     @property
     def state(self) -> str:
-        """State in the terms of the protocol."""
+        """The state in A2A's terms."""
         run = self.current.run
         if self.asked is not None:
             return INPUT_REQUIRED
-        if self.is_held or self.is_asleep:
+        if self.may_be_superseded or self.is_asleep:
             return WORKING
         if self.is_superseded:
             return CANCELED
@@ -121,26 +123,24 @@ class DurableTask:
 
     @property
     def question(self) -> str | None:
-        """The id of the interrupt for whose answer the task waits, if there is exactly one."""
+        """The id of the interrupt whose answer the task waits for, if there is exactly one."""
         return self.asked[0] if self.asked is not None and len(self.asked) == 1 else None
 
     @property
     def is_superseded(self) -> bool:
-        """True if a later message of the context came in place of an answer to its question."""
+        """True if a later message of the context replaced the task's question, so that it takes no answer."""
         run = self.current.run
-        is_open = self.asked is not None or self.is_held or self.is_asleep
+        is_open = self.asked is not None or self.may_be_superseded or self.is_asleep
         return run is not None and run.state == WAITING and not is_open
 
     def after(self, standing: Standing) -> DurableTask:
-        """Return the task with another standing of its current run, which has just been read."""
+        """Return the task with a newer standing of its current run."""
         run = standing.run
         asked, is_asleep = None, False
         if run is not None and run.state == WAITING:
-            alone, ids = (
-                takes_no_answer(run.note),
-                [str(each["id"]) for each in run.note.get("interrupts", ())],
-            )
-            asked = tuple(name for name in ids if name not in alone)
+            unanswerable = takes_no_answer(run.note)
+            ids = [str(each["id"]) for each in run.note.get("interrupts", ())]
+            asked = tuple(name for name in ids if name not in unanswerable)
             if is_asleep := bool(ids) and not asked:
                 asked = None
         standings = (*self.standings[:-1], standing)
@@ -148,7 +148,7 @@ class DurableTask:
 
 
 def run_id_of(standing: Standing) -> str:
-    """Return the id of a message's run, which it may not have yet."""
+    """Return the id of a message's run, or the id that the run will have if it has not begun."""
     return standing.message.id if standing.run is None else standing.run.id
 
 
@@ -171,8 +171,8 @@ async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTa
 
 
 async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
-    """Return a task with the question that the thread waits with, if a run of the task asked it. An answer
-    that failed leaves the question open."""
+    """Return a task with the thread's open question, if a run of the task asked it. The question stays open
+    if the run of an answer failed."""
     waits = await runtime.waiting_run(task.thread_id)
     if waits is None or all(run_id_of(one) != waits for one in task.standings):
         return task
@@ -182,7 +182,7 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
         return replace(task, asked=question.interrupts)
     row = await runtime.threads.get(task.thread_id)
     if row.status == "busy" or not any(asks_nobody(row.waits, name) for name in row.waits):
-        return replace(task, is_held=True)
+        return replace(task, may_be_superseded=True)
     # A run that failed after its wait was over is not asleep: nothing wakes it again.
     return replace(task, is_asleep=run.state == WAITING)
 
@@ -195,13 +195,13 @@ def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> 
         if last is None or last.state in (OPEN, DONE) or (one.run is not None and one.run.id == last.id):
             continue
         protocol = protocol_of(one)
-        # An answer that came by another way, such as the API of threads, continues the task as well. That of
-        # a deadline has inherited what the protocol stored.
+        # An answer that was not given through A2A, but for instance through the API of threads, continues the
+        # task as well. The answer of a deadline has inherited A2A's data.
         is_other = one.message.mode == "answer" and (not protocol or is_by_wait(one))
         if protocol.get("task") == task_run or is_other:
             task.append(one)
         elif one.run is not None and one.run.state in (DONE, WAITING):
-            # What answers come now are for what it asks.
+            # Later answers are for questions of this run.
             break
     return DurableTask(thread_id, tuple(task))
 
@@ -215,10 +215,10 @@ async def list_tasks(
         runtime: the runtime of the user's tenant.
         thread_id: the thread.
         limit: number of messages to look at.
-        before: the number of the message below which to look, None for all.
+        before: look only at messages with lower numbers, None for all.
 
     Returns:
-        The tasks, and the number below which the next ones are, None if there are no more.
+        The tasks, and the value of ``before`` for the next page, None if there are no more.
     """
     page: Sequence[Standing] = await runtime.messages(thread_id, limit=limit, before=before)
     found = [
@@ -229,8 +229,8 @@ async def list_tasks(
     return found, page[-1].message.seq if len(page) == limit else None
 
 
-async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
-    """Return a task in the JSON form of the protocol, with its reply or its question."""
+async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
+    """Return a task in A2A's JSON form, with its reply or its question."""
     state, run = task.state, task.current.run
     updated = task.current.message.accepted_at if run is None else run.updated_at
     status: JsonObject = {"state": state, "timestamp": responses.when(updated)}
@@ -259,8 +259,8 @@ async def document(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
         error = responses.run_error(run)
         status["message"] = _message(task, [{"text": f"{error['error']}: {error['message']}"}])
     elif task.is_superseded:
-        ended = "The context went on with another message, in place of an answer to the question."
-        status["message"] = _message(task, [{"text": ended}])
+        reason = "The context continued with another message instead of an answer to the question."
+        status["message"] = _message(task, [{"text": reason}])
     return shown
 
 
@@ -288,11 +288,11 @@ def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     for message in reversed(_messages_in(values)):
         if message.get("type") == "ai" and message not in known and (parts := parts_of(message)):
             return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
-    outputs = {name: held for name, held in values.items() if name in result.outputs and name != _MESSAGES}
+    outputs = {name: value for name, value in values.items() if name in result.outputs and name != _MESSAGES}
     if _MESSAGES in values:
-        # What a conversation has besides its messages is not a result of a task that left it as it was.
-        held_before = before if isinstance(before, dict) else {}
-        outputs = {name: held for name, held in outputs.items() if held_before.get(name) != held}
+        # Other values of a conversation are results of a task only if the task changed them.
+        old = before if isinstance(before, dict) else {}
+        outputs = {name: value for name, value in outputs.items() if old.get(name) != value}
     if not outputs:
         return None
     return {"artifactId": task.run_id, "name": "values", "parts": [{"data": outputs}]}
@@ -304,14 +304,14 @@ def _messages_in(values: Any) -> list[JsonObject]:
 
 
 def read_answer(standing: Standing) -> Any:
-    """Return the answer that a message gives, without the id of the one interrupt that it names."""
+    """Return the answer that a message gives; if it answers one interrupt by its id, the answer alone."""
     payload = standing.message.payload
-    held = payload.get(RESUME, (payload.get(COMMAND) or {}).get("resume"))
-    return next(iter(held.values())) if is_by_name(held) and len(held) == 1 else held
+    answer = payload.get(RESUME, (payload.get(COMMAND) or {}).get("resume"))
+    return next(iter(answer.values())) if is_by_name(answer) and len(answer) == 1 else answer
 
 
 def is_by_wait(standing: Standing) -> bool:
-    """Return True for an answer that a deadline or a signal has given, and no person."""
+    """Return True if a deadline or a signal gave the answer, not a person."""
     return bool(standing.message.options.get(BY_WAIT))
 
 
@@ -320,15 +320,15 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
     if is_by_wait(standing):
         return None
     payload = standing.message.payload
-    given = payload.get(INPUT)
+    values = payload.get(INPUT)
     command = payload.get(COMMAND) or {}
     parts: list[JsonObject] = []
-    if isinstance(given, dict):
-        messages = given.get("messages")
+    if isinstance(values, dict):
+        messages = values.get("messages")
         last = messages[-1] if isinstance(messages, list) and messages else None
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
-        if others := {name: value for name, value in given.items() if name != "messages"}:
+        if others := {name: value for name, value in values.items() if name != "messages"}:
             parts.append({"data": others})
     elif RESUME in payload or "resume" in command:
         parts.append(_part(read_answer(standing)))

@@ -1,12 +1,12 @@
 """Support for ``langgraph_sdk.Auth``: runs an ``auth.py`` that was written for LangGraph's server, unchanged.
 
-The module selects the handler, passes it its arguments and interprets its result; ``filters`` evaluates the
-filters. Handlers are code of the application: an error in one ends the request, never lets it pass, and is
-logged by its type and place, because its text may quote a token.
+The module selects the handler, passes its arguments and interprets its result; ``filters`` evaluates the
+filters. Handlers are code of the application: an error in a handler ends the request and never allows it.
+Only its type and location are logged, because its text may quote a token.
 
-Differences from LangGraph's server, each the stricter choice: a filter that cannot be understood is refused,
-as are two ``Authorization`` headers, and an assertion that fails during authentication is a 401. FastAPI's
-``Depends`` is not resolved; a handler that needs it is refused at start-up.
+It is stricter than LangGraph's server in some ways: a filter that cannot be understood is refused, as are two
+``Authorization`` headers, and an assertion that fails during authentication is a 401. FastAPI's ``Depends``
+is not resolved; a handler that needs it is refused at start-up.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class OnHandlers:
     """The ``on`` handlers of an ``Auth``, which authorise a user's actions.
 
     Only the most specific handler is called: for the resource and the action, for the resource, for the
-    action, for everything. Without a handler the action is allowed, as on LangGraph's server; if an ``Auth``
-    has handlers for some actions only, the ones without are logged once, at start-up.
+    action, for everything. Without a handler the action is allowed, as on LangGraph's server. If an ``Auth``
+    has handlers for some actions only, the actions without a handler are logged once, at start-up.
     """
 
     def __init__(self, auth: Auth) -> None:
-        # Named for servers: the SDK calls a change to them a breaking one.
+        # Servers read these attributes: the SDK documents that changing them would be a breaking change.
         self._handlers = auth._handlers  # pyright: ignore[reportPrivateUsage]
         self._global = auth._global_handlers  # pyright: ignore[reportPrivateUsage]
         if lacking := self._find_unhandled():
@@ -68,7 +68,7 @@ class OnHandlers:
         handler = self._handler(resource, action)
         if handler is None:
             return None
-        asked = f"the authorization handler for {resource}.{action}"
+        handler_name = f"the authorization handler for {resource}.{action}"
         context = AuthContext(
             permissions=list(user.permissions),
             user=cast(BaseUser, user),
@@ -81,7 +81,7 @@ class OnHandlers:
         except AssertionError as error:
             raise Refusal(403, str(error) or "Forbidden") from error
         except Exception as error:
-            raise _refusal(error, asked) from error
+            raise _refusal(error, handler_name) from error
         if result is False:
             raise Refusal(403, "Forbidden")
         check_left(resource, action, before, value)
@@ -89,12 +89,12 @@ class OnHandlers:
             return None
         if not isinstance(result, Mapping):
             raise _refuse_misuse(
-                f"{asked} returned a {type(result).__name__}; return None, a bool or a filter"
+                f"{handler_name} returned a {type(result).__name__}; return None, a bool or a filter"
             )
         try:
             return parse_conditions(result)
         except BadFilter as error:
-            raise _refuse_misuse(f"{asked} returned a filter that cannot be used: {error}") from error
+            raise _refuse_misuse(f"{handler_name} returned a filter that cannot be used: {error}") from error
 
     def _handler(self, resource: str, action: str) -> Handler | None:
         for place in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
@@ -123,8 +123,8 @@ class Rules(OnHandlers):
         super().__init__(auth)
         if auth._authenticate_handler is not None:  # pyright: ignore[reportPrivateUsage]
             raise BadSetting(
-                "auth has an @auth.authenticate handler, but tokens authenticate users here; drop one of the "
-                "two"
+                "auth has an @auth.authenticate handler, but tokens authenticate users here; remove one of "
+                "the two"
             )
 
 
@@ -149,13 +149,13 @@ class Handlers(OnHandlers):
                 "tokens to authenticate and these rules to authorise"
             )
         self._authenticator: Authenticator = authenticator
-        self._asked = _list_parameters(authenticator)
+        self._parameters = _list_parameters(authenticator)
         self._tenant_claims = check_names(tenant_claims, "tenant_claims")
 
     async def authenticate(self, request: HTTPConnection) -> User:
-        given = {name: _GIVEN[name](request) for name in self._asked}
+        arguments = {name: _ARGUMENTS[name](request) for name in self._parameters}
         try:
-            returned: object = await _call(self._authenticator, given)
+            returned: object = await _call(self._authenticator, arguments)
         except AssertionError as error:
             raise Refusal(401, "Unauthorized") from error
         except Exception as error:
@@ -163,21 +163,19 @@ class Handlers(OnHandlers):
         try:
             identity, permissions, known = _read(returned)
         except Exception as error:
-            reason = str(error) if isinstance(error, _Unusable | TypeError) else _place(error)
-            raise _refuse_misuse(
-                f"the authenticate handler returned no user that can be used: {reason}"
-            ) from error
+            reason = str(error) if isinstance(error, _NotAUser | TypeError) else _place(error)
+            raise _refuse_misuse(f"the authenticate handler did not return a valid user: {reason}") from error
         tenant = tenant_of({**known, "identity": identity}, self._tenant_claims)
         return User(identity, tenant, permissions, known)
 
 
-class _Unusable(Exception):
+class _NotAUser(Exception):
     """An authenticate handler returned something that is not a user; the message gives the reason."""
 
 
 def only(request: HTTPConnection, header: str) -> str | None:
-    """Return the one value of a header, or None if it is absent. Two values are refused: a proxy and this
-    server might each use a different one."""
+    """Return the only value of a header, or None if it is absent; refuse several, as a proxy and this server
+    might use different ones."""
     values = [value for name, value in request.scope["headers"] if name.lower() == header.encode("latin-1")]
     if not values:
         return None
@@ -202,7 +200,7 @@ def _scopes(connection: HTTPConnection) -> list[str]:
     return list(credentials.scopes) if credentials else []
 
 
-_GIVEN: dict[str, Callable[[HTTPConnection], Any]] = {
+_ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
     "authorization": lambda connection: only(connection, "authorization"),
     "headers": lambda connection: dict(connection.scope["headers"]),
     "method": lambda connection: connection.scope.get("method", "GET"),
@@ -219,8 +217,8 @@ case, as in ASGI. There is no body: authentication does not depend on the reques
 
 
 def _list_parameters(authenticator: Callable[..., Any]) -> list[str]:
-    """Return the names of the parameters to pass to a handler. ``BadSetting`` if it needs others."""
-    asked: list[str] = []
+    """Return the names of the parameters to pass to a handler; raise ``BadSetting`` if it needs others."""
+    names: list[str] = []
     for name, parameter in inspect.signature(authenticator).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
@@ -229,26 +227,26 @@ def _list_parameters(authenticator: Callable[..., Any]) -> list[str]:
             raise BadSetting(
                 f"the authenticate handler's {name!r} is FastAPI's Depends; call it in the handler"
             )
-        if name in _GIVEN and parameter.kind is not parameter.POSITIONAL_ONLY:
-            asked.append(name)
+        if name in _ARGUMENTS and parameter.kind is not parameter.POSITIONAL_ONLY:
+            names.append(name)
         elif parameter.default is parameter.empty:
             raise BadSetting(
-                f"the authenticate handler needs {name!r}, which it cannot be given; it may ask by name for "
-                f"{', '.join(_GIVEN)}"
+                f"the authenticate handler needs {name!r}, which is not available; its parameters may be "
+                f"{', '.join(_ARGUMENTS)}"
             )
-    return asked
+    return names
 
 
-async def _call(handler: Callable[..., Any], given: Mapping[str, Any]) -> object:
-    """Call a handler and return its result; one that is not async runs off the event loop."""
+async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
+    """Call a handler and return its result; a handler that is not async runs in a thread."""
     if inspect.iscoroutinefunction(handler):
-        return await handler(**given)
-    result: object = await asyncio.to_thread(partial(handler, **given))
+        return await handler(**arguments)
+    result: object = await asyncio.to_thread(partial(handler, **arguments))
     return await result if inspect.isawaitable(result) else result
 
 
 def _refusal(error: Exception, who: str) -> Refusal:
-    """Map an error of a handler to a refusal with its own text, or to a fault without details."""
+    """Return the refusal for an error of a handler: with its text if it is meant for clients, else a 500."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Auth.exceptions.HTTPException | HTTPException):
@@ -258,7 +256,7 @@ def _refusal(error: Exception, who: str) -> Refusal:
     if isinstance(error, AuthenticationError):
         return Refusal(403, str(error) or "Forbidden")
     _log.error("%s failed: %s", who, _place(error))
-    return Refusal(500, f"{who} failed; the server's log has the place")
+    return Refusal(500, f"{who} failed; the server's log has the location")
 
 
 def _refuse_misuse(reason: str) -> Refusal:
@@ -274,9 +272,9 @@ def _place(error: Exception) -> str:
 
 
 def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-    """Return identity, permissions and all fields of an authenticate handler's result: an identity, a
-    mapping, an object, or a pair of permissions and one of these. Fields of an object that have no form in
-    JSON are left out."""
+    """Return the identity, the permissions and all fields of an authenticate handler's result, which is an
+    identity, a mapping, an object, or a pair of permissions and one of these. Fields of an object that cannot
+    be JSON are left out."""
     permissions: object = None
     if type(returned) is tuple and len(cast(tuple[object, ...], returned)) == 2:
         permissions, returned = cast(tuple[object, object], returned)
@@ -287,12 +285,12 @@ def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     elif hasattr(returned, "identity"):
         known = _attributes(returned)
     else:
-        raise _Unusable(
+        raise _NotAUser(
             f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
         )
     identity = known.get("identity")
     if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
-        raise _Unusable("its identity is missing or empty, or neither text nor a number")
+        raise _NotAUser("its identity is missing or empty, or neither text nor a number")
     permissions = known.get("permissions") if permissions is None else permissions
     return str(identity), _permissions(permissions), json_data({**known, "identity": str(identity)}, "user")
 
@@ -310,10 +308,10 @@ def _attributes(user: object) -> dict[str, Any]:
     for name in ("identity", "display_name", "is_authenticated", "permissions"):
         if hasattr(user, name):
             known[name] = getattr(user, name)
-    return {name: part for name, part in known.items() if _has_form(part)}
+    return {name: part for name, part in known.items() if _is_json(part)}
 
 
-def _has_form(value: object) -> bool:
+def _is_json(value: object) -> bool:
     try:
         json_data(value, "user")
     except TypeError:
@@ -321,14 +319,14 @@ def _has_form(value: object) -> bool:
     return True
 
 
-def _permissions(given: object) -> tuple[str, ...]:
-    """Return permissions given as a list or, as OAuth writes scopes, as one text separated by spaces."""
-    if given is None:
+def _permissions(value: object) -> tuple[str, ...]:
+    """Return permissions from a list or, as OAuth writes scopes, from one text separated by spaces."""
+    if value is None:
         return ()
-    if isinstance(given, str):
-        return tuple(given.split())
-    if isinstance(given, Iterable):
-        listed = tuple(cast(Iterable[object], given))
+    if isinstance(value, str):
+        return tuple(value.split())
+    if isinstance(value, Iterable):
+        listed = tuple(cast(Iterable[object], value))
         if all(isinstance(one, str) for one in listed):
             return cast(tuple[str, ...], listed)
-    raise _Unusable("its permissions are no list of texts")
+    raise _NotAUser("its permissions are not a list of texts")

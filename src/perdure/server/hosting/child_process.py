@@ -23,7 +23,7 @@ P = ParamSpec("P")
 STOPS = (signal.SIGTERM, signal.SIGINT)
 """Signals that stop a server."""
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseProcess:
@@ -78,7 +78,7 @@ def _fork(
     def wait() -> None:
         # Siblings that were forked later hold the pipe open by which multiprocessing would know.
         while os.getppid() == parent:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
     _stop_after(wait)
     target(*args, **kwargs)

@@ -1,8 +1,8 @@
 """Lifespan for an existing FastAPI application: a database, a checkpointer and the graphs over them, open
 while the application runs.
 
-Nothing is opened before the start; everything is closed in the reverse order, also after a start that
-fails. The use of the graphs is left to the application's endpoints.
+Nothing is opened before the start; everything is closed in reverse order, even after a start that fails. The
+application's endpoints use the graphs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from perdure.storage.url import redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
-Given: TypeAlias = Builder | Graph | Agent | Callable[[], Any]
+GraphSource: TypeAlias = Builder | Graph | Agent | Callable[[], Any]
 """A graph, compiled or not, an ``Agent``, or a function without arguments that returns or awaits one."""
 Lifespan: TypeAlias = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -53,9 +53,9 @@ _log = logging.getLogger("perdure.server")
 class Opened:
     """The resources of a running application, at ``app.state.perdure``.
 
-    ``graphs`` have a checkpointer and the store, and are the same for all requests. ``checkpointers`` are
-    those of the graphs by name: graphs of one schema share one. ``host`` is set with ``serve=True``;
-    ``host.runtime`` accepts messages then.
+    ``graphs`` have a checkpointer and the store, and are the same objects for all requests. ``checkpointers``
+    are the checkpointers by graph name: graphs with the same schema share one. ``host`` is set with
+    ``serve=True``; then ``host.runtime`` accepts messages.
     """
 
     database: Database
@@ -66,22 +66,23 @@ class Opened:
 
     @property
     def checkpointer(self) -> PerdureSaver:
-        """The checkpointer of all graphs, or one without a schema if there are no graphs. ``NotFound`` if the
-        graphs have different schemas."""
+        """The checkpointer of all graphs; one without a schema if there are no graphs. Raises ``NotFound`` if
+        the graphs have different schemas."""
         different = {id(each): each for each in self.checkpointers.values()}
         if len(different) > 1:
             raise NotFound(
-                "which checkpointer? the graphs have different schemas; take "
-                f"checkpointers[…] of {', '.join(map(repr, self.checkpointers))}"
+                "the graphs have different schemas and so different checkpointers; use checkpointers[…] with "
+                f"one of {', '.join(map(repr, self.checkpointers))}"
             )
         return next(iter(different.values())) if different else self.database.checkpointer()
 
     @property
     def graph(self) -> Graph:
-        """The only graph. ``NotFound`` if there is none, or more than one."""
+        """The only graph. Raises ``NotFound`` if there is none, or more than one."""
         if len(self.graphs) != 1:
-            there = f"there are {sorted(self.graphs)}; take graphs[…]" if self.graphs else "there is none"
-            raise NotFound(f"which graph? {there}")
+            if not self.graphs:
+                raise NotFound("there is no graph; pass graphs=… to checkpoint_lifespan")
+            raise NotFound(f"there are several graphs; use graphs[…] with one of {sorted(self.graphs)}")
         return next(iter(self.graphs.values()))
 
 
@@ -103,7 +104,7 @@ _SWEEP_S = 3600.0
 def checkpoint_lifespan(
     db_url: str | None = None,
     *,
-    graphs: Mapping[str, Given] | Given | None = None,
+    graphs: Mapping[str, GraphSource] | GraphSource | None = None,
     serve: bool = False,
     migrate: bool | None = None,
     tenant: str = "",
@@ -112,9 +113,8 @@ def checkpoint_lifespan(
     encryption_key: EncryptionKey | None = None,
     retention: Retention | RetentionRules | None = None,
 ) -> Lifespan:
-    """Return a lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own. An
-    ``Opened`` is at ``app.state.perdure`` while it lasts. Every start opens new resources, and none are
-    opened before.
+    """Return a lifespan for ``FastAPI(lifespan=…)``, or to be entered within the application's own. While it
+    lasts, ``app.state.perdure`` is an ``Opened``. Every start opens new resources; nothing is opened before.
 
     Args:
         db_url: the database; by default ``PERDURE_DB`` or ``DATABASE_URL`` at the start. Without any the
@@ -123,24 +123,24 @@ def checkpoint_lifespan(
         graphs: graphs by name; a single graph is named ``agent``.
         serve: run the graphs with a ``Runtime`` too, for the routes of ``perdure_app`` and
             ``perdure_router``.
-        migrate: migrate a database without this release's schema, as is the default in development;
-            otherwise it raises ``MigrationRequired``, which names the command.
+        migrate: migrate a database without this release's schema, which is the default in development;
+            otherwise ``MigrationRequired`` is raised, which names the command.
         tenant: the tenant that owns the threads.
         gate: authenticates and authorises requests to the routes; without one anyone may use them.
         settings: settings of the runtime.
-        encryption_key: what wraps the keys of stored data, as for ``connect``; by default what
+        encryption_key: the wrapping key or its provider, as for ``connect``; by default the one that
             ``PERDURE_KEYS`` names at the start.
         retention: what is kept of the threads; everything by default. With it the application sweeps the
-            tenant's threads once an hour, for 5% of its time; of several processes one sweeps.
+            tenant's threads once an hour, for 5% of its time; of several processes only one sweeps.
 
     Raises:
-        BadSetting: arguments that do not fit together.
+        BadSetting: the arguments contradict each other.
     """
     if serve and (graphs is None or graphs == {}):
         raise BadSetting("serve=True needs graphs to serve; pass graphs={'agent': builder}")
     if not serve and (gate is not None or settings is not None):
         raise BadSetting("gate and settings are for the routes and the runtime; pass serve=True as well")
-    named: Mapping[str, Given] = (
+    named: Mapping[str, GraphSource] = (
         {} if graphs is None else dict(graphs) if isinstance(graphs, Mapping) else {DEFAULT_NAME: graphs}
     )
 
@@ -150,7 +150,7 @@ def checkpoint_lifespan(
         url = url_of(db_url)
         if hasattr(app.state, "perdure"):
             raise BadSetting(
-                "app.state.perdure is taken: one application has one checkpoint_lifespan; give it all graphs"
+                "app.state.perdure is taken: one application has one checkpoint_lifespan; pass it all graphs"
             )
         agents = {
             name: await load_agent(LoadedGraph(f"graphs[{name!r}]", each)) for name, each in named.items()
@@ -175,7 +175,7 @@ def checkpoint_lifespan(
             if serve:
                 if gate is None and not development:
                     _log.warning(
-                        "requests are not authenticated: anyone who reaches the routes is their one user"
+                        "requests are not authenticated: anyone who reaches the routes may use every thread"
                     )
                 host = await _open_state(stack, database, agents, gate, settings)
                 host.sweeps = sweeps
@@ -195,8 +195,8 @@ def _open(database: Database, agents: Mapping[str, Agent], host: ServerState | N
         if isinstance(agent.graph, Factory):
             if host is None:
                 raise BadSetting(
-                    f"graphs[{name!r}] is a function of a run's config or runtime; give a graph, or pass "
-                    "serve=True, so that there are runs to make it for"
+                    f"graphs[{name!r}] is a function that makes a graph for each run, but without a runtime "
+                    "there are no runs; pass a graph, or serve=True"
                 )
             continue
         # A store that a graph was compiled with takes precedence, as in the runtime.
@@ -214,8 +214,8 @@ async def _open_state(
     gate: Gate | None,
     settings: Settings | None,
 ) -> ServerState:
-    """Open the runtime and the state of the routes. They close before the database does, streams first: a
-    run that is still under way when its subscribers are disconnected can be stored."""
+    """Open the runtime and the state of the routes. They close before the database, streams first, so that a
+    run that is still in progress when its subscribers are disconnected can be stored."""
     hooks = of_variables(os.environ)
     settings = settings or Settings(shared_threads=True)
     channels = {} if hooks is None else hooks.channels(settings)

@@ -32,7 +32,7 @@ from perdure.storage.url import backend_of
 
 _log = logging.getLogger("perdure.server")
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _SHORT_S = 10.0
 _PAUSE_S = 1.0
 """Seconds before a process takes the place of one that lived for less than ``_SHORT_S``."""
@@ -97,7 +97,7 @@ def serve_many(
     children = [start_child() for _ in range(processes)]
     code = 0
     try:
-        while not stopping.wait(_LOOK_S):
+        while not stopping.wait(_POLL_S):
             for at, child in enumerate(children):
                 pid, status = child.process.pid, child.process.exitcode
                 if status is None or pid is None:

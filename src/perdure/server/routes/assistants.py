@@ -230,7 +230,7 @@ async def graph(
     """Return the nodes and edges of an assistant's graph; ``xray`` includes its subgraphs, down to that
     depth."""
     if xray < 0:
-        raise Refusal(422, "xray is true, false or a depth from 0 on")
+        raise Refusal(422, "xray is true, false or a depth of at least 0")
     found = await caller.assistant(assistant_id, "read")
     async with caller.graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.draw(made, xray))

@@ -1,7 +1,7 @@
 """The inspector of a server: its pages, and its API under the rights of the request's user.
 
-The pages' files are open to anyone who reaches the server; their data needs the same rights as the routes of
-threads: searching for lists, reading for a thread, and updating, deleting or creating a run for actions.
+The files of the pages are public. Their data needs the same rights as the routes of threads: the right to
+search for lists, to read for a thread, and to update, delete or create a run for actions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NEEDS = {
     "export": "read",
     "replay": "read",
 }
-"""Right to a thread that a permission stands for. Creating a run is authorised when it is created."""
+"""The right to a thread that each permission needs. The creation of a run is authorised separately."""
 
 
 class ServerAccess:
@@ -113,7 +113,7 @@ class ServerAccess:
         except Refusal as refused:
             if refused.status != HTTPStatus.FORBIDDEN:
                 raise
-            # Of an action on many threads, the others are not refused with it.
+            # An action on many threads continues with the others after this error.
             raise NotAllowed(refused.detail) from refused
 
     def graph(
@@ -139,7 +139,7 @@ class ServerAccess:
         async with AsyncExitStack() as stack:
             agents: list[Agent] = []
             for name in map(self._find_graph, graphs):
-                # The graph's code runs, as it does in a run.
+                # A replay executes the graph's code, so it needs the right to create a run.
                 value = {"thread_id": thread_id, "assistant_id": name, "metadata": {}, "kwargs": {}}
                 await self._caller.visible(thread_id, await self._caller.may("threads", "create_run", value))
                 graph = await stack.enter_async_context(self._caller.graph(name, "threads.read", thread_id))
@@ -165,12 +165,12 @@ class ServerAccess:
         if name is None and len(graphs) == 1:
             return next(iter(graphs))
         if name is None or name not in graphs:
-            raise NotFound(f"name the graph: one of {sorted(graphs)}")
+            raise NotFound(f"name one of the graphs: {sorted(graphs)}")
         return name
 
 
 def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
-    """Serve the inspector at ``PATH``, with costs by these prices of models."""
+    """Serve the inspector at ``PATH``; costs are computed from ``prices``."""
 
     @app.get(f"{PATH}/api/{{name}}", include_in_schema=False)
     async def view(caller: CallerNow, request: Request, name: str) -> Response:

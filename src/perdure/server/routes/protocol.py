@@ -1,7 +1,7 @@
 """Routes of the event streaming protocol: a thread's filtered events, and its commands.
 
-A client may subscribe to a thread before it exists, as clients choose the ids of their threads. For another
-user's thread the response is the same as for one that does not exist.
+A client may subscribe to a thread before it exists, as clients choose the ids of their threads. The response
+for another user's thread is the same as for a thread that does not exist.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> J
 
 
 async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Execute a command and return its response. ``Refusal`` if it is none.
+    """Execute a command and return its response; raise ``Refusal`` if ``body`` is not a command.
 
     Args:
         caller: the authenticated user of the request.
@@ -54,19 +54,20 @@ async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[s
 
 
 def envelope(body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
-    """Return the number, the method and the parameters of a command. ``Refusal`` if it has none."""
+    """Return the number, the method and the parameters of a command; raise ``Refusal`` if the number or the
+    method is missing or one of the three has the wrong type."""
     number, method, params = body.get("id"), body.get("method"), body.get("params")
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise Refusal(400, "a command needs an id: a whole number that is not negative")
     if not isinstance(method, str) or not isinstance(params, dict | None):
-        raise Refusal(400, "a command needs a method, which is text, and params, which are an object")
+        raise Refusal(400, "a command needs a method, which is text, and its params have to be an object")
     return number, method, params or {}
 
 
 @router.post("/threads/{thread_id}/stream/events")
 async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Response:
-    """Stream the events of a thread in some channels until the client disconnects: those after ``since``, or
-    from the beginning of the run that is under way or waits."""
+    """Stream the events of a thread in the requested channels until the client disconnects: those after
+    ``since``, by default from the beginning of the run that is in progress or waiting."""
     asked = protocol_subscriptions.read(await _body(request))
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     found = await protocol_subscriptions.subscribe(caller, thread_id, conditions, asked)
@@ -86,7 +87,7 @@ async def _frames(
 
 
 def error(number: int | None, code: str, message: str) -> dict[str, Any]:
-    """Return an error of the protocol, as the response to a command or outside of any."""
+    """Return an error of the protocol: the response to a command, or, without a number, an event."""
     return {"type": "error", "id": number, "error": code, "message": message}
 
 

@@ -1,4 +1,4 @@
-"""Schedules of crons: when the next time after a given one is, in a time zone and until an end."""
+"""Schedules of crons: the next time after a given one, in a time zone and until an end."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NAMED = {
 
 
 class BadSchedule(ValueError):
-    """A schedule that cannot be used; the text says why."""
+    """A schedule cannot be used; the text gives the reason."""
 
 
 class Schedule(NamedTuple):
     """A cron expression of five fields, of six with seconds first, or a name such as ``@daily``.
 
-    Around a change of the clocks it follows Debian's cron: a time that is skipped is due right after the
-    change, one that occurs twice is due once. Where the minute or the hour begins with ``*``, it follows the
-    elapsed time: what is skipped is not due, and what occurs twice is due twice.
+    When the clocks change, it behaves like Debian's cron: a time that is skipped is due right after the
+    change, and a time that occurs twice is due once. If the field of the minute or the hour begins with
+    ``*``, it follows the elapsed time: a skipped time is not due, and a time that occurs twice is due twice.
 
     Attributes:
         expression: The expression, such as ``"0 9 * * MON-FRI"``.
@@ -50,7 +50,7 @@ class Schedule(NamedTuple):
         begin = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone)
         try:
             times = _Times(_NAMED.get(self.expression, self.expression), begin)
-            # In the second of two equal hours those of the first are next by the clock: they are past.
+            # In the second of two equal hours, cronsim yields times of the first one, which are past.
             following = next(time for time in times if time.timestamp() > begin.timestamp())
         except (CronSimError, ValueError) as error:
             raise BadSchedule(
@@ -66,8 +66,8 @@ class Schedule(NamedTuple):
 class _Times(CronSim):
     """Times of an expression after a moment.
 
-    Other than in the library, a field of seconds does not change what happens when the clocks are changed,
-    and they may be changed by a part of an hour, or at midnight.
+    Unlike in cronsim itself, a field of seconds makes no difference when the clocks change, and clocks may
+    change by a part of an hour, or at midnight.
     """
 
     def __init__(self, expression: str, begin: datetime) -> None:
@@ -102,7 +102,7 @@ class _Times(CronSim):
         return True
 
     def _leave_gap(self) -> None:
-        """Move a midnight that the clocks skip to the end of what they skip."""
+        """Move a midnight that the clocks skip to the end of the skipped time."""
         if self.dt.tzinfo is not None:
             self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 

@@ -44,7 +44,7 @@ def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: boo
         authorized = NewRun.model_validate({**held, **changed})
     except (KeyError, TypeError, ValidationError) as error:
         raise Refusal(
-            500, "the authorization handler left kwargs of which no run can be made; their types must stay"
+            500, "the authorization handler left kwargs that cannot be used for a run; their types must stay"
         ) from error
     _check(authorized, is_stateless=is_stateless)
     _check_webhook(caller, authorized.webhook)

@@ -93,8 +93,8 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
-    """A run that is valid and permitted, and of which nothing is stored yet. Its thread exists (``row``), or
-    is created with it (``draft``). One that ``is_alone`` has a thread of its own."""
+    """A run that is valid and permitted, but not stored yet. Its thread exists (``row``), or is
+    created with it (``draft``). One that ``is_alone`` has a thread of its own."""
 
     invocation: _Invocation
     options: Options

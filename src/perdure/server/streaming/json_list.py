@@ -1,4 +1,4 @@
-"""Response with a list as JSON: whole if the list is short, and sent while it is read if it is not."""
+"""Response with a list as JSON: a short list is sent at once, a long one while it is read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ async def json_list(
 ) -> Response:
     """Return the response with a list.
 
-    A short list is read to its end first, so that an error in it has a status. Of a long one a single entry
-    is in memory at a time, each read when its reader took the one before; an error later in it breaks the
-    connection, as a part was sent with another status.
+    A short list is read to its end first, so that an error while it is read has its own status. Of a long
+    list one entry at a time is in memory, and the next is read when the client has taken it. A later error
+    ends the connection, as the beginning has already been sent with a status.
 
     Args:
         entries: the entries, each as JSON text; closed when the response has ended.
         headers: headers of the response.
-        around: what is sent before and after the entries.
+        around: the texts before and after the entries.
     """
     opening, closing = around
     first: list[str] = []
@@ -48,7 +48,7 @@ async def json_list(
 
 
 class _LongList(StreamingResponse):
-    """A list of which the first entries were read."""
+    """Response with a long list, whose first entries have been read."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class _LongList(StreamingResponse):
                 async for entry in self._entries:
                     await _send(send, f",{entry}")
         except TimeoutError:
-            _log.warning("a list was broken off: its reader took nothing for %g s", STALLED_S)
+            _log.warning("a list was aborted: the client read nothing for %g s", STALLED_S)
             return
         except Exception as error:
-            _log.warning("a list was broken off: %s", type(error).__name__)
+            _log.warning("a list was aborted: %s", type(error).__name__)
             return
         await send({"type": "http.response.body", "body": self._closing, "more_body": False})
 

@@ -1,5 +1,5 @@
-"""Subscriptions to the events of a thread, of the event streaming protocol: what a client asks for, where its
-events begin, and the events from there on."""
+"""Subscriptions to the events of a thread in the event streaming protocol: the client's request, the position
+at which its events begin, and the events from there on."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from perdure.server.validation_faults import fault_text
 
 _log = logging.getLogger("perdure.server")
 _LATEST = 20
-"""Number of messages among which the latest run is searched; the newest may be queued without a run."""
+"""Number of messages among which the latest run is looked for; the newest may be queued without a run."""
 _LATE_S = 30.0
-"""Seconds after a run's end during which a subscriber without a number receives the run from its beginning.
-"""
+"""Seconds after a run's end during which a subscriber without ``since`` receives the run from its
+beginning."""
 _KNOWN = 10_000
 
 _Channel = Annotated[str, Field(max_length=200)]
@@ -39,8 +39,8 @@ _Namespace = Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_le
 
 
 class SubscriptionRequest(BaseModel):
-    """Events that a client asks for: those after ``since``, or from the beginning of the run that is under
-    way or waits."""
+    """Request for events: those after ``since``, by default from the beginning of the run that is in progress
+    or waiting."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -51,49 +51,48 @@ class SubscriptionRequest(BaseModel):
 
     @property
     def event_filter(self) -> EventFilter:
-        """The filter of its events."""
+        """The filter for the requested events."""
         namespaces = None if self.namespaces is None else tuple(map(tuple, self.namespaces))
         return EventFilter(frozenset(self.channels), namespaces, self.depth)
 
 
 class Failed(NamedTuple):
-    """End of a subscription, with a text for the client, which subscribes again."""
+    """End of a subscription, with a text for the client, which should subscribe again."""
 
     message: str
 
 
 def read(body: dict[str, Any]) -> SubscriptionRequest:
-    """Return the request of a body. ``Refusal`` if it is none, or names an unknown channel."""
+    """Return the request in a body; raise ``Refusal`` if it is not valid, or names an unknown channel."""
     try:
-        asked = SubscriptionRequest.model_validate(body)
+        subscription = SubscriptionRequest.model_validate(body)
     except ValidationError as error:
         raise Refusal(400, fault_text(error.errors()[0])) from None
-    if unknown := [name for name in asked.channels if not is_channel(name)]:
+    if unknown := [name for name in subscription.channels if not is_channel(name)]:
         raise Refusal(
             400, f"there is no channel {unknown[0]!r}; there are {', '.join(CHANNELS)}, custom:NAME"
         )
-    return asked
+    return subscription
 
 
 async def subscribe(
-    caller: Caller, thread_id: str, conditions: Filter | None, asked: SubscriptionRequest
+    caller: Caller, thread_id: str, conditions: Filter | None, subscription: SubscriptionRequest
 ) -> AsyncGenerator[ProtocolEvent | Failed, None]:
-    """Return the events of a thread that a client asks for. From now on none is missed.
+    """Return the events of a thread that a client requests. From now on none is missed.
 
     Args:
         caller: the authenticated user of the request.
         thread_id: the thread, which need not exist yet.
         conditions: the filter that restricts the user's threads, or None.
-        asked: the events.
+        subscription: the request.
 
     Returns:
-        The events until the server stops or the subscription fails, which is the last item then.
+        The events until the server stops or the subscription fails; the last item is then ``Failed``.
     """
     await caller.runtime.expect_followers(thread_id)
-    begin = (
-        await _start(caller, thread_id, asked.event_filter) if asked.since is None else _Start(asked.since)
-    )
-    return _events(caller, thread_id, conditions, asked.event_filter, begin)
+    wanted, since = subscription.event_filter, subscription.since
+    start = await _start(caller, thread_id, wanted) if since is None else _Start(since)
+    return _events(caller, thread_id, conditions, wanted, start)
 
 
 async def _events(
@@ -111,7 +110,7 @@ async def _events(
                 if projected.seq > start.after:
                     yield projected
             if event.name == END:
-                _ends(caller.host).note_given(partition, event.run_id, wanted)
+                _ends(caller.host).note_sent(partition, event.run_id, wanted)
     except PerdureError as error:
         _log.error("the events of a thread could not be read: %s", type(error).__name__)
         yield Failed("the events of the thread could not be read; open the stream again")
@@ -131,10 +130,10 @@ class _Start(NamedTuple):
 
 
 async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
-    """Return the start of a stream for a subscriber without a number: the run that is under way or waits for
-    an answer. A run that has just ended is included, as a client learns of its run before it subscribes; but
-    only once, and not while a later message waits for its run, or the next turn would begin with the end of
-    the last."""
+    """Return the start of a stream for a subscriber without ``since``: the run that is in progress or waits
+    for an answer. A run that has just ended is included, because a client learns of its run before it
+    subscribes. But it is included only once, and not while a later message waits for its run: otherwise the
+    next turn would begin with the end of the previous one."""
     partition = caller.partition(thread_id)
     through = await caller.runtime.latest_event(thread_id)
     latest = await caller.runtime.messages(thread_id, limit=_LATEST)
@@ -145,7 +144,7 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
         if any(one.message.seq > run.last and not one.is_over for one in latest):
             return _Start(through)
         is_late = await caller.host.runtime.now() - run.updated_at > _LATE_S * 1_000_000
-        if is_late or _ends(caller.host).was_given(partition, run.id, wanted):
+        if is_late or _ends(caller.host).was_sent(partition, run.id, wanted):
             return _Start(through)
     return _Start(min(through, run.started_at - 1), through, run.id)
 
@@ -154,16 +153,16 @@ class _Ends:
     """The ends of runs that streams of this server have recently sent, by thread, run and filter."""
 
     def __init__(self) -> None:
-        self._given: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_KNOWN)
+        self._sent: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_KNOWN)
 
-    def note_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
+    def note_sent(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
-        self._given[partition, run_id, _digest(wanted)] = now
-        while next(iter(self._given.values())) < now - 2 * _LATE_S:
-            self._given.popitem(last=False)
+        self._sent[partition, run_id, _digest(wanted)] = now
+        while next(iter(self._sent.values())) < now - 2 * _LATE_S:
+            self._sent.popitem(last=False)
 
-    def was_given(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:
-        return (partition, run_id, _digest(wanted)) in self._given
+    def was_sent(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:
+        return (partition, run_id, _digest(wanted)) in self._sent
 
 
 def _digest(wanted: EventFilter) -> bytes:

@@ -20,11 +20,11 @@ from perdure.server.responses import run_error, run_status
 from perdure.server.streaming.event_stream import EventStream, Frame
 
 T = TypeVar("T")
-_AWAY_S = 30.0
-_AGAIN_S = 0.5
+_UNAVAILABLE_S = 30.0
+_RETRY_S = 0.5
 STALLED_S = 60.0
-"""Seconds for which a reader may take nothing before its stream is aborted. Until then it holds a page of the
-events of its run and a connection."""
+"""Seconds for which a client may read nothing before its stream is aborted. Until then the stream occupies a
+connection, and memory for a page of its run's events."""
 
 _HEARTBEAT: Any = b": heartbeat\n"
 """A comment without the blank line that ends an event: JavaScript clients take that for an event without a
@@ -39,10 +39,10 @@ ALL = "-1"
 def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
     """Return the number of the last event that a client received, 0 for all events, or None if neither the
     request nor ``otherwise`` gives one."""
-    given = request.headers.get("last-event-id", otherwise)
-    if given is None:
+    value = request.headers.get("last-event-id", otherwise)
+    if value is None:
         return None
-    number = int(given) if given.isascii() and given.isdigit() and len(given) < _DIGITS else 0
+    number = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
     # No event has a greater number.
     return number if number <= LAST else 0
 
@@ -111,7 +111,7 @@ def stream(
         ends: names of frames that may end the stream; after any other last frame the connection is
             aborted, so that clients reconnect.
         has_end: send frames named ``end``.
-        refused: returns once the user may no longer have the stream, which is aborted then.
+        refused: returns when the user loses the right to the stream, which is then aborted.
     """
     return EventStream(
         frames,
@@ -163,8 +163,8 @@ async def follow(
 ) -> AsyncIterator[Event | Standing | SubscriberTooSlow]:
     """Yield a run's events until the server stops, and its ``Standing`` at the end of the run.
 
-    A database that is unavailable is retried for up to 30 seconds. The stream ends without a ``Standing``
-    if the server stops: the client then resumes at another server.
+    If the database is unavailable, reading is retried for up to 30 seconds. If the server stops, the stream
+    ends without a ``Standing``, and the client resumes at another server.
 
     Args:
         caller: the authenticated user of the request.
@@ -173,13 +173,13 @@ async def follow(
         after: the sequence number after which events are yielded.
     """
     host = caller.host
-    away = 0.0
+    unavailable = 0.0
     while not host.closing.is_set():
         items = caller.runtime.follow(thread_id, run_id, after=after)
         try:
             async for item in until(host.closing, items):
                 yield item
-                away = 0.0
+                unavailable = 0.0
                 if isinstance(item, Standing):
                     return
                 after = item.seq
@@ -187,10 +187,10 @@ async def follow(
             yield error
             return
         except Unavailable:
-            away += _AGAIN_S
-            if away > _AWAY_S:
+            unavailable += _RETRY_S
+            if unavailable > _UNAVAILABLE_S:
                 return
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
 
 
 async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
@@ -203,7 +203,7 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
             task.cancel()
             ended.append(task)
 
-    # As in asyncio.timeout: the wait for an item is cancelled, so that an item takes no task of its own.
+    # As in asyncio.timeout, the wait for an item is cancelled, so that it does not need a task of its own.
     closed = asyncio.ensure_future(closing.wait())
     closed.add_done_callback(end)
     try:

@@ -164,5 +164,5 @@ def _plain(answer: Any) -> Any:
 def _rows(answer: Any, null: Any) -> list[list[Any]]:
     found = answer.get("results") if isinstance(answer, dict) and answer.get("success") is True else None
     if not isinstance(found, list):
-        raise AnswerLost("an answer of which a part is missing")
+        raise AnswerLost("an incomplete answer")
     return [[None if value is null else value for value in row.values()] for row in found]

@@ -22,7 +22,7 @@ Statement = tuple[str, tuple[str | None, ...]]
 Rows = list[list[Any]]
 
 VALUE_BYTES = 1_900_000
-"""The most bytes of one parameter; D1 takes 2,000,000 bytes."""
+"""Maximum number of bytes of one parameter; D1 takes 2,000,000 bytes."""
 
 
 def catalogue(version: int) -> str:

@@ -192,7 +192,7 @@ def _rows(result: Any, count: int) -> list[Rows]:
     for part in parts:
         rows = (part.get("results") or {}).get("rows") if isinstance(part, dict) else None
         if not isinstance(rows, list) or part.get("success") is not True:
-            raise AnswerLost("an answer of which a part is missing")
+            raise AnswerLost("an incomplete answer")
         out.append(cast(Rows, rows))
     if len(out) != count:
         raise AnswerLost(f"an answer to {len(out)} statements of {count}")

@@ -36,7 +36,7 @@ _LONGEST_WAIT = 2.0
 _CONNECTIONS = 64
 _CONNECT_S = 3
 _ANSWER_MOST_S = 15
-"""The most seconds for which an answer is waited for; below, the URL's patience decides."""
+"""Maximum seconds for which an answer is waited for; below, the URL's patience decides."""
 _FORM = "dynamodb://table?region=eu-central-1, with &endpoint=http://127.0.0.1:8000 for an emulator"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
@@ -152,7 +152,7 @@ class Client:
 
         Args:
             operation: The client's method.
-            patience: The most seconds for retries of what the service refuses for a while, by default the
+            patience: Maximum seconds for retries of what the service refuses for a while, by default the
                 client's.
             **parameters: The parameters of the operation.
 

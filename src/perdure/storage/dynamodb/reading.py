@@ -370,7 +370,7 @@ class Reader:
             prefix: The prefix of the full keys.
             edge: The full key to start after.
             reverse: Descending order.
-            limit: The most items that the caller needs.
+            limit: Maximum number of items that the caller needs.
             select: Further parameters of the query.
             full: Returns the full key of an item.
             names: The attributes of the partition key and the sort key.
@@ -425,7 +425,7 @@ class Reader:
             low: The least sort key.
             high: The greatest sort key.
             reverse: Descending order.
-            limit: The most items that the caller needs.
+            limit: Maximum number of items that the caller needs.
             select: Further parameters of the query.
             names: The attributes of the partition key and the sort key.
         """

@@ -122,7 +122,7 @@ class Writer:
                 raise
             else:
                 return self._note_commit(partition, incarnation, revision, ops, learned)
-        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+        raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
     def _transact(self, effect: Commit, actions: list[Item], revision: bytes) -> None:
         """Carry out a commit.
@@ -221,7 +221,7 @@ class Writer:
                 return
             # Removed meanwhile: nothing refers to what was just written.
             self._unstage(partition, incarnation, puts)
-        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+        raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
     def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
         """Create an incarnation; return nothing if another process was first."""
@@ -257,9 +257,7 @@ class Writer:
                     return
             else:
                 return
-        raise Contention(
-            f"thread {partition.thread!r}: a chunk is collected and stored all the time; try again"
-        )
+        raise Contention(f"thread {partition.thread!r}: a chunk keeps being collected and stored; try again")
 
     def _refers_to(self, partition: Partition, incarnation: bytes, put: Put, parts: Parts) -> bool:
         """Return True if a record's body is stored in these parts."""
@@ -315,7 +313,7 @@ class Writer:
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
                 self._clear(partition, dead)
                 return Committed()
-        raise Contention(f"thread {partition.thread!r} is removed and made again all the time; try again")
+        raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
     def _find_refused(self, effect: Drop) -> Refused | None:
         """Return the first check of a removal that does not hold now."""

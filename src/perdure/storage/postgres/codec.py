@@ -1,7 +1,7 @@
 """Packs requests into the arrays of one round trip, and unpacks its answer. Pure.
 
-Values travel in PostgreSQL's binary format. Text of any kind is stored: NUL, which PostgreSQL's text cannot
-hold, is written as two characters, so that order and difference are kept.
+Values travel in PostgreSQL's binary format. Any text can be stored: NUL, which a text of PostgreSQL cannot
+contain, is written as two characters, so that different texts stay different and sort as before.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Write = Commit | Stage
 
 
 def escape(text: str) -> str:
-    """Return text in its stored form: without NUL, and with order and difference kept."""
+    """Return text in its stored form, without NUL: different texts stay different and sort as before."""
     if "\0" in text or "\x01" in text:
         return text.replace("\x01", "\x01\x02").replace("\0", "\x01\x01")
     return text
 
 
 def unescape(text: str) -> str:
-    """Return the text that ``escape`` was given."""
+    """Return the text of its stored form; the inverse of ``escape``."""
     if "\x01" in text:
         return text.replace("\x01\x01", "\0").replace("\x01\x02", "\x01")
     return text
@@ -69,7 +69,8 @@ def unescape(text: str) -> str:
 
 @dataclass(slots=True)
 class _Arrays:
-    """The long arrays while they are filled. Partitions are numbered in their order, the order of locking."""
+    """The long arrays under construction: numbers in ``n``, texts in ``s``, bytes in ``b``. Partitions are
+    numbered in sorted order, in which they are locked."""
 
     parts: list[Partition]
     n: list[int | None] = field(default_factory=list)
@@ -117,7 +118,13 @@ def _bytes(oid: int, values: Sequence[bytes | None]) -> bytes:
 
 
 def array_of(oid: int, count: int, items: bytes) -> bytes:
-    """Return an array in binary, of a type by its number; each of ``items`` begins with its length."""
+    """Return an array in binary format; each of ``items`` begins with its length.
+
+    Args:
+        oid: The OID of the elements' type.
+        count: The number of elements.
+        items: The elements in binary format, one after the other.
+    """
     return _HEADER.pack(1, 1, oid, count, 1) + items if count else _EMPTY.pack(0, 0, oid)
 
 
@@ -125,8 +132,8 @@ def array_of(oid: int, count: int, items: bytes) -> bytes:
 
 
 def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
-    """Return the parameters of ``commit_N`` for these requests, whose jobs are numbered in their order.
-    Within a round, sections are executed in their order, the checks first.
+    """Return the parameters of ``commit_N`` for requests, which become jobs numbered from 1 in this order.
+    Within a round, sections are executed in the order of ``SECTIONS``, checks first.
 
     Args:
         writes: The requests.
@@ -151,7 +158,7 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
 
 
 def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
-    """Split jobs into rounds: one that uses a record that an earlier one writes is in a later round."""
+    """Split jobs into rounds: a job that uses a record that an earlier job writes is in a later round."""
     jobs = list(enumerate(writes, 1))
     if len({write.partition for write in writes}) == len(writes):
         return [jobs]
@@ -181,7 +188,8 @@ def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[
         expect, version = _EXPECTED.get(op.expect) or (EXPECT_VERSION, op.expect)
         same = None
         if unchanged:
-            # Escaped again with all other texts: JSON has no NUL and no control character.
+            # The JSON text is escaped again with all other texts, which changes nothing: it has no NUL and no
+            # control characters.
             same = json.dumps({k: escape(v) if isinstance(v, str) else v for k, v in unchanged.items()})
         row = (job, number, expect, version, same, *op.key)
         rows.setdefault(SECTION_OF[op.kind, "check"], []).append(row)
@@ -210,7 +218,7 @@ def unpack_outcomes(value: bytes) -> list[int]:
 
 
 def pack_fetches(fetches: Sequence[Fetch]) -> Values:
-    """Return the parameters of ``fetch_N``; items are numbered through all fetches, from 0."""
+    """Return the parameters of ``fetch_N``; items are numbered from 0 across all fetches."""
     arrays = _Arrays(sorted({fetch.partition for fetch in fetches}))
     numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
     rows: dict[int, list[tuple[Any, ...]]] = {}
@@ -226,9 +234,9 @@ def pack_fetches(fetches: Sequence[Fetch]) -> Values:
             rows.setdefault(shape, []).append(row)
             number += 1
     counts = [len(arrays.parts)]
-    for place, held in rows.items():
-        counts += (place, len(held))
-        arrays.add(SHAPES[place].columns, held)
+    for shape, group in rows.items():
+        counts += (shape, len(group))
+        arrays.add(SHAPES[shape].columns, group)
     return arrays.values(counts)
 
 
@@ -252,7 +260,8 @@ class Rows(NamedTuple):
 
 @cache
 def _places(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str]], int, int]:
-    """Return the answer's columns of a kind's key, fields, version and body; -1 for missing ones."""
+    """Return the columns of an answer that contain a kind's key, fields, version and body; -1 for a version
+    or a body that the kind does not have."""
     column = {name: n for n, (name, _) in enumerate(ANSWER)}
     slots = {name: (column[answer], slot) for name, answer, slot in answer_slots(kind)}
     key = [slots[c.name] for c in kind.key]
@@ -293,8 +302,8 @@ def _read(slot: str, value: bytes | None) -> Any:
     return value
 
 
-def weight(writes: Iterable[Write]) -> int:
-    """Return the bytes of bodies that writes carry."""
+def count_body_bytes(writes: Iterable[Write]) -> int:
+    """Return the total size of the bodies in writes, in bytes."""
     total = 0
     for write in writes:
         ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
@@ -302,11 +311,11 @@ def weight(writes: Iterable[Write]) -> int:
     return total
 
 
-def whole_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
-    """Return a record with its version and body, in the order of ``Kind.columns``."""
+def read_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
+    """Return a record with its version and body, from a row with the columns of ``Kind.columns``."""
     clear = len(kind.key) + len(kind.fields)
     version, body = row[clear:]
-    return clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
+    return read_clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
 
 
 def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
@@ -317,8 +326,8 @@ def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
     return ListedThread(_read("n", created), _read("n", updated), _read("s", status))
 
 
-def clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
-    """Return a record of its key and fields only, in the order of their declaration."""
+def read_clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
+    """Return a record without version and body, from a row with its key and fields as they are declared."""
     columns = (*kind.key, *kind.fields)
     slots = {"text": "s", "integer": "n", "bytes": "b"}
     values = [_read(slots[c.kind], value) for c, value in zip(columns, row, strict=True)]

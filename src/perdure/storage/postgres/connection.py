@@ -1,7 +1,7 @@
 """One connection to the server, and the translation of the client's exceptions to Perdure's.
 
 A connection belongs to one thread. It connects when it is first used and again after it was lost, sends one
-statement at a time, and gives up if no answer arrives in time, or if the server is away.
+statement at a time, and gives up if no answer arrives in time, or if the server is unavailable.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ServerConnection:
         self.distance_s = inf
 
     def connect(self, *, patiently: bool = False) -> None:
-        """Connect unless connected; with ``patiently``, wait for a server that is away or starting."""
+        """Connect unless connected; with ``patiently``, wait for a server that is unavailable or starting."""
         if self._connection is not None:
             return
         if patiently and (known := self._outage.verdict()) is not None:
@@ -151,7 +151,7 @@ class ServerConnection:
     def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
         """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
         pgconn.send_query(f"SELECT {NOW}".encode())
-        # It costs the server nothing: one that is silent for as long as connecting may take is away.
+        # It costs the server nothing: one that is silent for as long as connecting may take is unavailable.
         within_s = min(ANSWER_TIMEOUT_S, self._place.connecting_s)
         result = self._result(pgconn, time.monotonic() + within_s)
         if result.status != pq.ExecStatus.TUPLES_OK:
@@ -275,7 +275,7 @@ class ServerConnection:
         return self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
 
     def _roll_back(self, pgconn: pq.abc.PGconn) -> None:
-        """End a transaction of which a statement was refused; a connection that is lost has ended it."""
+        """End a transaction with a refused statement; a lost connection has already ended it."""
         if pgconn.status == pq.ConnStatus.OK:
             self._query(pgconn, ROLLBACK)
 
@@ -424,7 +424,7 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
 
     Raises:
         Unavailable: The source had none.
-        psycopg.Error: The server is away, or refused the connection.
+        psycopg.Error: The server is unavailable, or refused the connection.
     """
     if password is None:
         return psycopg.Connection.connect(conninfo, autocommit=True, prepare_threshold=None)

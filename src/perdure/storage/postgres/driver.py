@@ -1,8 +1,8 @@
-"""PostgreSQL: requests that arrive while others are under way share the next round trip.
+"""PostgreSQL: requests that arrive while others are in progress share the next round trip.
 
-A commit is one call of a function in the database, so no lock is held there between two messages, and a
-group of commits is one transaction, one flush of the log and one round trip. Reads go in groups as well, each
-group in one snapshot. The threads that wait for the server each own a connection.
+A commit is one call of a function in the database, so no lock is held there between two messages. A group of
+commits is one transaction, one flush of the log and one round trip. Reads are grouped as well, each group in
+one snapshot. Each thread that waits for the server owns a connection.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _LOST_VECTORS = (
     " `perdure migrate` has been run"
 )
 _NO_VECTORS = (
-    "as the database has no pgvector: `perdure migrate` adds it where the server has it and the user may"
+    "as the database has no pgvector: `perdure migrate` adds it if the server provides it and the user may"
     " create extensions"
 )
 
@@ -74,8 +74,9 @@ class PostgresDriver:
 
     Args:
         place: The database.
-        vectors: The search by vectors, where the schema has the table for it.
-        has_lost_vectors: Without ``vectors``: pgvector was dropped or moved after the table was made for it.
+        vectors: The search by vectors, if the schema has the table for it.
+        has_lost_vectors: True if there is no search because pgvector was dropped or moved after the table had
+            been created.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class PostgresDriver:
         return link
 
     def _connect(self) -> ServerConnection:
-        """Return this thread's connection, opened if necessary, waiting for a server that is away."""
+        """Return this thread's connection, opened if necessary, waiting for a server that is unavailable."""
         link = self._link()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)
@@ -174,14 +175,14 @@ class PostgresDriver:
                 self._write_together(jobs)
 
     def _write_together(self, jobs: Sequence[PendingRequest]) -> None:
-        if not self._reaches(jobs):
+        if not self._is_reachable(jobs):
             return
         try:
             outcomes = self._commit_with_vectors(
                 [cast(codec.Write, job.effect) for job in jobs], [job for job in jobs if job.then is not None]
             )
         except ConnectionLost:
-            self._settle_all(jobs)
+            self._resolve_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
                 jobs[0].error = _error_of(error, self._place)
@@ -193,7 +194,7 @@ class PostgresDriver:
             for job, answer in zip(jobs, outcomes, strict=True):
                 job.answer = answer
 
-    def _settle_all(self, jobs: Sequence[PendingRequest]) -> None:
+    def _resolve_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
         self._each(jobs, lambda job: self._resolve(job, overwritten(later[id(job)])))
@@ -201,16 +202,16 @@ class PostgresDriver:
     def _commit_with_vectors(
         self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()
     ) -> list[Any]:
-        """Return the outcomes of writes. What ``readers`` read afterwards is read in the same round trip,
-        where that is one."""
+        """Return the outcomes of writes. The fetches of ``readers`` follow in the same round trip, if there
+        is only one."""
         with_vectors = None if self._vectors is None else self._vectors.commit(writes)
         if self._vectors is None or with_vectors is None:
             return self._commit(writes, self._sql.commit, readers=readers)
         try:
             return self._commit(writes, *with_vectors)
         except (MigrationRequired, Corrupt):
-            # pgvector was dropped, or created again, since this process began. The database reads by itself
-            # what is not sent, or refuses it for its own reason.
+            # pgvector was dropped, or created again, since this process started. The database reads vectors
+            # that are not sent from the entries, or refuses the write for another reason.
             outcomes = self._commit(writes, self._sql.commit)
             self._vectors.stop_sending()
             return outcomes
@@ -223,7 +224,7 @@ class PostgresDriver:
         readers: Sequence[PendingRequest] = (),
     ) -> list[Any]:
         fetches = [cast(Fetch, reader.then) for reader in readers]
-        # Such a commit is alone, see ``portions``: what is read after it is left to its caller.
+        # A commit with statements is alone, see ``portions``: its caller reads afterwards itself.
         statements = [each for write in writes if isinstance(write, Commit) for each in write.statements]
 
         def once() -> list[int]:
@@ -246,8 +247,8 @@ class PostgresDriver:
         return [outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
     def _resolve(self, job: PendingRequest, after: Collection[Touch]) -> Any:
-        """Repeat a write whose answer was lost, unless it is found to be applied. Records in ``after`` were
-        overwritten in the same round trip: they prove nothing, and must not be written again."""
+        """Repeat a write whose answer was lost, unless it turns out to be applied. Records in ``after`` were
+        overwritten later in the same round trip: they are no evidence, and must not be written again."""
         try:
             return self._patiently(lambda: self._resolve_lost(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
@@ -261,22 +262,22 @@ class PostgresDriver:
             (only,) = self._commit_with_vectors([cast(codec.Write, effect)])
             return only
         left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
-        seen = Commit(effect.partition, left)
-        if was_applied(seen, self._evidence(seen)):
+        visible = Commit(effect.partition, left)
+        if was_applied(visible, self._evidence(visible)):
             return Committed()
         if len(left) < len(effect.ops):
             raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
         if not is_repeatable(effect):
-            raise Unavailable(f"{self._place.name}: a write that expects nothing is not made twice")
+            raise Unavailable(f"{self._place.name}: a write without expectations is not repeated")
         (only,) = self._commit_with_vectors([effect])
         if not isinstance(only, Refused):
             return only
-        # The lost write may have arrived only now: then it is the one that caused this refusal.
-        answers = self._evidence(seen)
-        if was_applied(seen, answers):
+        # The lost write may have been executed only now: then it caused this refusal itself.
+        answers = self._evidence(visible)
+        if was_applied(visible, answers):
             return Committed()
-        if is_in_doubt(seen, answers):
-            raise Unavailable(f"{self._place.name}: others wrote meanwhile")
+        if is_in_doubt(visible, answers):
+            raise Unavailable(f"{self._place.name}: the same records were written by others meanwhile")
         return only
 
     def _evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
@@ -299,7 +300,7 @@ class PostgresDriver:
             return link.ask(StatementCall(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01"))
 
         while self._patiently(lambda: self._repeat(once)):
-            # The partition is removed; one that is created under its name from now on must be kept.
+            # The partition is removed; a new one of the same name must be kept.
             names[:] = [None] * len(names)
         return Committed()
 
@@ -329,13 +330,13 @@ class PostgresDriver:
             self._read_together(fetches)
 
     def _read_together(self, jobs: Sequence[PendingRequest]) -> None:
-        if not self._reaches(jobs):
+        if not self._is_reachable(jobs):
             return
         fetches = [cast(Fetch, job.effect) for job in jobs]
         try:
             answers = self._patiently(lambda: self._fetch(fetches))
         except Exception as error:
-            if isinstance(error, Unavailable) and not self._reaches(jobs):
+            if isinstance(error, Unavailable) and not self._is_reachable(jobs):
                 return
             if len(jobs) == 1:
                 jobs[0].error = _error_of(error, self._place)
@@ -369,9 +370,9 @@ class PostgresDriver:
             if of_vectors is not None:
                 return of_vectors.hit(at, row)
             if isinstance(effect, FindItems):
-                return IndexHit(at, codec.whole_record(ITEM, row))
+                return IndexHit(at, codec.read_record(ITEM, row))
             if isinstance(effect, FindRecords):
-                return IndexHit(at, codec.clear_record(effect.kind, row))
+                return IndexHit(at, codec.read_clear_record(effect.kind, row))
             return IndexHit(at, None, codec.read_listed(row))
 
         def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
@@ -392,7 +393,7 @@ class PostgresDriver:
 
     # Failures
 
-    def _reaches(self, jobs: Sequence[PendingRequest]) -> bool:
+    def _is_reachable(self, jobs: Sequence[PendingRequest]) -> bool:
         """Return True if the server is reachable; if not, set the error of all jobs after one wait."""
         try:
             self._connect()
@@ -403,7 +404,8 @@ class PostgresDriver:
         return True
 
     def _each(self, jobs: Sequence[PendingRequest], work: Callable[[PendingRequest], Any]) -> None:
-        """Do the jobs one by one. If the server is away, all remaining ones get the first one's error."""
+        """Do the jobs one by one. If the server is unavailable, all remaining ones get the first one's
+        error."""
         for at, job in enumerate(jobs, 1):
             job.error = None
             try:
@@ -411,13 +413,13 @@ class PostgresDriver:
             except Exception as error:
                 job.error = _error_of(error, self._place)
             rest = jobs[at:]
-            if rest and isinstance(job.error, Unavailable) and not self._reaches(rest):
+            if rest and isinstance(job.error, Unavailable) and not self._is_reachable(rest):
                 for other in rest:
                     other.error = job.error
                 return
 
     def _repeat(self, work: Callable[[], R]) -> R:
-        """Return the result of ``work``, repeated while the server rolls it back because of others."""
+        """Return the result of ``work``, repeated while the server rolls it back because of other writers."""
         for attempt in range(_ROLLBACKS):
             try:
                 return work()
@@ -442,15 +444,15 @@ def _error_of(error: Exception, place: PostgresUrl) -> Exception:
         new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
     elif isinstance(error, UnicodeEncodeError):
         # Clients see it, so it does not name the database.
-        new = Unserialisable("a name holds half of a character (a lone surrogate); it is not text")
+        new = Unserialisable(
+            "a name contains half of a character (a lone surrogate), which is not valid text"
+        )
     elif isinstance(error, StatementRolledBack):
         new = Unavailable(
-            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of others; try again"
+            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of other writers; try again"
         )
     elif isinstance(error, ConnectionLost):
-        new = Unavailable(
-            f"{place.name}: the connection was lost again and again; try again when it is stable"
-        )
+        new = Unavailable(f"{place.name}: the connection was lost repeatedly; try again when it is stable")
     else:
         return error
     new.__cause__ = error

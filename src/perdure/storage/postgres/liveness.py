@@ -1,4 +1,5 @@
-"""Tells a server that is away, though its connections are open, from one that works on a long statement.
+"""Tells a server that is unavailable, though its connections are open, from one that works on a long
+statement.
 
 While a statement runs, nothing arrives on its connection, and nothing would if the server were paused. So the
 server is asked something that costs it nothing, on a connection of its own.
@@ -37,7 +38,7 @@ class LivenessCheck:
 
     @property
     def after_s(self) -> float:
-        """The seconds of silence after which to ask: half of those after which the server is away."""
+        """The seconds of silence after which to ask: half of those after which the server is unavailable."""
         return self._outage.silence_s / 2
 
     def is_away(self, since: float) -> bool:

@@ -1,7 +1,7 @@
-"""What a session waits for: it is reported while it waits, and named when the wait has been too long.
+"""Reports of the sessions that a session waits for, during the wait and in the error after it.
 
-A migration changes tables, and cannot while another session has an open transaction that uses them, or that
-creates the same schema. PostgreSQL says nothing to a session that waits.
+A migration cannot change tables while another session has an open transaction that uses them, or that creates
+the same schema. PostgreSQL does not tell a session what it waits for.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 import psycopg
 
-LOOK_S = 2.0
-"""Seconds after which it is looked what a session waits for, and again as long as it waits."""
+CHECK_S = 2.0
+"""Seconds between two checks of what a session waits for."""
 REPORT_S = 10.0
 """Seconds between two reports of the same wait."""
 
 _log = logging.getLogger("perdure.storage")
 
 _BLOCKING = b"""
-SELECT found.pid, coalesce(held.usename, '?'), coalesce(held.application_name, ''),
-       coalesce(held.state, 'unknown'), coalesce(extract(epoch FROM now() - held.xact_start)::bigint, 0)
+SELECT found.pid, coalesce(blocker.usename, '?'), coalesce(blocker.application_name, ''),
+       coalesce(blocker.state, 'unknown'), coalesce(extract(epoch FROM now() - blocker.xact_start)::bigint, 0)
 FROM unnest(pg_blocking_pids(%s)) AS found(pid)
-LEFT JOIN pg_stat_activity AS held ON held.pid = found.pid
+LEFT JOIN pg_stat_activity AS blocker ON blocker.pid = found.pid
 ORDER BY found.pid
 """
 
@@ -33,7 +33,7 @@ Connect = Callable[[], AbstractContextManager[psycopg.Connection]]
 
 
 class Blocker(NamedTuple):
-    """A session for which another one waits. ``seconds`` is the age of its transaction."""
+    """A session that another session waits for. ``seconds`` is the age of its transaction."""
 
     pid: int
     user: str
@@ -48,7 +48,7 @@ class Blocker(NamedTuple):
 
 
 class LockWait:
-    """The sessions for which one was last seen to wait."""
+    """The sessions that a session was waiting for at the last check."""
 
     def __init__(self) -> None:
         self.blockers: tuple[Blocker, ...] = ()
@@ -58,33 +58,33 @@ class LockWait:
 
     @property
     def end(self) -> str:
-        """The statement that ends the sessions."""
+        """The SQL that terminates the sessions."""
         pids = [str(one.pid) for one in self.blockers] or ["PID"]
         return "; ".join(f"SELECT pg_terminate_backend({pid})" for pid in pids)
 
 
 @contextmanager
 def report_waits(connect: Connect, pid: int, what: str, wait: LockWait) -> Iterator[None]:
-    """Report for what a session waits, as long as the block lasts, as warnings.
+    """Log warnings about what a session waits for, as long as the block lasts.
 
     Args:
-        connect: opens a connection of its own to the same server. It is called only if the block takes long.
-        pid: the session.
-        what: what waits, for the reports.
-        wait: what is seen.
+        connect: opens a separate connection to the same server. It is called only if the block takes long.
+        pid: the process id of the session.
+        what: name of the waiting operation, for the warnings.
+        wait: receives the sessions that are waited for.
     """
     is_over = threading.Event()
-    looking = threading.Thread(target=_look, args=(connect, pid, what, wait, is_over), daemon=True)
-    looking.start()
+    watcher = threading.Thread(target=_watch, args=(connect, pid, what, wait, is_over), daemon=True)
+    watcher.start()
     try:
         yield
     finally:
         is_over.set()
-        looking.join()
+        watcher.join()
 
 
-def _look(connect: Connect, pid: int, what: str, wait: LockWait, is_over: threading.Event) -> None:
-    if is_over.wait(LOOK_S):
+def _watch(connect: Connect, pid: int, what: str, wait: LockWait, is_over: threading.Event) -> None:
+    if is_over.wait(CHECK_S):
         return
     try:
         with connect() as connection:
@@ -97,9 +97,9 @@ def _look(connect: Connect, pid: int, what: str, wait: LockWait, is_over: thread
                     if is_new or quiet >= REPORT_S:
                         _log.warning("%s waits for %s", what, wait)
                         quiet = 0.0
-                if is_over.wait(LOOK_S):
+                if is_over.wait(CHECK_S):
                     return
-                quiet += LOOK_S
+                quiet += CHECK_S
     except Exception as error:
-        # The wait itself is bounded all the same.
-        _log.warning("what %s waits for cannot be seen: %s", what, type(error).__name__)
+        # The wait itself still ends at its timeout.
+        _log.warning("what %s waits for cannot be determined: %s", what, type(error).__name__)

@@ -26,9 +26,9 @@ __all__ = ["SCHEMA_VERSION", "PostgresDriver", "migrate", "open_driver", "plan_m
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _OTHERS_TIMEOUT_S = 300
-"""Seconds for which a migration waits for another one, which may have much to do."""
+"""Seconds for which a migration waits for another migration, which may take long."""
 _LOCK_TIMEOUT_S = 30
-"""Seconds for which it waits for each lock that a transaction of any other session holds."""
+"""Seconds for which a migration waits for each lock that another session's transaction holds."""
 _CANNOT_CREATE = (
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.FeatureNotSupported,
@@ -71,11 +71,11 @@ def plan_migration(url: str) -> list[str]:
 def migrate(url: str, password: Password | None = None) -> int:
     """Create or upgrade the schema, once for all concurrent callers; return the version that it had.
 
-    While it waits for a lock it says so, as a warning with the session that holds it. ``Unavailable`` names
-    that session if the wait takes too long; nothing is changed then."""
+    While it waits for a lock, it logs a warning with the session that holds the lock. If the wait takes too
+    long, it raises ``Unavailable``, which names that session, and changes nothing."""
     place, wait = parse_url(url, password), LockWait()
     with _connect(place) as connection, _explain_errors(place, wait), connection.transaction():
-        # The session of the transaction: outside of one a pooler may give another.
+        # Read within the transaction: outside of it, a pooler may use another session.
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         pid = 0 if row is None else int(row[0])
         with report_waits(partial(_connect, place), pid, f"the migration of {place.name}", wait):
@@ -93,13 +93,13 @@ def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
     found = _version(connection, place)
     require_steps(place.name, found, *schema.readable_versions(), place.migrate)
-    there = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
-    has_schema = there.fetchone() == (True,)
+    rows = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
+    has_schema = rows.fetchone() == (True,)
     for statement in schema.plan_migration(place.schema, found):
         if not statement.startswith("CREATE SCHEMA "):
             connection.execute(statement.encode())
         elif not has_schema:
-            # PostgreSQL demands CREATE on the database for this one, also if there is nothing to create.
+            # PostgreSQL requires CREATE on the database for this statement even if the schema exists.
             _create_schema(connection, statement)
     _add_vectors(connection, place)
     return found
@@ -110,14 +110,14 @@ def _create_schema(connection: psycopg.Connection, statement: str) -> None:
         with connection.transaction():
             connection.execute(statement.encode())
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema):
-        # Another session has created it meanwhile, in a transaction that was still open before.
+        # The transaction of another session, still open at the check, has created it meanwhile.
         _log.info("the schema was created by another session")
 
 
 @contextmanager
 def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
-    """Name the rights that a migration needs if one is missing, as the application needs less, and the
-    session for which it has waited too long."""
+    """Explain a missing right, as a migration needs more rights than the application, and a lock that was
+    waited for too long, with the session that holds it."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
@@ -129,12 +129,14 @@ def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
         raise Unavailable(
             f"{place.name}: the user may not create or upgrade schema {place.schema!r} "
             f"({error.diag.message_primary}); run `{place.migrate}` as a user with CREATE on the "
-            "database, or on the schema if an administrator created it, to whom its tables belong"
+            "database, or, if an administrator created the schema, as a user with CREATE on it who owns its "
+            "tables"
         ) from error
 
 
 def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
-    """Add the table of vectors where pgvector is, or may be created; without it nothing else is missing."""
+    """Add the table of vectors if pgvector is installed or may be. Without it everything but the table
+    works."""
     extension = _extension(connection, place)
     try:
         with connection.transaction():
@@ -155,7 +157,7 @@ def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
     if found.home and not found.has_parts:
         may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (found.home,)).fetchone()
         if may_use != (True,):
-            return found._replace(home="")  # For this user it is as if it were not installed.
+            return found._replace(home="")  # For this user the extension might as well not be installed.
     return found
 
 

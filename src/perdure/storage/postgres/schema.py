@@ -1,4 +1,5 @@
-"""The tables and functions of a PostgreSQL database, and the steps from one version of them to the next."""
+"""The tables and functions of a PostgreSQL database, and the migration steps from each version to the
+next."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
 
 
 def grant_statement(*tables: str) -> str:
-    """Return a step's statement that grants the rights on the old tables also on ``tables``, its new ones."""
+    """Return a step's statement that grants the rights on existing tables also on its new ``tables``."""
     names = ", ".join(f"'{table}'" for table in tables)
     return (
         "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
@@ -29,17 +30,17 @@ def grant_statement(*tables: str) -> str:
 
 
 STEPS: dict[int, tuple[str, ...]] = {}
-"""The statements that lead to the tables of a version from the one before, with {schema} for the schema's
-name; the first that is read is the one before them all. They are frozen: a later change of the declarations
-must not change them. An empty database gets the current schema at once."""
+"""The statements that migrate the tables to a version from the previous one, with {schema} in place of the
+schema's name. The oldest version that can be migrated is the one before the first step. Steps are frozen:
+later changes of the declarations must not change them. An empty database gets the current schema at once."""
 
 
 def quote(name: str) -> str:
-    """Return a name as an identifier of SQL."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def whole(name: str) -> tuple[str, ...]:
+def setup_statements(name: str) -> tuple[str, ...]:
     """Return the statements that set up an empty database, in order."""
     schema = quote(name)
     statements = [
@@ -61,14 +62,14 @@ def whole(name: str) -> tuple[str, ...]:
 
 
 def readable_versions() -> tuple[int, int]:
-    """Return the first and the last version from which statements lead to this release's."""
+    """Return the first and the last version that can be migrated to this release's."""
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
 def plan_migration(name: str, found: int) -> tuple[str, ...]:
-    """Return the statements that lead from a version, 0 for none, to this release's."""
+    """Return the statements that migrate a version, 0 for an empty database, to this release's."""
     if found == 0:
-        return whole(name)
+        return setup_statements(name)
     if found == SCHEMA_VERSION:
         return ()
     schema = quote(name)

@@ -34,7 +34,7 @@ _CONNECTING_S = (2, 10)
 _FORCED = {"client_encoding": "UTF8"}
 _OWN = ("schema", "pool", "prepare", "patience", *cloud_tokens.PARAMETERS, "notify")
 _PASSABLE = 63
-"""The most bytes of a name in PostgreSQL, which truncates longer ones silently."""
+"""Maximum number of bytes of a name in PostgreSQL, which truncates longer ones silently."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Vectors that a commit sends along with the entries of the search index that it puts. Pure.
 
-PostgreSQL could read them from the entries, and does where they are not sent; but it has no function that
-reads floats from bytes, so that takes it longer than the rest of the put.
+PostgreSQL reads them from the entries if they are not sent. As it has no function that reads floats from
+bytes, that takes longer than the rest of the put.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class _Row(NamedTuple):
 
 
 def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | None:
-    """Return the vectors of all entries that some requests put; ``None`` if there are none, or if the
-    database has to read them from the entries: one is written twice, or is not a plain entry with vectors.
+    """Return the vectors of all entries that the requests put. ``None`` if there are none, or if the database
+    has to read them from the entries, because an entry is written twice or is not a plain one with vectors.
 
     Args:
-        writes: The requests, whose jobs are numbered in their order.
-        vector_type: The number of pgvector's type.
+        writes: The requests; the number of a job is its position among them, from 1.
+        vector_type: The OID of pgvector's type.
     """
     rows: list[_Row] = []
     for row in _rows(writes):

@@ -125,7 +125,7 @@ class VectorSearch:
         *item, distance, content, whole = row
         (far,) = struct.unpack(">d", distance or b"")
         ranked = RankedItem(1 - far, content or b"", whole == b"\x01")
-        return IndexHit(at, codec.whole_record(ITEM, item), ranked=ranked)
+        return IndexHit(at, codec.read_record(ITEM, item), ranked=ranked)
 
     def method(self, dims: int) -> str:
         """Return in words how vectors of a length are compared."""

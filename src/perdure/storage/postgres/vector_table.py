@@ -1,8 +1,8 @@
-"""Vectors of the store's items where pgvector is installed: a table that the database derives from the
-entries of the search index, and the functions that search it.
+"""Vectors of the store's items if pgvector is installed: a table that the database derives from the entries
+of the search index, and the functions that search it.
 
-A trigger keeps it, so that whatever writes an entry, in any release and by any command, writes its vectors in
-the same commit. The table can be missing: then vectors are compared in the process, as on other backends.
+Triggers maintain it, so that every write of an entry, by any release and any command, writes its vectors in
+the same commit. Without the table, vectors are compared in the process, as on other backends.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from perdure.model.records import ITEM
 from perdure.storage.postgres.schema import grant_statement, quote
 
 SENT = "perdure.vectors"
-"""The setting of a transaction that is on where the commit itself sends the vectors of its entries. Reading
-them from an entry costs PostgreSQL more than the rest of a put."""
+"""Setting of a transaction that is on if the commit itself sends the vectors of its entries. Reading them
+from the entries costs PostgreSQL more than the rest of a put."""
 
 MOST_DIMS = 16_000
-"""Numbers that pgvector stores of one vector at most."""
+"""Maximum number of dimensions of a vector that pgvector stores."""
 
 EF_SEARCH = 100
-"""Candidates that a search through HNSW holds: above the default of 40, for a recall of 0.95."""
+"""Number of candidates in an HNSW search: more than the default of 40, for a recall of 0.95."""
 
 COLLECTION = "search"
-"""The collection of the entries, and of the record without a name that is none."""
+"""The collection of the entries; its record without a name is not an entry."""
 
 _ENTRIES = f"collection = '{COLLECTION}' AND {{row}}.name <> ''"
 
@@ -34,13 +34,14 @@ class Extension(NamedTuple):
 
     Attributes:
         home: The schema of its types, empty if it is not installed.
-        has_graphs: It searches through HNSW until enough of the searched namespaces are found (0.8).
-        may_be_created: It is not installed, and this user may install it.
-        has_parts: The table of vectors exists, or what keeps it.
-        is_sound: All of it is of this release, and serves the extension as it is now: it was not dropped or
-            moved since.
-        type_id: The number of the type ``vector``, 0 if it is not installed.
-        graphs: The lengths of vectors for which there is an HNSW index.
+        has_graphs: True if an HNSW search continues until enough items of the searched namespaces are found
+            (from pgvector 0.8).
+        may_be_created: True if it is not installed, and this user may install it.
+        has_parts: True if the table of vectors or its trigger function exists.
+        is_sound: True if the table and all functions are of this release and fit the extension, which was not
+            dropped or moved since.
+        type_id: The OID of the type ``vector``, 0 if it is not installed.
+        graphs: The numbers of dimensions for which there is an HNSW index.
     """
 
     home: str
@@ -76,7 +77,7 @@ STATE = (
     " ARRAY(SELECT substr(c.relname, 13)::int FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid"
     " WHERE x.indrelid = to_regclass(%(table)s) AND x.indisvalid AND c.relname ~ '^vector_hnsw_[0-9]+$')"
 )
-"""Asks for the columns of ``Extension``; its parameters are those of ``names``."""
+"""Query for the columns of ``Extension``, with the parameters of ``names``."""
 
 _FUNCTIONS = (
     "vectors_kept()",
@@ -96,10 +97,11 @@ def names(schema: str) -> dict[str, str]:
 
 
 def setup(name: str, found: Extension) -> tuple[str, ...]:
-    """Return the statements that add the table to a schema, and fill it; none where it exists or cannot be.
+    """Return the statements that add the table to a schema and fill it; none if it exists or cannot be
+    created.
 
-    What was made for an extension that was dropped or moved since is removed first: its triggers would refuse
-    every write of an entry.
+    If the extension was dropped or moved since the table was created, the table and its triggers are removed
+    first: these triggers would fail every write of an entry.
 
     Args:
         name: The schema.
@@ -145,7 +147,7 @@ def _removal(schema: str) -> tuple[str, ...]:
 
 
 def _numbers(schema: str) -> str:
-    """Return the function that reads 32-bit floats, little-endian: PostgreSQL has none for that."""
+    """Return the function that reads little-endian 32-bit floats, as PostgreSQL has none."""
     return f"""\
 CREATE FUNCTION {schema}.vector_numbers(_b bytea) RETURNS real[]
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $perdure$
@@ -159,9 +161,9 @@ $perdure$"""
 
 
 def _entry(schema: str) -> str:
-    """Return the function that reads an entry of the search index, MessagePack as
-    ``engine.items.search_index`` writes it. A sealed one has no rows. One without vectors has a row if a
-    search has to refuse it, because no model has made it."""
+    """Return the function that reads an entry of the search index, the MessagePack that
+    ``engine.items.search_index`` writes. An encrypted entry yields no rows. An entry without vectors yields a
+    row if a search has to refuse it, because no model has been applied to it."""
     return f"""\
 CREATE FUNCTION {schema}.vectors_of(_body bytea)
 RETURNS TABLE (place integer, model bytea, content bytea, dims integer, numbers real[])
@@ -227,7 +229,8 @@ END $perdure$"""
 
 
 def _array(schema: str) -> str:
-    """Return the function that reads the head of an array: the number of its parts, and where they begin."""
+    """Return the function that reads the header of an array: the number of its elements, and their
+    position."""
     return f"""\
 CREATE FUNCTION {schema}.vector_array(_body bytea, _at int, OUT n int, OUT at int)
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $perdure$
@@ -245,7 +248,7 @@ END $perdure$"""
 
 
 def _trigger_function(schema: str, home: str) -> str:
-    """Return the function of the triggers. It adds no vectors in a commit that sends them itself, for
+    """Return the trigger function. It adds no vectors in a commit that sends them itself, with
     ``vectors_sent``."""
     return f"""\
 CREATE FUNCTION {schema}.vectors_kept() RETURNS trigger LANGUAGE plpgsql AS $perdure$
@@ -262,12 +265,13 @@ END $perdure$"""
 
 
 def _sending_function(schema: str, home: str) -> str:
-    """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``: adds the
-    vectors of the entries that a commit has put, and returns the outcomes.
+    """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``, which adds
+    the vectors of the entries that a commit has put, and returns the outcomes.
 
-    The outcomes are those of ``commit_N``, the next three its arguments. The others have the vectors: for
-    each the number of its job, its place and its length; its item; the digests of its model and of its item's
-    value.
+    ``outcomes`` is the result of ``commit_N``, and the next three are its arguments. The other arguments are
+    the
+    vectors: for each vector the number of its job, its place and its length; its item; and the digests of its
+    model and of its item's value.
     """
     return f"""\
 CREATE FUNCTION {schema}.vectors_sent(_z bigint[], _c bigint[], _n bigint[], _s text[], _r bigint[],
@@ -290,11 +294,11 @@ END $perdure$"""
 
 
 def _nearest(schema: str, home: str) -> str:
-    """Return ``nearest(tenant, first, end, now, query, models, limit, exact)``: the items nearest to a query
-    within the namespaces from ``first`` on and before ``end``, and whether all vectors were compared.
+    """Return ``nearest(tenant, first, end, now, query, models, limit, exact)``, which finds the items nearest
+    to a query in the namespaces from ``first`` to before ``end``, and whether all vectors were compared.
 
     All are compared if there is no HNSW index, or if the searched namespaces have at most ``exact`` vectors,
-    or as few as a walk through HNSW would pass on its way to ``limit`` of them.
+    or no more than an HNSW search would visit to find ``limit`` of them.
     """
     columns = ", ".join(f"i.{name}" for name in ITEM.columns())
     types = {"integer": "bigint", "text": "text", "bytes": "bytea"}
@@ -361,8 +365,8 @@ def _literal(text: str) -> str:
 
 
 def _damage(schema: str) -> str:
-    """Return ``vectors_damaged(t)``: the items of a partition, or with NULL of all, whose rows are not those
-    of their entries."""
+    """Return ``vectors_damaged(t)``, which finds the items of a partition, or of all partitions for NULL,
+    whose rows do not match their entries."""
     return f"""\
 CREATE FUNCTION {schema}.vectors_damaged(_t bigint) RETURNS TABLE (t bigint, item text)
 LANGUAGE plpgsql STABLE AS $perdure$

@@ -48,7 +48,7 @@ def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
         if not isinstance(job.effect, Commit | Stage | Drop):
             job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
             continue
-        grown = 0 if isinstance(job.effect, Drop) else codec.weight([job.effect])
+        grown = 0 if isinstance(job.effect, Drop) else codec.count_body_bytes([job.effect])
         is_alone = isinstance(job.effect, Drop) or (
             isinstance(job.effect, Commit) and bool(job.effect.statements)
         )

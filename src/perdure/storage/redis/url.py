@@ -27,7 +27,7 @@ _LONGEST_LIFE = 100 * 366 * 86_400_000
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
     """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
-    if processes notify each other of changes; ``patience`` is in seconds, for a server that is away or
+    if processes notify each other of changes; ``patience`` is in seconds, for a server that is unavailable or
     says nothing; ``password`` is the source of the password, ``None`` if the URL has it or none is needed."""
 
     shown: str

@@ -1,9 +1,10 @@
-"""The time of a database file, which advances evenly although the host's clock is set.
+"""The time of a database file, which advances evenly even if the host's clock is set.
 
-SQLite has no clock but its host's. A lease that depends on the host's clock is taken from its owner when that
-clock is set forward, and outlives its owner by an hour when that clock is set back by one. So the file stores
-the offset of its time from the time since the host's start, which all processes of the host share and which
-cannot be set: the process that opens the file first after a start determines it, by the host's clock.
+SQLite has no clock of its own. If leases depended on the host's clock, setting it forward would take a lease
+from its owner, and setting it back by an hour would make a lease outlive its owner by an hour. So the file
+stores the offset of its time from the time since the host booted, which all processes of the host share and
+which cannot be set. The first process that opens the file after a boot determines the offset, by the host's
+clock.
 """
 
 from __future__ import annotations
@@ -21,25 +22,26 @@ _WRITE = f"INSERT OR REPLACE INTO {PREFIX}clock (boot, ahead, one) VALUES (?, ?,
 
 
 class HostClock:
-    """The clock of one file, for one driver. On hosts without an id of their start, as outside Linux, it is
+    """The clock of one file, for one driver. On hosts without a boot id, such as those without Linux, it is
     the host's clock."""
 
     def __init__(self, writer: apsw.Connection) -> None:
         boot = _boot()
-        self._ahead_us = None if boot is None else _settle_offset(writer, boot)
+        self._ahead_us = None if boot is None else _find_offset(writer, boot)
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
         return time.time_ns() // 1000 if self._ahead_us is None else _since_boot_us() + self._ahead_us
 
 
-def _settle_offset(writer: apsw.Connection, boot: str) -> int:
-    """Return the offset in microseconds of the file's time from the time since the host's start ``boot``."""
+def _find_offset(writer: apsw.Connection, boot: str) -> int:
+    """Return the offset, in microseconds, of the file's time from the time since ``boot``; store it if it is
+    not stored yet."""
     if (known := _read_time(writer, boot)) is not None:
         return known
     writer.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have been first.
+        # Another process may have stored it meanwhile.
         ahead = _read_time(writer, boot)
         if ahead is None:
             ahead = time.time_ns() // 1000 - _since_boot_us()
@@ -58,7 +60,7 @@ def _read_time(writer: apsw.Connection, boot: str) -> int | None:
 
 
 def _boot() -> str | None:
-    """Return the id of the host's start, ``None`` if it has none."""
+    """Return the host's boot id, ``None`` if it has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -66,5 +68,5 @@ def _boot() -> str | None:
 
 
 def _since_boot_us() -> int:
-    """Return the microseconds since the host's start, including those for which it was suspended."""
+    """Return the microseconds since the host booted, including the time for which it was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000

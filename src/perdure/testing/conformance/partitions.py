@@ -53,7 +53,7 @@ class Partitions:
             bodies = {r.body for r in found if r.kind.body}
             assert bodies == {f"mark{n}".encode()}
 
-    def test_expectations_look_into_their_own_partition(self, driver: Driver) -> None:
+    def test_expectations_are_checked_in_their_own_partition(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.head(version=5))
         for at in NEIGHBOURS:
             assert not rows.commit(driver, Check(HEAD, ("",), 5), at=at)
@@ -93,7 +93,7 @@ class Partitions:
         rows.store_ops(driver, *rows.every_kind("ns", 7))
         rows.store_ops(driver, *rows.every_kind("ns", 7), at=NEIGHBOURS[0])
         everything = rows.everything(driver)
-        held = (Check(HEAD, ("ns",), 7), Check(LANE, ("none",), Expect.ABSENT))
+        holding = (Check(HEAD, ("ns",), 7), Check(LANE, ("none",), Expect.ABSENT))
         for failing in (
             Check(HEAD, ("ns",), 8),
             Check(HEAD, ("ns",), Expect.ABSENT),
@@ -102,14 +102,16 @@ class Partitions:
             Check(EPOCH, (), 99),
         ):
             at = Refused(failing.kind, failing.key)
-            checks = (*(check for check in held if check[:2] != failing[:2]), failing)
+            checks = (*(check for check in holding if check[:2] != failing[:2]), failing)
             assert driver.perform(Drop(HERE, checks)) == at
             assert rows.everything(driver) == everything
-        assert driver.perform(Drop(HERE, held)) == Committed()
+        assert driver.perform(Drop(HERE, holding)) == Committed()
         assert rows.everything(driver) == []
         assert len(rows.everything(driver, NEIGHBOURS[0])) == len(everything)
-        assert driver.perform(Drop(HERE, held)) == Refused(HEAD, ("ns",))
-        assert driver.perform(Drop(HERE, held[1:])) == Committed(), "there is nothing of what must be absent"
+        assert driver.perform(Drop(HERE, holding)) == Refused(HEAD, ("ns",))
+        assert driver.perform(Drop(HERE, holding[1:])) == Committed(), (
+            "nothing is stored that has to be absent"
+        )
         assert [found.partition for found in driver.perform(FindThreads(None))] == [NEIGHBOURS[0]]
 
     def test_of_a_drop_and_writers_at_once_nothing_that_was_written_is_dropped(self, driver: Driver) -> None:
@@ -144,7 +146,7 @@ class Partitions:
         assert not rows.commit(driver, Check(HEAD, ("old",), 7))
         assert not rows.commit(driver, rows.gc(8, 7))
         for n in range(20):
-            # New partitions in between: a driver that numbers them must not hand the old number out again.
+            # Other partitions are created meanwhile: a driver with numbers must not reuse the old number.
             rows.store_ops(driver, rows.tag("new"), at=Partition("acme", f"new{n}"))
             assert len(rows.everything(driver, Partition("acme", f"new{n}"))) == 1
         rows.store_ops(driver, rows.head(version=1, expect=Expect.ABSENT))

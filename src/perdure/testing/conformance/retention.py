@@ -1,4 +1,4 @@
-"""Contract of pruning and collection beside other writers, and of writes too large for a commit."""
+"""Contract of pruning and collection while others write, and of writes that are too large for one commit."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Pruning:
         assert len(list_ids(backend.saver())) > 1
 
     def test_a_put_planned_before_a_collection_is_planned_again(self, backend: Backend) -> None:
-        """Between plan and commit another process removes the chunks that the plan takes for stored."""
+        """Between plan and commit another process removes the chunks that the plan assumes to be stored."""
 
         def hook(_: int, effect: Effect[Any]) -> None:
             if isinstance(effect, Commit) and any(op.key == ("", "new") for op in effect.ops):
@@ -163,7 +163,8 @@ class Pruning:
     def _anywhere(
         backend: Backend, inner: Callable[[PerdureSaver], None], outer: Callable[[PerdureSaver], None]
     ) -> None:
-        """Interleave ``inner``, by another process that knows the thread, before each effect of ``outer``."""
+        """Run ``inner``, in another process with a warm cache of the thread, before each effect of
+        ``outer``."""
         for place in range(1, 1000):
             backend.saver().delete_thread(THREAD)
             left = 0
@@ -320,7 +321,7 @@ class Pruning:
             assert values(backend.saver()) == held
 
     def test_a_thread_made_anew_is_not_taken_for_one_that_came_back_older(self, backend: Backend) -> None:
-        """A new thread of a name has versions that are far from those of the thread before it."""
+        """A new thread with the id of a deleted one has versions far from those of the deleted one."""
         saver, other = backend.saver(), backend.saver()
         older: list[object] = []
         saver.on_older = older.append

@@ -26,8 +26,8 @@ if not IN_CI:
         pytest.importorskip(part, reason='the demo is not installed: pip install "perdure[demo]"')
 
 from perdure.demo.models import OpenModel
+from perdure.demo.page_server import create_app
 from perdure.demo.running import Demo, start_demo
-from perdure.demo.web import create_app
 
 
 class ScriptedModel(BaseChatModel):

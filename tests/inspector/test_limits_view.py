@@ -1,6 +1,6 @@
 """Limits in the inspector: what is used, and no keys of users for who may not see all threads.
 
-Covers perdure.inspector.limits.
+Covers perdure.inspector.overview.
 """
 
 from __future__ import annotations

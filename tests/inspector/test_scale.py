@@ -29,7 +29,7 @@ from perdure.model.program import Effect
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, GC, HEAD, Partition
 from perdure.runtime import Runtime
 from perdure.storage.port import Driver, WrappingDriver
-from perdure.storage.postgres.connection import ServerConnection
+from perdure.storage.postgres.connection import ServerConnection, StatementCall
 from perdure.storage.postgres.statements import Statement
 from tests.backends import EMPTY
 from tests.inspector import staging
@@ -158,9 +158,9 @@ class Site:
 def site(large: str) -> Iterator[Site]:
     sent: list[Statement] = []
 
-    def ask(self: ServerConnection, statement: Statement, *rest: Any) -> Any:
-        sent.append(statement)
-        return asked(self, statement, *rest)
+    def ask(self: ServerConnection, call: StatementCall[Any]) -> Any:
+        sent.append(call.statement)
+        return asked(self, call)
 
     asked = ServerConnection.ask
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,7 @@
-"""Tenants in the inspector: named and shown to those who may see all of them, unknown to the others."""
+"""Tenants in the inspector: named and shown to those who may see all of them, unknown to the others.
+
+Covers perdure.inspector.overview.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Records and pages of a SQLite file that are not what was written: noticed when read, reported by thread.
 
-Covers perdure.admin.cross_thread_check, perdure.database.backend_check, perdure.storage.sqlite.integrity.
+Covers perdure.admin.databases, perdure.database.base, perdure.storage.sqlite.integrity.
 """
 
 from __future__ import annotations

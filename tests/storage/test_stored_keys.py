@@ -1,6 +1,6 @@
 """The record of a database's keys: rotations beside live runs, kills, races, and providers that fail.
 
-Covers perdure.admin.key_rotation.
+Covers perdure.admin.databases.
 """
 
 from __future__ import annotations

@@ -8,10 +8,15 @@ These functions take a ``Database`` or a ``SyncDatabase`` and block until they a
 event loop, call them by ``asyncio.to_thread``.
 """
 
-from perdure.admin.archives import new_archive, open_archive
-from perdure.admin.cross_thread_check import examine
-from perdure.admin.key_rotation import encryption_keys, rotate_keys
-from perdure.admin.listing import partitions, tenants
+from perdure.admin.databases import (
+    encryption_keys,
+    examine,
+    new_archive,
+    open_archive,
+    partitions,
+    rotate_keys,
+    tenants,
+)
 from perdure.admin.moving import digest_of, move
 from perdure.engine.threads.thread_digest import Digest
 from perdure.engine.transfer.transfer import State, TransferResult

@@ -49,7 +49,11 @@ def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
 
 
 def _check_declaration(channel: ChannelFacts, place: str, spot: Spot) -> Iterator[AuditFinding]:
-    ignored = [item for item in metadata(channel.annotation)[:-1] if _is_function(item)]
+    ignored = [
+        item
+        for item in metadata(channel.annotation)[:-1]
+        if inspect.isroutine(item) or isinstance(item, functools.partial)
+    ]
     if channel.kind is ChannelKind.REPLACES and ignored:
         name = getattr(ignored[0], "__name__", "the reducer")
         detail = f"{name} stands before another item of Annotated"
@@ -72,7 +76,3 @@ def is_collection(annotation: Any) -> bool:
         return False
     is_dict_type = typing_extensions.is_typeddict(origin)
     return origin in _COLLECTIONS or (issubclass(origin, _COLLECTIONS[:4]) and not is_dict_type)
-
-
-def _is_function(item: Any) -> bool:
-    return inspect.isroutine(item) or isinstance(item, functools.partial)

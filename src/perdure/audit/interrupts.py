@@ -88,11 +88,9 @@ def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.A
         yield checks.SWALLOWED_INTERRUPT, ask.call, f"an interrupt is caught in line {caught}"
     loops = [each for each in ask.around if isinstance(each, _LOOPS)]
     if loops and not _varies(ask.call, loops[-1]):
-        yield (
-            checks.INTERRUPT_IN_LOOP,
-            ask.call,
-            f"the question of the loop in line {_line(loops[-1], ask.call)} is the same in every round",
-        )
+        line = getattr(loops[-1], "lineno", ask.call.lineno)
+        detail = f"the question of the loop in line {line} is the same in every round"
+        yield checks.INTERRUPT_IN_LOOP, ask.call, detail
     is_several = len(scope.asks) > 1 or bool(loops)
     for condition in _conditions(ask) if is_several else ():
         if (reason := _unstable(scope, condition)) is not None:
@@ -104,10 +102,10 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 
 
-def _scope(source: FunctionSource, depth: int = 0) -> _Scope:
+def _scope(source: FunctionSource) -> _Scope:
     scope = _Scope(source)
     for part in source.body:
-        _collect(scope, part, (), depth)
+        _collect(scope, part, ())
     for _ in range(2):  # a loop may use a variable before the line that assigns it
         for node in source.walk():
             for target, value in _find_assignments(node):
@@ -116,13 +114,13 @@ def _scope(source: FunctionSource, depth: int = 0) -> _Scope:
     return scope
 
 
-def _collect(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...], depth: int) -> None:
+def _collect(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...]) -> None:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
         return
-    if isinstance(node, ast.Call) and _is_ask(scope.source, node, depth):
+    if isinstance(node, ast.Call) and _is_ask(scope.source, node, 0):
         scope.asks.append(_Ask(node, around))
     for child in ast.iter_child_nodes(node):
-        _collect(scope, child, (*around, node), depth)
+        _collect(scope, child, (*around, node))
 
 
 def _is_ask(source: FunctionSource, call: ast.Call, depth: int) -> bool:
@@ -285,7 +283,3 @@ def _names(target: ast.AST) -> set[str]:
 
 def _name_of(function: ast.AST) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-
-
-def _line(loop: ast.AST, call: ast.Call) -> int:
-    return getattr(loop, "lineno", call.lineno)

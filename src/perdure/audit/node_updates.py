@@ -7,7 +7,6 @@ also by way of a local variable. What is computed is left to the strict mode at 
 from __future__ import annotations
 
 import ast
-import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -194,7 +193,12 @@ class Returned:
         for node in self._nodes:
             targets = node.targets if isinstance(node, ast.Assign) else ()
             for target in targets:
-                if _is_item_of(target, name) and (key := self._constant(target.slice)) is not None:
+                if (
+                    isinstance(target, ast.Subscript)
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == name
+                    and (key := self._constant(target.slice)) is not None
+                ):
                     yield key, target
 
     def _is_read(self, value: ast.AST, via: frozenset[str]) -> bool:
@@ -247,12 +251,6 @@ class Returned:
         """Return a string that is written, or that a constant outside the function holds."""
         held = value.value if isinstance(value, ast.Constant) else self.source.resolve(value)
         return held if isinstance(held, str) else None
-
-
-def _is_item_of(target: ast.AST, name: str) -> typing.TypeGuard[ast.Subscript]:
-    return (
-        isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id == name
-    )
 
 
 def _has_fields(made: Any) -> bool:

@@ -73,7 +73,8 @@ class _Reducer:
         self.name = getattr(unwrap(channel.reducer), "__name__", "reducer")
         self.channel = channel
         self.type, self.update, self.is_uniform = channel.type, *_update_type(channel)
-        if _is_of_messages(self.function) and not _holds_messages(self.type):
+        is_of_langgraph = getattr(unwrap(self.function), "__module__", "") == add_messages.__module__
+        if is_of_langgraph and not _holds_messages(self.type):
             # It makes messages of whatever it gets, and gives those without an id one at random.
             self.type, self.update, self.is_uniform = list[AnyMessage], list[AnyMessage], True
 
@@ -301,11 +302,6 @@ def _covers(hint: Any, declared: Any) -> bool:
     if isinstance(left, type) and isinstance(right, type):
         return issubclass(right, left) or issubclass(left, right)
     return False
-
-
-def _is_of_messages(reducer: Callable[..., Any]) -> bool:
-    """Return True for LangGraph's own reducers of messages."""
-    return getattr(unwrap(reducer), "__module__", "") == add_messages.__module__
 
 
 def _holds_messages(annotation: Any) -> bool:

@@ -38,6 +38,7 @@ from perdure.langgraph.graph_facts import bare
 _DEEP = 6
 _WORDS = ("a", "b", "c", "dd", "")
 _NUMBERS = (0, 1, 2, 3, -1, 7)
+_SHOWN_MAX = 160
 
 
 class NoSample(Exception):
@@ -71,7 +72,9 @@ class Samples:
         if origin in _MAPPINGS:
             return _MAPPINGS[origin](self._pairs(arguments, depth))
         if origin is tuple:
-            return self._tuple(arguments, depth)
+            if not arguments or arguments[-1] is Ellipsis:
+                return self._container(tuple, arguments[:1], depth)
+            return tuple(self.make(each, depth + 1) for each in arguments if each != ())
         if origin in _SCALARS:
             return _SCALARS[origin](self._random)
         if isinstance(origin, type):
@@ -94,11 +97,6 @@ class Samples:
     def _container(self, kind: Callable[[Any], Any], arguments: tuple[Any, ...], depth: int) -> Any:
         item = arguments[0] if arguments else str
         return kind([self.make(item, depth + 1) for _ in range(self._count())])
-
-    def _tuple(self, arguments: tuple[Any, ...], depth: int) -> Any:
-        if not arguments or arguments[-1] is Ellipsis:
-            return self._container(tuple, arguments[:1], depth)
-        return tuple(self.make(each, depth + 1) for each in arguments if each != ())
 
     def _pairs(self, arguments: tuple[Any, ...], depth: int) -> dict[Any, Any]:
         key, value = arguments if len(arguments) == 2 else (str, arguments[0] if arguments == (int,) else str)
@@ -150,10 +148,10 @@ class Samples:
         return self._random.choice(_WORDS)
 
 
-def format_value(value: object, most: int = 160) -> str:
+def format_value(value: object) -> str:
     """Return a value for a counter-example: messages by id and content, long texts cut."""
     text = _format(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"
 
 
 def type_name(annotation: Any) -> str:

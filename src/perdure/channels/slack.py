@@ -84,6 +84,8 @@ class SlackApp(ChatChannel):
         if not signing_secret.strip():
             raise ValueError("the signing secret of the Slack app is empty; copy it again")
         super().__init__(name, options, in_doubt)
+        log = logging.getLogger("perdure.channels.slack.client")
+        log.setLevel(logging.INFO)  # debug messages contain texts
         # A repeated request of the client would be a second message, so it repeats none.
         self.client = AsyncWebClient(
             token,
@@ -91,7 +93,7 @@ class SlackApp(ChatChannel):
             timeout=_TIMEOUT_S,
             retry_handlers=[],
             trust_env_in_session=False,
-            logger=_client_log(),
+            logger=log,
         )
         self._verifier = SignatureVerifier(signing_secret)
 
@@ -109,9 +111,17 @@ class SlackApp(ChatChannel):
         if read.command is not None:
             return await self._answer_command(read.command, receiver)
         if read.press is not None:
-            await self._handle_press(read.press, read.text, receiver)
+            received = await receiver.press(read.press)
+            if received.notice:
+                await self.notify(ChatAddress(self.name, read.press.chat, read.press.topic), received.notice)
+            if received.decided:
+                await self._without_buttons(read.press, read.text, received)
         if read.message is not None:
-            await self._handle_message(read.message, receiver)
+            received = await receiver.message(read.message)
+            if received.notice:
+                await self.notify(
+                    ChatAddress(self.name, read.message.chat, read.message.topic), received.notice
+                )
         return Response()
 
     def _verify(self, request: Request, body: bytes) -> None:
@@ -149,18 +159,6 @@ class SlackApp(ChatChannel):
         else:
             notice = (await receiver.message(command)).notice
         return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
-
-    async def _handle_message(self, message: ChatMessage, receiver: Receiver) -> None:
-        received = await receiver.message(message)
-        if received.notice:
-            await self.notify(ChatAddress(self.name, message.chat, message.topic), received.notice)
-
-    async def _handle_press(self, press: ButtonPress, text: str, receiver: Receiver) -> None:
-        received = await receiver.press(press)
-        if received.notice:
-            await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
-        if received.decided:
-            await self._without_buttons(press, text, received)
 
     async def _without_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
         """Show the decision in the place of the buttons; the next message shows it at the latest."""
@@ -259,13 +257,6 @@ class SlackApp(ChatChannel):
 def _escape(text: str) -> str:
     """Return a text without Slack's control sequences, such as ``<!channel>``."""
     return html.escape(text, quote=False)
-
-
-def _client_log() -> logging.Logger:
-    """Return the logger of the client, without its debug messages, which contain texts."""
-    log = logging.getLogger("perdure.channels.slack.client")
-    log.setLevel(logging.INFO)
-    return log
 
 
 def _blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:

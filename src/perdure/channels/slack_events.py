@@ -62,7 +62,8 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
     if message.get("bot_id") or not message.get("user") or message.get("subtype") not in _WRITTEN:
         # The deleted first message of a thread becomes a "tombstone".
         return None
-    text, bots = str(message.get("text") or ""), _bots(body)
+    text = str(message.get("text") or "")
+    bots = [str(each["user_id"]) for each in body.get("authorizations") or () if each.get("is_bot")]
     is_direct = event.get("channel_type") == "im" or str(event["channel"]).startswith("D")
     is_mention = event["type"] == "app_mention" or any(f"<@{bot}>" in text for bot in bots)
     if not is_direct and (groups == "none" or (groups == "mention" and not is_mention)):
@@ -119,10 +120,6 @@ def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
         text=f"/{found.group(1).lower()}",
         sender=form.get("user_id", ""),
     )
-
-
-def _bots(body: Mapping[str, Any]) -> list[str]:
-    return [str(each["user_id"]) for each in body.get("authorizations") or () if each.get("is_bot")]
 
 
 def _attachment(file: Mapping[str, Any]) -> Attachment:

@@ -97,7 +97,11 @@ class WhatsAppPhone(ChatChannel):
 
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         if request.method != "POST":
-            return self._answer_challenge(request)
+            # WhatsApp's challenge, by which it verifies the address.
+            given = request.query_params.get(HUB_VT, "").encode("utf-8", "replace")
+            if not hmac.compare_digest(given, self._verify_token):
+                raise RejectedRequest(403, "the verify token is missing or wrong")
+            return PlainTextResponse(request.query_params.get(HUB_CH, ""))
         body = await body_of(request, self.options.body_bytes)
         signature = request.headers.get(HUB_SIG, "")
         if not signature.isascii() or not webhook_updates_validator(self._app_secret, body, signature):
@@ -115,13 +119,6 @@ class WhatsAppPhone(ChatChannel):
             if done.notice:
                 await self.notify(ChatAddress(self.name, event.chat), done.notice)
         return Response()
-
-    def _answer_challenge(self, request: Request) -> Response:
-        """Answer WhatsApp's challenge, by which it verifies the address."""
-        given = request.query_params.get(HUB_VT, "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, self._verify_token):
-            raise RejectedRequest(403, "the verify token is missing or wrong")
-        return PlainTextResponse(request.query_params.get(HUB_CH, ""))
 
     # What WhatsApp gets
 

@@ -122,7 +122,8 @@ def serve(
 
 def announce_address(asked: Config, port: int) -> None:
     """Print what a server serves and where, its database, and where its configuration is from."""
-    address = f"http://{_show_host(asked.http.host)}:{port}{asked.http.mount_prefix or ''}"
+    host = f"[{asked.http.host}]" if ":" in asked.http.host else asked.http.host
+    address = f"http://{host}:{port}{asked.http.mount_prefix or ''}"
     err.print(f"[bold]Perdure[/] serves {escape(', '.join(asked.graphs))} at {address}", soft_wrap=True)
     pages = [
         ("chat page", "/chat/", asked.http.page),
@@ -140,7 +141,3 @@ def announce_address(asked: Config, port: int) -> None:
     if asked.development:
         others = "perdure serve without --dev"
         err.print(f"[yellow bold]DEVELOPMENT[/]: for this machine alone; serve other people by {others}.")
-
-
-def _show_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

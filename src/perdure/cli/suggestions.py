@@ -106,7 +106,9 @@ def _suggest_option(error: Any) -> None:
     options = list(_options(command))
     name = getattr(error, "option_name", None)
     if name is not None and hasattr(error, "possibilities"):
-        error.possibilities = _find_meant(name, options, _OPTIONS) or error.possibilities
+        error.possibilities = (
+            _same(name, options, _OPTIONS) or _alike(name, options, _OPTIONS) or error.possibilities
+        )
         is_of_commands = hasattr(command, "commands") and name in _below(command)
         if is_of_commands and not error.possibilities and _BEHIND not in error.message:
             error.message += _BEHIND
@@ -128,10 +130,6 @@ def _below(group: Any) -> set[str]:
     return {*(option for each in commands for option in _options(each))}.union(
         *(_below(each) for each in commands if hasattr(each, "commands"))
     )
-
-
-def _find_meant(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
-    return _same(word, names, words) or _alike(word, names, words)
 
 
 def _same(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:

@@ -51,18 +51,15 @@ def print_agents(found: Mapping[str, Any]) -> None:
     for each in found["subagents"]:
         at = ", ".join(map(printable, each["nodes"]))
         step = "" if each["step"] is None else str(each["step"])
+        micros = each["began_at"]
+        # A time that is ahead of this machine's clock is not shown.
+        passed = 0 if micros is None else time.time_ns() // 1000 - micros
         table.add_row(
             escape(printable(each["name"])),
             _STATES.get(each["state"], each["state"]),
-            _ago(each["began_at"]),
+            f"{span(passed)} ago" if passed > 0 else "",
             escape(f"{step} {at}".strip()),
             escape(printable(each["task"])),
             escape(printable(each["namespace"])),
         )
     out.print(table)
-
-
-def _ago(micros: int | None) -> str:
-    """Return how long ago a time was; nothing for one that is ahead of this machine's clock."""
-    passed = 0 if micros is None else time.time_ns() // 1000 - micros
-    return f"{span(passed)} ago" if passed > 0 else ""

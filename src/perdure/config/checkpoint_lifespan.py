@@ -120,12 +120,9 @@ def compile_graph(
     else:
         update: dict[str, Any] = {"checkpointer": checkpointer}
         graph = builder.copy(update if store is None else {**update, "store": store})
-    return _without_persistence(graph) if _is_langgraph_dev() and is_development() else graph
-
-
-def _is_langgraph_dev() -> bool:
-    """Return True within ``langgraph dev``: under this name its server refuses graphs with persistence."""
-    return getattr(sys.modules.get("langgraph_api.config"), "API_VARIANT", None) == "local_dev"
+    # The server of ``langgraph dev``, which has this name, refuses graphs with persistence.
+    is_langgraph_dev = getattr(sys.modules.get("langgraph_api.config"), "API_VARIANT", None) == "local_dev"
+    return _without_persistence(graph) if is_langgraph_dev and is_development() else graph
 
 
 def _without_persistence(graph: Graph) -> Graph:

@@ -58,32 +58,36 @@ class CommonConfig:
     ignored: tuple[str, ...]
 
 
-def load_common(settled: ResolvedConfig, command: str) -> dict[str, Any]:
+def load_common(configuration: ResolvedConfig, command: str) -> dict[str, Any]:
     """Return the fields of ``CommonConfig``.
 
     Args:
-        settled: The resolved settings.
+        configuration: The resolved settings.
         command: An example of a command that names graphs, for error messages.
 
     Raises:
         BadSetting: A setting is missing or cannot work.
     """
-    url, keys, graphs = settled.database_url(), settled.key_provider(), settled.graphs(command)
+    url, keys, graphs = (
+        configuration.database_url(),
+        configuration.key_provider(),
+        configuration.graphs(command),
+    )
     return {
         "database_url": url,
         "keys": keys,
         "graphs": graphs,
-        "agents": agent_settings(settled, graphs),
-        "assistants": settled.assistants(command),
-        "chats": chat_channels(settled),
-        "store": settled.store_ttl(),
-        "store_index": settled.store_index(),
-        "store_url": settled.store_url(),
-        "retention": read_retention(settled),
-        "development": bool(settled["development"]),
-        "env": settled.env,
-        "import_folders": settled.import_folders(),
-        "root": settled.root,
-        "sources": settled.sources,
-        "ignored": settled.ignored,
+        "agents": agent_settings(configuration, graphs),
+        "assistants": configuration.assistants(command),
+        "chats": chat_channels(configuration),
+        "store": configuration.store_ttl(),
+        "store_index": configuration.store_index(),
+        "store_url": configuration.store_url(),
+        "retention": read_retention(configuration),
+        "development": bool(configuration["development"]),
+        "env": configuration.env,
+        "import_folders": configuration.import_folders(),
+        "root": configuration.root,
+        "sources": configuration.sources,
+        "ignored": configuration.ignored,
     }

@@ -35,11 +35,12 @@ def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
     """
     given = configuration.select_given("retention.")
     own = {name: given[name] for name in _FIELDS if name in given}
-    if (idle := _ttl(configuration)) is not None:
+    minutes: float | None = configuration["checkpointer.ttl.default_ttl"]
+    if minutes is not None and configuration["checkpointer.ttl.strategy"] == "delete":
         if "idle" in own:
             idle_name, ttl_name = map(configuration.name, ("retention.idle", "checkpointer.ttl.default_ttl"))
             raise BadSetting(f"{idle_name} and {ttl_name} both set when a thread expires; set one of them")
-        own["idle"] = idle
+        own["idle"] = minutes * 60
     if own.keys() == {"keep_tagged"}:
         name = configuration.name("retention.keep_tagged")
         raise BadSetting(f"{name} is set, but no thread expires; set retention.idle, e.g. to '90d'")
@@ -78,13 +79,6 @@ def thread_ttl(configuration: ResolvedConfig) -> ThreadTtl | None:
             "checkpointer.ttl.default_ttl, in minutes"
         )
     return ThreadTtl(**table)
-
-
-def _ttl(configuration: ResolvedConfig) -> float | None:
-    """Return the seconds after which threads are deleted by the settings under ``checkpointer.ttl``."""
-    minutes: float | None = configuration["checkpointer.ttl.default_ttl"]
-    is_deleting = configuration["checkpointer.ttl.strategy"] == "delete"
-    return None if minutes is None or not is_deleting else minutes * 60
 
 
 def load(

@@ -215,13 +215,9 @@ def _variables(path: Path) -> dict[str, str]:
     text = _text_of(path)
     for binding in parse_stream(StringIO(text)):
         if binding.error:
-            line = binding.original.line + _blank_lines(binding.original.string)
+            string = binding.original.string
+            line = binding.original.line + string[: len(string) - len(string.lstrip())].count("\n")
             raise BadSetting(
                 f"{path}, line {line}: it is not a variable; write NAME=value, a value with blanks in quotes"
             )
     return {name: value for name, value in dotenv_values(stream=StringIO(text)).items() if value is not None}
-
-
-def _blank_lines(text: str) -> int:
-    """Return the number of leading line breaks."""
-    return text[: len(text) - len(text.lstrip())].count("\n")

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from perdure.care.sweeper import RetentionOptions
-from perdure.database import backend_check, thread_entries
-from perdure.database.base import DatabaseBase
+from perdure.database import thread_entries
+from perdure.database.base import DatabaseBase, report_changes
 from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
@@ -162,7 +162,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def _check(self, at: Partition) -> list[Finding]:
         found = await self._handle.arun(fsck.check(at, self._handle.digest))
-        return [*found, *backend_check.report_changes(at, await self._handle.aexamine(at))]
+        return [*found, *report_changes(at, await self._handle.aexamine(at))]
 
     async def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
@@ -175,7 +175,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """
         at = self._handle.partition(thread_id)
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = backend_check.report_changes(at, await self._handle.aexamine(at))
+        changed = report_changes(at, await self._handle.aexamine(at))
         repaired = await self._handle.arun(program())
         if not await self._handle.atrust(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Generic
 
 from typing_extensions import TypeVar
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine.checks.fsck_report import REPAIR, RESTORE, Damage, Finding
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
@@ -15,8 +16,10 @@ from perdure.langgraph.store import PerdureStore, TTLConfig
 from perdure.langgraph.values.datatypes import Allow, by_default
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.arguments import refuse_text, require_text
+from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.schema.schema import Schema
+from perdure.storage.port import NOT_LATEST
 
 DEFAULT_METADATA_KEYS = ("run_id", "assistant_id", "graph_id", "user_id", "langgraph_auth_user_id")
 """Configurable values that are stored in checkpoint metadata by default."""
@@ -141,3 +144,14 @@ class DatabaseBase(Generic[Store]):
 def handle_of(database: DatabaseBase) -> DatabaseHandle:
     """Return the internal handle of a database, for Perdure's own packages."""
     return database._handle  # pyright: ignore[reportPrivateUsage]
+
+
+_ACCEPT = f"{REPAIR}, after which what is left is the thread, or restore it from a backup"
+
+
+def report_changes(partition: Partition, details: Sequence[str]) -> list[Finding]:
+    """Return a finding for each detail. Only records that are missing can be repaired, by doing without; none
+    is if a record is itself damaged."""
+    is_settled = list(details) == [NOT_LATEST]
+    advice = _ACCEPT if is_settled else RESTORE
+    return [Finding(partition.thread, "", None, Damage.CHANGED, each, advice, is_settled) for each in details]

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from perdure.care.sweeper import RetentionOptions
-from perdure.database import backend_check, thread_entries
-from perdure.database.base import DatabaseBase
+from perdure.database import thread_entries
+from perdure.database.base import DatabaseBase, report_changes
 from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
@@ -155,7 +155,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
 
     def _check(self, at: Partition) -> list[Finding]:
         found = self._handle.run(fsck.check(at, self._handle.digest))
-        return [*found, *backend_check.report_changes(at, self._handle.examine(at))]
+        return [*found, *report_changes(at, self._handle.examine(at))]
 
     def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
@@ -168,7 +168,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """
         at = self._handle.partition(thread_id)
         program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = backend_check.report_changes(at, self._handle.examine(at))
+        changed = report_changes(at, self._handle.examine(at))
         repaired = self._handle.run(program())
         if not self._handle.trust(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))

@@ -76,10 +76,9 @@ class DatabaseHandle:
         self._large_channels: dict[int, LargeChannels] = {}
         self.closed_first: list[Closeable] = []
 
-    def sweeper(self, options: RetentionOptions | None = None, tenant: str | None = None) -> Sweeper:
-        """Return what applies retention to the threads of a tenant, or of all with these options."""
-        whose = self.tenant if tenant is None else tenant
-        return Sweeper(self.driver, self.digest, whose, self.retention, options or RetentionOptions())
+    def sweeper(self, options: RetentionOptions | None = None) -> Sweeper:
+        """Return what applies retention to the threads of the tenant, or of all with these options."""
+        return Sweeper(self.driver, self.digest, self.tenant, self.retention, options or RetentionOptions())
 
     def large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each

@@ -13,15 +13,23 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 import uvicorn
+from fastapi import FastAPI
 from rich.console import Console
 from rich.markup import escape
+from starlette.requests import Request
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
 
 from perdure.config.hosts import in_url, is_loopback
 from perdure.demo.running import open_demo
-from perdure.demo.web import create_app
 from perdure.errors import PerdureError
+from perdure.server import app as api
+from perdure.server.config import Http
 from perdure.server.hosting.process import Server
+from perdure.server.resources import ServerState
+from perdure.server.routes import chat
 from perdure.web.connections import LimitedConnection
+from perdure.web.guard import Guard
 
 STOPPING_SECONDS = 5
 EXPOSED = "[yellow]Anyone who reaches this port can read and change every conversation.[/]"
@@ -102,3 +110,32 @@ def _banner(console: Console, address: str, database: str, model: str, *, moved_
     console.print("  [dim]try[/]           ask for a long story, and press “Kill the server process”")
     console.print("  [dim]stop[/]          Ctrl-C; an open answer goes on at the next start")
     console.print()
+
+
+STARTS = (
+    "Tell me a long story about a lighthouse",
+    "What is a good name for a cat?",
+    "Explain tides to a child",
+)
+
+
+def create_app(host: ServerState, *, model: str, database: str, loopback: bool = True) -> FastAPI:
+    """Return the application.
+
+    Args:
+        host: The state of the server.
+        model: The model's name on the page.
+        database: The database's name on the page.
+        loopback: True if only the loopback address is served.
+    """
+    app = api.create_app(None, Http(inspector=True))
+    app.state.perdure = host
+    about = {"model": model, "database": database, "starts": STARTS, "inspector": True, "process": loopback}
+    chat.serve_page(app, about)
+    app.router.routes.insert(0, Route("/", _to_the_page))
+    app.add_middleware(Guard, loopback=loopback)
+    return app
+
+
+async def _to_the_page(request: Request) -> RedirectResponse:
+    return RedirectResponse(f"{chat.PATH}/")

@@ -90,7 +90,10 @@ def partition_of(tenant: str, name: str) -> Partition:
 def place(tenant: str, alias: Alias, limit: str, key: Mapping[str, str]) -> LimitPlace:
     """Return the place of a limit's state for a key."""
     of_key = alias("limit key", *(part for pair in sorted(key.items()) for part in pair))
-    return LimitPlace(Partition(tenant, prefix_of(alias, limit) + of_key, SERVER), limit, _abbreviate(key))
+    # As it is stored to be shown: users choose names of any length and content.
+    cut = {what: name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for what, name in key.items()}
+    shown = {what: name.encode(errors="backslashreplace").decode() for what, name in cut.items()}
+    return LimitPlace(Partition(tenant, prefix_of(alias, limit) + of_key, SERVER), limit, shown)
 
 
 def take_share(
@@ -148,12 +151,6 @@ def _store(
     lane = _lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
     outcome = yield from ask(Commit(at.partition, (write, lane)))
     return stored if isinstance(outcome, Committed) else None
-
-
-def _abbreviate(key: Mapping[str, str]) -> dict[str, str]:
-    """Return a key as it is stored to be shown: users choose names of any length and content."""
-    cut = {what: name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for what, name in key.items()}
-    return {what: name.encode(errors="backslashreplace").decode() for what, name in cut.items()}
 
 
 def _lane(due_at: int) -> Lane:

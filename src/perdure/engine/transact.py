@@ -78,17 +78,18 @@ def _stage_and_commit(
         if not isinstance(begun, Committed):
             return begun
         ops = [Check(GC, (), born.version) if op is born else op for op in ops]
-    batch: list[Put] = []
-    held = 0
-    for put in chunks:
-        if batch and (held + len(put.body) > budget.bytes or len(batch) == budget.ops):
-            yield from ask(Stage(partition, tuple(batch)))
-            batch, held = [], 0
-        batch.append(put)
-        held += len(put.body)
-    if batch:
+    for batch in batches(chunks, budget):
         yield from ask(Stage(partition, tuple(batch)))
     return (yield from ask(Commit(partition, tuple(ops), statements)))
+
+
+def commit_or_raise(
+    partition: Partition, ops: Iterable[Op], error: Callable[[Partition], Exception]
+) -> Program[None]:
+    """Commit, and raise the error of the partition if it is refused."""
+    outcome = yield from ask(Commit(partition, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise error(partition)
 
 
 def retry_attempt(

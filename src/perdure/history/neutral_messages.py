@@ -104,7 +104,10 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
             out[name] = text
     if tags := _tags(message.get("tags"), where):
         out["tags"] = tags
-    if _has_failed(message, role, where):
+    status = _text(message, "status", where)
+    if status not in (None, "success", "error") or (status == "error" and role != "tool"):
+        raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
+    if status == "error":
         out["status"] = "error"
     if invalid := _objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
         out["invalid_tool_calls"] = invalid
@@ -122,14 +125,6 @@ def _read_answered_call(message: Mapping[str, Any], role: str, where: str) -> st
     if role == "function" and not message.get("name"):
         raise Unserialisable(f"{where} is a function's result and has no name")
     return answers
-
-
-def _has_failed(message: Mapping[str, Any], role: str, where: str) -> bool:
-    """Return True for the result of a tool that failed."""
-    status = _text(message, "status", where)
-    if status not in (None, "success", "error") or (status == "error" and role != "tool"):
-        raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
-    return status == "error"
 
 
 def to_neutral(

@@ -173,7 +173,7 @@ class Importer:
             importing.begin(partition, found, added, self._db.draw_version(), self._budget)
         )
         try:
-            encoder = ThreadEncoder(partition, self._db.digest, arrival.generation, numbers, found.heads)
+            encoder = ThreadEncoder(partition, self._db.digest, arrival.view.generation, numbers, found.heads)
             touched = set()
             written = self._write(plan, encoder, arrival, touched)
             if not any(written) and not heads:

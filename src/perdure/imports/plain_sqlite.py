@@ -56,7 +56,10 @@ class _D1Rows:
 
 
 def _dialect_of(name: str, rows: PlainRows) -> Dialect:
-    checkpoints, writes = (_columns(rows, table) for table in ("checkpoints", "writes"))
+    checkpoints, writes = (
+        {row[0].lower() for row in rows("SELECT name FROM pragma_table_info(?1)", table)}
+        for table in ("checkpoints", "writes")
+    )
     refuse_missing(name, checkpoints, writes)
     return Dialect(
         checkpoints="checkpoints",
@@ -76,10 +79,6 @@ def _dialect_of(name: str, rows: PlainRows) -> Dialect:
 def _form(column: str) -> str:
     text = f"CASE typeof({column}) WHEN 'blob' THEN hex({column}) ELSE {column} END"
     return f"CASE typeof({column}) WHEN 'blob' THEN 'blob' WHEN 'null' THEN 'null' ELSE 'text' END, {text}"
-
-
-def _columns(rows: PlainRows, table: str) -> set[str]:
-    return {row[0].lower() for row in rows("SELECT name FROM pragma_table_info(?1)", table)}
 
 
 def _has_row_ids(rows: PlainRows, table: str) -> bool:

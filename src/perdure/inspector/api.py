@@ -11,7 +11,6 @@ from perdure.inspector import (
     agents,
     audit_log,
     files,
-    limits,
     listing,
     overview,
     questions,
@@ -20,7 +19,6 @@ from perdure.inspector import (
     runs,
     states,
     steps,
-    tenant_names,
     thread_health,
     timeline,
 )
@@ -46,7 +44,7 @@ async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 VIEWS: Mapping[str, View] = {
     "about": about,
-    "tenants": tenant_names.tenants,
+    "tenants": overview.tenants,
     "threads": listing.threads,
     "thread": timeline.thread,
     "timeline": timeline.timeline,
@@ -66,7 +64,7 @@ VIEWS: Mapping[str, View] = {
     "overview": overview.overview,
     "queue": queue.queue,
     "questions": questions.questions,
-    "limits": limits.limits,
+    "limits": overview.limits,
     "runs": runs.runs,
     "run": runs.run,
     "care": thread_health.care,

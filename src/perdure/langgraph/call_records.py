@@ -201,7 +201,11 @@ class CallRecorder(BaseCallbackHandler):
     def take(self, task_id: str) -> list[CallRecord]:
         """Return the finished calls of a task and of those below it that store nothing, and forget them."""
         with self._lock:
-            places = [place for place in self.calls if task_id in _task_ids(place)]
+            places = [
+                place
+                for place in self.calls
+                if task_id in [part.rpartition(":")[2] for part in place.split("|") if ":" in part]
+            ]
             taken = [call for place in places for call in self.calls.pop(place)]
         return [call for call in taken if call.is_over]
 
@@ -328,10 +332,6 @@ def _storable(call: CallRecord, serde: Serde) -> CallRecord:
 def tool_parts(given: Any) -> dict[str, str]:
     """Return the digest of what is passed to a tool."""
     return {"input": digest(given)}
-
-
-def _task_ids(namespace: str) -> list[str]:
-    return [part.rpartition(":")[2] for part in namespace.split("|") if ":" in part]
 
 
 # Slots

@@ -265,7 +265,11 @@ class PerdureStore(BaseStore):
                     touch(partition_of(self._tenant, hit.labels), hit.record)
 
         def list_namespaces(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
-            listed = yield from self._list(asked[0][1], now)
+            op = asked[0][1]
+            conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
+            listed = yield from items.list_namespaces(
+                self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
+            )
             for place, _ in asked:
                 results[place] = list(listed)
 
@@ -373,12 +377,6 @@ class PerdureStore(BaseStore):
             now=now,
         )
         return (yield from found)
-
-    def _list(self, op: ListNamespacesOp, now: int) -> Program[list[Labels]]:
-        conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
-        return items.list_namespaces(
-            self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
-        )
 
 
 def _one_by_one(programs: Iterable[Program[None]]) -> Program[None]:

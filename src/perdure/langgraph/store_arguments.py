@@ -10,7 +10,6 @@ from langgraph.store.base import (
     GetOp,
     InvalidNamespaceError,
     ListNamespacesOp,
-    MatchCondition,
     Op,
     PutOp,
     SearchOp,
@@ -89,17 +88,13 @@ def validate(op: Any) -> None:
         _in_range(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():
-            _condition(condition)
+            if condition.match_type not in ("prefix", "suffix"):
+                raise ValueError(f"Unsupported match type: {condition.match_type}")
+            refuse_text("a path of namespaces", condition.path)
+            _well_formed(condition.path)
         _in_range(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
     else:
         raise ValueError(f"Unknown operation type: {type(op)}")
-
-
-def _condition(condition: MatchCondition) -> None:
-    if condition.match_type not in ("prefix", "suffix"):
-        raise ValueError(f"Unsupported match type: {condition.match_type}")
-    refuse_text("a path of namespaces", condition.path)
-    _well_formed(condition.path)
 
 
 def _well_formed(labels: Iterable[str]) -> None:

@@ -7,7 +7,7 @@ deletion only ends a fact, so that a model's mistake can be undone.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 from uuid import UUID
@@ -140,7 +140,8 @@ def _describe_change(action: ManageAction, fact: Fact) -> str:
 
 
 def _list_found(found: list[Remembered]) -> tuple[str, list[Remembered]]:
-    return json.dumps([_describe(each) for each in found], ensure_ascii=False), found
+    entries = [{"id": each.id, "content": each.text, "noted": each.at.date().isoformat()} for each in found]
+    return json.dumps(entries, ensure_ascii=False), found
 
 
 def _check_arguments(content: str | None, action: ManageAction, key: UUID | None) -> str:
@@ -151,7 +152,3 @@ def _check_arguments(content: str | None, action: ManageAction, key: UUID | None
     if action != "delete" and not (content or "").strip():
         raise ToolException(f"the action {action} needs content")
     return "" if key is None else str(key)
-
-
-def _describe(entry: Remembered) -> Mapping[str, Any]:
-    return {"id": entry.id, "content": entry.text, "noted": entry.at.date().isoformat()}

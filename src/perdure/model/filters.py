@@ -187,7 +187,8 @@ def _check(condition: Any, where: str) -> None:
             _check(part, f"{where}[{n}]")
     if not isinstance(condition, dict):
         return
-    compares = _has_operators(condition)
+    # Whether it compares the value itself, and not the fields of one.
+    compares = any(name.startswith("$") and name not in _LOGICAL for name in condition)
     for name, operand in condition.items():
         if name in _JOINS:
             for n, part in enumerate(_conditions(operand, f"{where}[{name!r}]")):
@@ -232,11 +233,6 @@ def _holds(name: str, value: Any, operand: Any) -> bool:
         return (all if name == "$and" else any)(_meets(value, part) for part in operand)
     pair = _comparable(value, operand)
     return pair is not None and _ORDERS[name](*pair)
-
-
-def _has_operators(condition: Mapping[str, Any]) -> bool:
-    """Return True if a condition compares the value itself, and not the fields of one."""
-    return any(name.startswith("$") and name not in _LOGICAL for name in condition)
 
 
 def _comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:

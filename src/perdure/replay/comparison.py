@@ -267,11 +267,11 @@ class Comparison:
 
 
 def _next(task: TaskRecord) -> list[str]:
-    return sorted(_strip_prefix(name) for name in task.writes if name.startswith((_BRANCH, _JOIN)))
-
-
-def _strip_prefix(channel: str) -> str:
-    return channel.removeprefix(_BRANCH).removeprefix(_JOIN)
+    return sorted(
+        name.removeprefix(_BRANCH).removeprefix(_JOIN)
+        for name in task.writes
+        if name.startswith((_BRANCH, _JOIN))
+    )
 
 
 def _one(values: list[Any]) -> Any:

@@ -177,13 +177,6 @@ def _namespace(config: Any = None) -> str:
 # Models
 
 
-def _find_call(answers: Answering, model: BaseChatModel, run_manager: Any) -> CallRecord:
-    """Return the call of a model as the replay's recorder has noted it. A call without its callbacks was not
-    recorded either."""
-    found = None if run_manager is None else answers.recorder.open.get(run_manager.run_id)
-    return found or CallRecord(MODEL, type(model).__name__, {}, place=_namespace())
-
-
 def _result(answer: Any) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=answer)])
 
@@ -197,7 +190,10 @@ def _generate(
     run_manager: Any = None,
     **kwargs: Any,
 ) -> ChatResult:
-    return _result(_answer(answers, _find_call(answers, model, run_manager)))
+    # A call without its callbacks was not recorded either.
+    found = None if run_manager is None else answers.recorder.open.get(run_manager.run_id)
+    call = found or CallRecord(MODEL, type(model).__name__, {}, place=_namespace())
+    return _result(_answer(answers, call))
 
 
 async def _agenerate(*args: Any, **kwargs: Any) -> ChatResult:
@@ -253,19 +249,14 @@ def _run(
     if tool.name in answers.live:
         answers.compare(call, tool_call_id)
         return original(tool_input, *args, **kwargs)
-    return _convert_answer(_answer(answers, call, tool_call_id), tool_call_id)
+    answer = _answer(answers, call, tool_call_id)
+    # A call by a model gets a message, another one its content.
+    return answer.content if tool_call_id is None and hasattr(answer, "tool_call_id") else answer
 
 
 async def _arun(*args: Any, **kwargs: Any) -> Any:
     answer = _run(*args, **kwargs)
     return await answer if isawaitable(answer) else answer
-
-
-def _convert_answer(answer: Any, tool_call_id: str | None) -> Any:
-    """Return an answer as the tool would: a message for a model's call, else its content."""
-    if tool_call_id is None and hasattr(answer, "tool_call_id"):
-        return answer.content
-    return answer
 
 
 class RefusingStore(BaseStore):

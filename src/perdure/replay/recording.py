@@ -186,7 +186,7 @@ class Recording:
         for record in records:
             if record.root is not None:
                 self._below.setdefault(record.root, []).append(record)
-        if _is_by_name(namespace):
+        if all(":" not in part for part in namespace.split("|")):
             self._by_name[namespace] = records
 
     def _start_values(self, record: CheckpointRecord) -> dict[str, str]:
@@ -297,10 +297,6 @@ def node_of(path: str) -> str:
     """Return the node in the path of a task that an edge has triggered; the path itself for another."""
     kind, _, name = path.removeprefix("~").partition(", ")
     return name if kind == _PULL else path
-
-
-def _is_by_name(namespace: str) -> bool:
-    return all(":" not in part for part in namespace.split("|"))
 
 
 def _messages(value: Any) -> Iterator[BaseMessage]:

@@ -313,7 +313,8 @@ class Replayer:
         step, start, after = loaded.step, loaded.start, loaded.after
         saver = StepSaver(self.partition.thread, start, loaded.deltas)
         answers = Answering(step.tasks, self.options.live_tools)
-        graph = self._bind(saver)
+        update = {"checkpointer": saver, "store": RefusingStore(), "cache": None}
+        graph = self.graph.copy(update=update)
         config = self._config(answers, start[""] if after is None else after)
         sends = start[""].checkpoint["channel_values"].get(TASKS) or []
         name_sent(dict(step.tasks), sends)
@@ -345,10 +346,6 @@ class Replayer:
             values = {name: snapshot(value) for name, value in after.checkpoint["channel_values"].items()}
             comparison.state(values, saver.reached, loaded.deltas)
         return answers.is_derived
-
-    def _bind(self, saver: StepSaver) -> Pregel[Any, Any, Any, Any]:
-        update = {"checkpointer": saver, "store": RefusingStore(), "cache": None}
-        return self.graph.copy(update=update)
 
     def _config(self, answers: Answering, recorded: CheckpointTuple) -> Any:
         kept = {name: value for name, value in recorded.metadata.items() if name not in _OWN_METADATA}

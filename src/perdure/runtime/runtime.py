@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 import socket
@@ -228,7 +229,7 @@ def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
         ValueError: There is a budget, and no model has a price.
     """
     own = {
-        f"{graph}.{name}": replace(limit, graphs=(_literal(graph),))
+        f"{graph}.{name}": replace(limit, graphs=(glob.escape(graph),))
         for graph, agent in named.items()
         for name, limit in agent.limits.items()
     }
@@ -243,11 +244,6 @@ def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
                 "[prices.models] in perdure.toml"
             )
     return settings
-
-
-def _literal(name: str) -> str:
-    """Return the pattern that fits a name alone."""
-    return "".join(f"[{each}]" if each in "*?[" else each for each in name)
 
 
 def _check_transactions(named: Mapping[str, Agent], database: DatabaseHandle) -> None:

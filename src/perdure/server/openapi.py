@@ -46,8 +46,9 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     take precedence, as in routing; a schema whose name it uses too is renamed."""
     taken = ours.get("components", {}).get("schemas", {})
     schemas = own.get("components", {}).get("schemas", {})
+    names = {*taken, *schemas}
     renamed = {
-        name: _free(name, {*taken, *schemas})
+        name: next(other for n in itertools.count(2) if (other := f"{name}{n}") not in names)
         for name in schemas
         if taken.get(name, schemas[name]) != schemas[name]
     }
@@ -68,10 +69,6 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
         **({"components": components} if components else {}),
         **({"tags": tags} if tags else {}),
     }
-
-
-def _free(name: str, taken: set[str]) -> str:
-    return next(other for n in itertools.count(2) if (other := f"{name}{n}") not in taken)
 
 
 def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:

@@ -105,7 +105,9 @@ class Archive:
             raise NotAllowed(f"{path} is a directory or a device; name a file")
         beside = _beside(path)
         try:
-            file = os.fdopen(_private(beside), "w+b")
+            # Only its owner may read it.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.fdopen(os.open(beside, flags, 0o600), "w+b")
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
@@ -460,11 +462,6 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
     """Return True if a path leads to the very file that is open."""
     mine, there = os.fstat(file.fileno()), os.lstat(path)
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _private(path: Path) -> int:
-    """Create or open a file that only its owner may read, and return its descriptor."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def _unwritable(path: Path, error: OSError) -> Unavailable:

@@ -16,7 +16,6 @@ from perdure.model.ops import (
     Delete,
     Drop,
     Expect,
-    Expectation,
     Fetch,
     Find,
     FindRecords,
@@ -49,16 +48,12 @@ class MemoryDriver:
     capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True, statements="memory://")
 
     def __init__(self, limits: CommitLimits | None = None) -> None:
-        self._limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
+        self.limits = limits or CommitLimits(ops=100_000, bytes=1 << 30)
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
         self._closed = False
         # The time advances evenly from here, although the host's clock is set.
         self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
         with self._lock:
@@ -173,15 +168,11 @@ def _holds(record: Record | None, op: Op) -> bool:
     wanted = op.unchanged if isinstance(op, Delete) else {}
     if wanted and (record is None or any(record.fields[k] != v for k, v in wanted.items())):
         return False
-    return _meets(record, op.expect)
-
-
-def _meets(record: Record | None, expect: Expectation) -> bool:
-    if expect is Expect.ANY:
+    if op.expect is Expect.ANY:
         return True
-    if expect is Expect.ABSENT:
+    if op.expect is Expect.ABSENT:
         return record is None
-    return record is not None and expect in (Expect.PRESENT, record.version)
+    return record is not None and op.expect in (Expect.PRESENT, record.version)
 
 
 def open_driver(url: str) -> MemoryDriver:

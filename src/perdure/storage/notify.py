@@ -168,7 +168,9 @@ class ServerNotifier:
     def _work(self) -> None:
         try:
             while not self._stop.is_set():
-                self._wait_for_work()
+                while not (self._stop.is_set() or self._words or self._listeners):
+                    wait(None, self._wake_fd())
+                    self._drain_wake_ups()
                 try:
                     self._exchange()
                 except Exception as error:
@@ -182,12 +184,6 @@ class ServerNotifier:
                     if end is not None:
                         end.close()
                 self._wake_sender = self._wake_receiver = None
-
-    def _wait_for_work(self) -> None:
-        """Wait until there are pending words or a listener."""
-        while not (self._stop.is_set() or self._words or self._listeners):
-            wait(None, self._wake_fd())
-            self._drain_wake_ups()
 
     def _exchange(self) -> None:
         """Send and receive words on one connection, until it is of no more use."""
@@ -267,29 +263,22 @@ class ServerNotifier:
         for word in text.split():
             if word.startswith(_ECHO):
                 if word == self._echo:
-                    self._note_echo()
-                else:
-                    self._note_other(word)
+                    self._echo_due_at = _NEVER
+                    self._is_echo_heard = True
+                    if self._is_echo_missing:
+                        _LOG.info("%s: notifications are received again", self._name)
+                    self._is_echo_missing = False
+                else:  # another notifier listens, which may not know this one yet
+                    now = time.monotonic()
+                    self._others = {name: until for name, until in self._others.items() if until > now}
+                    self._is_greeted = self._is_greeted or word not in self._others
+                    self._others[word] = self._may_have_others_until = now + _GONE_AFTER_S
                 continue
             for heard in list(self._listeners.values()):
                 try:
                     heard(word)
                 except Exception:
                     _LOG.exception("%s: a listener failed; the others are notified", self._name)
-
-    def _note_other(self, echo: str) -> None:
-        """Record that another notifier listens, and answer it if it may not know this one yet."""
-        now = time.monotonic()
-        self._others = {name: until for name, until in self._others.items() if until > now}
-        self._is_greeted = self._is_greeted or echo not in self._others
-        self._others[echo] = self._may_have_others_until = now + _GONE_AFTER_S
-
-    def _note_echo(self) -> None:
-        self._echo_due_at = _NEVER
-        self._is_echo_heard = True
-        if self._is_echo_missing:
-            _LOG.info("%s: notifications are received again", self._name)
-        self._is_echo_missing = False
 
     def _note_missing_echo(self) -> None:
         if not self._is_echo_missing:

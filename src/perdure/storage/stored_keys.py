@@ -333,16 +333,13 @@ class StoredKeys(Keyring):
                 yield attempt
                 failed = attempt.result()
             if not self.knows(key_id):
-                self._note_unfound(key_id)
+                with self._lock:
+                    if len(self._unfound) >= _UNFOUND_MOST:
+                        self._unfound.clear()
+                    self._unfound[key_id] = time.monotonic() + _AGAIN_S
         if not self.knows(key_id):
             why = "" if failed is None else f"; its keys could not be read again: {failed}"
             raise KeyMissing(f"{unknown}{why}") from failed
-
-    def _note_unfound(self, key_id: bytes) -> None:
-        with self._lock:
-            if len(self._unfound) >= _UNFOUND_MOST:
-                self._unfound.clear()
-            self._unfound[key_id] = time.monotonic() + _UNFOUND_S
 
     def _begin(self) -> tuple[Future[Exception | None], bool]:
         """Return the current attempt to read the keys again, and whether this call has begun it."""

@@ -72,7 +72,7 @@ def test_equal_chunks_make_the_same_packs(bodies: list[bytes], generation: int, 
 def test_a_large_chunk_has_a_record_of_its_own() -> None:
     chunks = {b"small": b"x" * PACKED_MAX, b"large": b"x" * (PACKED_MAX + 1)}
     assert [put.kind for put in chunk_puts(chunks, 1)] == [CHUNK, BLOB]
-    assert [put.kind for put in pack_puts(chunks, 1, 0)] == [PACK, BLOB]
+    assert [put.kind for put in pack_puts(chunks)] == [PACK, BLOB]
 
 
 def test_blocks_follow_the_numbers_of_checkpoints() -> None:

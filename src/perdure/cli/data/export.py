@@ -181,7 +181,12 @@ def _print_threads(
         case ExportForm.HISTORY:
             _export_history(database, tenant, thread_ids, everything)
         case ExportForm.JSON:
-            _export_json(database, thread_ids, everything)
+            if everything or thread_ids is None or len(thread_ids) != 1:
+                raise NotAllowed(
+                    "JSON is written for one thread; name one, or pass --output FILE for several"
+                )
+            data = database.export(thread_ids[0])
+            typer.echo(json_text(data, indent=1))
 
 
 def _say_left_out(left_out: dict[str, PerdureError]) -> None:
@@ -217,13 +222,6 @@ def _export_history(
     if left_out:
         _say_left_out(left_out)
         raise typer.Exit(1)
-
-
-def _export_json(database: SyncDatabase, thread_ids: list[str] | None, everything: bool) -> None:
-    if everything or thread_ids is None or len(thread_ids) != 1:
-        raise NotAllowed("JSON is written for one thread; name one, or pass --output FILE for several")
-    data = database.export(thread_ids[0])
-    typer.echo(json_text(data, indent=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from perdure.engine.queue.inbox import readable
 from perdure.model.ops import Fetch, FindDue, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition, Record
+from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 
 _PAGE = 1000
@@ -132,7 +132,8 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
     if is_overdue:
         return Stuck("waiting", what, row.fields[what], 1, due_at, attempts, partition)
     if attempts >= _AGAIN:
-        return Stuck("failing", what, row.fields[what], 1, _start_of(row), attempts, partition)
+        began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
+        return Stuck("failing", what, row.fields[what], 1, began, attempts, partition)
     return None
 
 
@@ -144,8 +145,3 @@ def _next(lane: Lane) -> Get | Range:
         return Get(RUN, (lane.run_id,))
     kind = INBOX if lane.name == IN else OUTBOX
     return Range(kind, after=(lane.bound,), limit=1, bodies=False)
-
-
-def _start_of(row: Record) -> int:
-    began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
-    return began

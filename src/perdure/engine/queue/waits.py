@@ -337,7 +337,8 @@ class Wake:
                 Reply(first + n, run.id, place + n, run.channel, payload, created_at=self.now).put()
                 for n, payload in enumerate(payloads)
             ]
-        data = {"run_id": run.id, "interrupts": [_to_reply(name, wait) for name, wait in due.items()]}
+        interrupts = [{"id": name, "until": wait.until} for name, wait in due.items()]
+        data = {"run_id": run.id, "interrupts": interrupts}
         number = yield from events.first_free(self.partition, self.now)
         told = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
         keeping = events.keep_until(self.now + self.keep_events, self.fresh)
@@ -378,10 +379,6 @@ def _put_waits(found: StandingWaits, after: Waits) -> Put:
     """Return the operation that stores waits with their run; those that do not count now stay as they are."""
     waits = {**read_waits(found.run.note), **after}
     return replace(found.run, note=with_waits(found.run.note, waits)).put()
-
-
-def _to_reply(interrupt_id: str, wait: Wait) -> dict[str, Any]:
-    return {"id": interrupt_id, "until": wait.until}
 
 
 # Signals that came early

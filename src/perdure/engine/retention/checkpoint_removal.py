@@ -164,7 +164,9 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
         if not contents.view.generation and (yield from _is_arriving(partition)):
             return None
         if planning.takes_all(contents, plan):
-            checks = (*_head_checks(contents), *NO_QUEUES)
+            heads = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
+            heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
+            checks = (_same_run(contents), *heads.values(), *NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
             whole = remove_whole(partition, contents.view.generation, checks, seen)
             outcome = yield from everywhere(partition, whole)
@@ -184,12 +186,6 @@ def _is_arriving(partition: Partition) -> Program[bool]:
     """Return True if a name is claimed for a thread that is not there yet: nothing of it may be removed."""
     (claims,) = yield from ask(Fetch(partition, (Get(SEAL, transfer_claim.CLAIM),)))
     return bool(claims)
-
-
-def _head_checks(contents: Contents) -> list[Check]:
-    heads = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
-    heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
-    return [_same_run(contents), *heads.values()]
 
 
 def _same_run(contents: Contents) -> Check:

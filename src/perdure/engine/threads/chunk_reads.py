@@ -86,7 +86,9 @@ class ChunkReader:
             if not self._ranges and not few:
                 if self._reads_all:
                     errors = (*self.damaged.values(), *self.damaged_packs.values())
-                    raise next(iter(errors), _missing_error(self._partition, min(missing)))
+                    lost = f"thread {self._partition.thread!r}: chunk {min(missing).hex()}"
+                    why = f"{lost} is named by a checkpoint and is not stored; run `perdure fsck`"
+                    raise next(iter(errors), MissingChunk(why))
                 self._reads_all = True
                 self._ranges = _ranges_of(())
             large |= yield from self._fetch(few)
@@ -229,10 +231,3 @@ def reachable(
 def _supply(expansion: Expansion, reader: ChunkReader) -> Program[None]:
     if wanted := expansion.take_missing():
         expansion.feed((yield from reader.find(wanted)), reader.places)
-
-
-def _missing_error(partition: Partition, name: bytes) -> MissingChunk:
-    return MissingChunk(
-        f"thread {partition.thread!r}: chunk {name.hex()} is named by a checkpoint and is not "
-        "stored; run `perdure fsck`"
-    )

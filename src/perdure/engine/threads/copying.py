@@ -7,10 +7,10 @@ from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reacha
 from perdure.engine.threads.thread_records import Contents, read, read_heads, references
 from perdure.engine.threads.thread_state import missing_head
 from perdure.engine.threads.undisturbed import is_disturbed
-from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_or_raise
 from perdure.errors import Conflict, Contention
 from perdure.model.heads import ROOT
-from perdure.model.ops import Commit, Committed, Expect, Op, Put, Stage
+from perdure.model.ops import Expect, Op, Put, Stage
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
 from perdure.model.values.chunks import Digester
@@ -54,7 +54,7 @@ def copy_thread(
             if not (yield from is_disturbed(source, contents.view.generation)):
                 raise
             continue
-        yield from _write_copy(target, contents, pack_puts(chunks, 0, 0), budget, first_version)
+        yield from _write_copy(target, contents, pack_puts(chunks), budget, first_version)
         return
     raise Contention(f"thread {source.thread!r} keeps being written to or pruned; copy it later")
 
@@ -78,7 +78,7 @@ def _write_copy(
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
     # the two checks.
     yield from _refuse_occupied(target)
-    yield from _commit_copy(target, (yield from transfer_claim.claim(first_version)))
+    yield from commit_or_raise(target, (yield from transfer_claim.claim(first_version)), _occupied_error)
     yield from _refuse_occupied(target)
     try:
         yield from _store(target, (heads, rows, chunks), budget, first_version)
@@ -99,15 +99,9 @@ def _store(
     root = [head for head in heads if head.key == (ROOT,)]
     others = [head for head in heads if head.key != (ROOT,)]
     for some in batches([*rows, *others], budget, reserve=len(ours)):
-        yield from _commit_copy(target, [*ours, *some])
+        yield from commit_or_raise(target, [*ours, *some], _occupied_error)
     born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
-    yield from _commit_copy(target, [born, transfer_claim.release(first_version), *root])
-
-
-def _commit_copy(target: Partition, ops: list[Op]) -> Program[None]:
-    outcome = yield from ask(Commit(target, tuple(ops)))
-    if not isinstance(outcome, Committed):
-        raise _occupied_error(target)
+    yield from commit_or_raise(target, [born, transfer_claim.release(first_version), *root], _occupied_error)
 
 
 def _refuse_occupied(target: Partition) -> Program[None]:

@@ -81,7 +81,10 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
     of_values = set[bytes]().union(*needs.values())
     records = sum(len(record.put().body) for record in contents.checkpoints)
     inside_writes = stored_bytes(contents.writes)
-    sizes = yield from _sizes(reader, of_values | of_writes)
+    pace = Pace()
+    for some in pace.slices(sorted(of_values | of_writes)):
+        pace.learn((yield from reader.find(some)))
+    sizes = reader.sizes(of_values | of_writes)
 
     def weight(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
@@ -106,11 +109,3 @@ def _references(record: CheckpointRecord) -> Iterator[tuple[str, bytes]]:
             yield channel, carried.seed
         for write in carried.writes:
             yield channel, write.ref
-
-
-def _sizes(reader: ChunkReader, names: set[bytes]) -> Program[dict[bytes, int]]:
-    """Return the bytes that chunks take up. Large ones are not kept."""
-    pace = Pace()
-    for some in pace.slices(sorted(names)):
-        pace.learn((yield from reader.find(some)))
-    return reader.sizes(names)

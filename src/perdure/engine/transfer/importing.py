@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.thread_state import HeadView, View, guards, read_view, view_items
-from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_with_chunks
+from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_or_raise, commit_with_chunks
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
-from perdure.model.ops import Check, Commit, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
+from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import (
@@ -116,11 +116,6 @@ class Arrival:
     version: int
     budget: Budget
 
-    @property
-    def generation(self) -> int:
-        """Collection generation of the chunks."""
-        return self.view.generation
-
     def checks(self) -> tuple[Op, ...]:
         """Return the checks that every commit carries."""
         if self.is_new:
@@ -147,7 +142,7 @@ def begin(
         Contention: the thread is written to.
     """
     if not found.exists:
-        yield from _commit(partition, (yield from transfer_claim.claim(version)))
+        yield from commit_or_raise(partition, (yield from transfer_claim.claim(version)), _busy_target_error)
         arrival = Arrival(partition, found.view, {}, True, version, budget)
         if found.is_partial:
             yield from _discard(arrival)
@@ -165,7 +160,7 @@ def begin(
     }
     ops = [_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
     for batch in batches(ops, budget, reserve=2):
-        yield from _commit(partition, [fence, unchanged, *batch])
+        yield from commit_or_raise(partition, [fence, unchanged, *batch], _busy_target_error)
     view = found.view._replace(head=raised.get("", found.view.head))
     return Arrival(partition, view, {**found.heads, **raised}, False, version, budget)
 
@@ -187,7 +182,9 @@ def abandon(arrival: Arrival) -> Program[None]:
         outcome = yield from ask(Drop(arrival.partition, (*mine, *_NOTHING_ELSE)))
         if isinstance(outcome, Committed):
             return
-    yield from _commit(arrival.partition, [transfer_claim.release(arrival.version)])
+    yield from commit_or_raise(
+        arrival.partition, [transfer_claim.release(arrival.version)], _busy_target_error
+    )
 
 
 def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) -> Program[None]:
@@ -196,7 +193,7 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
     Raises:
         Contention: the thread is written to.
     """
-    puts = chunk_puts(chunks, arrival.generation)
+    puts = chunk_puts(chunks, arrival.view.generation)
     outcome = yield from commit_with_chunks(
         arrival.partition, [*arrival.checks(), *rows], puts, arrival.budget
     )
@@ -219,7 +216,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
     checks = arrival.checks()
     moves: list[Op] = [_move_head(arrival, ns, head) for ns, head in heads.items() if ns != ""]
     for batch in batches(moves, arrival.budget, reserve=len(checks)):
-        yield from _commit(arrival.partition, [*checks, *batch])
+        yield from commit_or_raise(arrival.partition, [*checks, *batch], _busy_target_error)
     last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
     if "" in heads:
         last.append(_move_head(arrival, "", heads[""]))
@@ -230,7 +227,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
         ]
     else:
         last += guards(arrival.partition, arrival.view, None)
-    yield from _commit(arrival.partition, last)
+    yield from commit_or_raise(arrival.partition, last, _busy_target_error)
 
 
 def _discard(arrival: Arrival) -> Program[None]:
@@ -259,12 +256,6 @@ def last_numbers(found: StoredThread) -> dict[str, int]:
     for (namespace, _), seq in found.checkpoints.items():
         numbers[namespace] = max(seq, numbers.get(namespace, 0))
     return numbers
-
-
-def _commit(partition: Partition, ops: Sequence[Op]) -> Program[None]:
-    outcome = yield from ask(Commit(partition, tuple(ops)))
-    if not isinstance(outcome, Committed):
-        raise _busy_target_error(partition)
 
 
 def _busy_target_error(partition: Partition) -> Contention:

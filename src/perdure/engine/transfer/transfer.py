@@ -486,7 +486,7 @@ def _send_chunks(
 
 def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: Budget) -> Program[int]:
     fresh = {name: body for name, body in chunks.items() if name not in held.chunks}
-    for batch in batches(pack_puts(fresh, 0, 0), budget):
+    for batch in batches(pack_puts(fresh), budget):
         yield from ask(Stage(target, tuple(batch)))
     return sum(map(len, fresh.values()))
 

@@ -87,7 +87,8 @@ class ServerSource:
             if not raw:
                 continue
             if namespace == "":
-                graph = self._graph_of(next(iter(raw)), raw)
+                name = (self._raw(next(iter(raw.values()))).get("metadata") or {}).get("graph_id")
+                graph = self._steps.get(str(name)) or self._steps.get("")
             steps = self._steps_in(graph, namespace)
             for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
@@ -100,12 +101,6 @@ class ServerSource:
                         waiting.append(inner)
         outline.checkpoints.sort(key=lambda entry: entry.id)
         return outline
-
-    def _graph_of(
-        self, newest: CheckpointEntry, raw: Mapping[CheckpointEntry, tuple[int, int]]
-    ) -> GraphSteps | None:
-        name = (self._raw(raw[newest]).get("metadata") or {}).get("graph_id")
-        return self._steps.get(str(name)) or self._steps.get("")
 
     def _steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
         if graph is None or namespace == "":

@@ -172,7 +172,8 @@ class NamespaceStates:
         versions: dict[str, int] = {}
         digests: dict[str, bytes] = {}
         for channel, value in channels.items():
-            digests[channel] = _digest(value)
+            text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
+            digests[channel] = blake2b(text, digest_size=16).digest()
             is_same = parent is not None and parent.digests.get(channel) == digests[channel]
             # What starts a task is always new.
             if is_same and parent is not None and not channel.startswith((BRANCH, START, SENDS)):
@@ -242,11 +243,6 @@ def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
 
 def _path(task: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(task.get("path") or ())
-
-
-def _digest(value: Any) -> bytes:
-    text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
-    return blake2b(text, digest_size=16).digest()
 
 
 def check(state: Any) -> None:

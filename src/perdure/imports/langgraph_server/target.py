@@ -56,7 +56,8 @@ class ServerTarget:
         head = graph.get_state(config)
         if head.created_at is None:
             raise NotFound(f"thread {thread!r} has no state to export")
-        wanted = _describe(states.get(_id(head), head))
+        state = states.get(_id(head), head)
+        wanted = {"values": _json(state.values), "next": sorted(state.next)}
         there: Mapping[str, Any] | None = None
         with suppress(NotFoundError):
             there = self._api.call(lambda: self._client.threads.get_state(thread))
@@ -97,10 +98,6 @@ class ServerTarget:
 
 def _id(state: StateSnapshot) -> str:
     return str(state.config.get("configurable", {})["checkpoint_id"])
-
-
-def _describe(state: StateSnapshot) -> dict[str, Any]:
-    return {"values": _json(state.values), "next": sorted(state.next)}
 
 
 def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def _overwrite(update: Tree) -> tuple[bool, Tree | None]:
     if isinstance(update, EncodedDict):
         key = _serde.key(_OVERWRITE_KEY)
         return (True, update.items[0][1]) if [name for name, _ in update.items] == [key] else (False, None)
-    plain = _plain(update) if isinstance(update, Leaf) and update.type == refs.MSGPACK else None
+    plain = plain_of(update) if isinstance(update, Leaf) and update.type == refs.MSGPACK else None
     if not isinstance(plain, dict) or plain.get("type") != _OVERWRITE:
         return False, None
     held = plain.get("value")
@@ -166,17 +166,23 @@ def _leaf(value: object) -> Leaf:
     return Leaf(refs.MSGPACK, ormsgpack.packb(value))
 
 
-def _plain(tree: Tree) -> Any:
+def plain_of(tree: Tree) -> Any:
+    """Return a value as plain data, its objects as the fields that they were stored with."""
     return _serde.unpack(pack_tree(tree))
 
 
 def _identity(tree: Tree) -> tuple[str, str] | None:
     """Return the kind and id of a message, ``None`` for another value; the id is empty if it has none."""
-    fields = message_fields(_plain(tree))
-    if "content" not in fields or not ("type" in fields or "role" in fields):
+    fields = message_fields(plain_of(tree))
+    if not is_message(fields):
         return None
     name = fields.get("id")
     return str(fields.get("type", fields.get("role"))), name if isinstance(name, str) else ""
+
+
+def is_message(fields: Mapping[str, Any]) -> bool:
+    """Return True for the fields of a message."""
+    return "content" in fields and ("type" in fields or "role" in fields)
 
 
 def message_fields(value: object) -> Mapping[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
@@ -64,7 +63,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         super().__init__()
         self._saver, self._nodes, self._admits, self._refused = saver, tuple(nodes), admits, refused
-        self.parts: builtins.list[StatePart] = []
+        self.parts: list[StatePart] = []
         self.channels: dict[StatePart, Sequence[str]] = {}
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -93,17 +92,6 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         async for found in self._saver.alist(config, filter=filter, before=before, limit=limit):
             yield self._partial(found)
 
-    def list(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointTuple]:
-        """See the base class."""
-        yield from map(self._partial, self._saver.list(config, filter=filter, before=before, limit=limit))
-
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
@@ -119,16 +107,6 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         names = self._find_replayed(config, channels)
         return await self._saver.aget_delta_channel_history(config=config, channels=names)
 
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """See the base class."""
-        return self._saver.put(config, checkpoint, metadata, new_versions)
-
     async def aput(
         self,
         config: RunnableConfig,
@@ -138,12 +116,6 @@ class PartialSaver(BaseCheckpointSaver[Any]):
     ) -> RunnableConfig:
         """See the base class."""
         return await self._saver.aput(config, checkpoint, metadata, new_versions)
-
-    def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """See the base class."""
-        self._saver.put_writes(config, writes, task_id, task_path)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -165,7 +137,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
             # All nodes have seen all channels.
             checkpoint["versions_seen"] = {name: dict(checkpoint["channel_versions"]) for name in self._nodes}
         pending = list(found.pending_writes or ())
-        updates: dict[str, builtins.list[str]] = {}
+        updates: dict[str, list[str]] = {}
         for task_id, channel, _ in pending:
             if channel not in WRITES_IDX_MAP:
                 named = updates.setdefault(task_id, [])
@@ -187,7 +159,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
                 shown.append((task_id, ERROR, InvalidUpdateError(text)))
         return found._replace(checkpoint=checkpoint, pending_writes=shown)
 
-    def _find_replayed(self, config: RunnableConfig, channels: Sequence[str]) -> builtins.list[str]:
+    def _find_replayed(self, config: RunnableConfig, channels: Sequence[str]) -> list[str]:
         """Return the channels whose values are admitted, of those that are replayed from writes."""
         configurable = config.get("configurable") or {}
         place = configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id", "")

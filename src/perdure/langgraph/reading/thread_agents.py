@@ -153,7 +153,8 @@ def _describe(
         is_over = yield from _is_caller_done(partition, namespace, metadata.get("parents"))
         if not is_over:
             nodes = last.nodes
-            state = _state_of({task.state for task in last.tasks}, is_worked_on=_is_worked_on(record, lane))
+            is_worked_on = lane.owner is not None and lane.run_id is not None and record.run_id == lane.run_id
+            state = _state_of({task.state for task in last.tasks}, is_worked_on=is_worked_on)
     return Subagent(
         namespace,
         name if isinstance(name, str) else namespace.rpartition("|")[2].partition(":")[0],
@@ -164,11 +165,6 @@ def _describe(
         record.step,
         nodes,
     )
-
-
-def _is_worked_on(record: CheckpointRecord, lane: Lane) -> bool:
-    """Return True if a worker has the run that made a checkpoint."""
-    return lane.owner is not None and lane.run_id is not None and record.run_id == lane.run_id
 
 
 def _state_of(tasks: set[str], *, is_worked_on: bool) -> str:

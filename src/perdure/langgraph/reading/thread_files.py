@@ -173,11 +173,9 @@ def _read(
     found = whole(trees[CHANNEL]) if CHANNEL in trees else None
     items = found.items if isinstance(found, EncodedDict) else []
     named = ((_serde.unpack(key), value) for key, value in items)
-    return record, {path: value for path, value in named if isinstance(path, str) and _is_file(value)}
-
-
-def _is_file(tree: Tree) -> bool:
-    return "content" in _fields(tree)
+    return record, {
+        path: value for path, value in named if isinstance(path, str) and "content" in _fields(value)
+    }
 
 
 def _fields(tree: Tree) -> Mapping[str, Any]:

@@ -13,8 +13,7 @@ from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import BadSetting
-from perdure.langgraph.reading.delta_values import load_deltas, message_fields, whole
-from perdure.langgraph.reading.plain_serde import PlainSerde
+from perdure.langgraph.reading.delta_values import is_message, load_deltas, message_fields, plain_of, whole
 from perdure.langgraph.reading.step_authors import WrittenMessage
 from perdure.langgraph.reading.thread_steps import load_steps
 from perdure.model.model_calls import Prices, calls_in, show_call
@@ -22,8 +21,7 @@ from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
-from perdure.model.values.joined_values import pack_tree
-from perdure.model.values.tree import EncodedList, Tree
+from perdure.model.values.tree import EncodedList
 from perdure.schema.changes import BRANCH
 
 MESSAGES = 40
@@ -39,7 +37,6 @@ _USUAL = "messages"
 _REASONING = ("thinking", "reasoning", "redacted_thinking")
 _TOOL_CALLS = ("tool_calls", "invalid_tool_calls")
 _DIGITS_MAX = 18
-_serde = PlainSerde()
 
 
 class MessagesPage(NamedTuple):
@@ -99,8 +96,8 @@ def _load(
     count = len(tree.items)
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
-    found = [message_fields(_plain(item)) for item in tree.items[start:end]]
-    first = message_fields(_plain(tree.items[0])) if count else {}
+    found = [message_fields(plain_of(item)) for item in tree.items[start:end]]
+    first = message_fields(plain_of(tree.items[0])) if count else {}
     new, named = list[_Written](), dict[str, int]()
     pages: list[tuple[int, int | None]] = []
     times: dict[str, int] = {}
@@ -110,7 +107,9 @@ def _load(
         page = yield from load_steps(partition, digest, namespace, before=below)
         for time, some in page.written:
             named.update({each.id: time for each in some if each.id is not None})
-            if len(some) == 1 or not _is_whole(some, first):
+            # A task that wrote the whole conversation again says nothing about its messages.
+            is_whole = some[0].id is not None and some[0].id == first.get("id")
+            if len(some) == 1 or not is_whole:
                 new += [_Written(each, time) for each in reversed(some)]
         times, place = _times(found, new, named, skip)
         if page.cursor is None or len(times) >= len(found):
@@ -130,11 +129,6 @@ def _load(
 class _Written(NamedTuple):
     message: WrittenMessage
     at: int
-
-
-def _is_whole(written: Sequence[WrittenMessage], first: Mapping[str, Any]) -> bool:
-    """Return True if a task wrote the whole conversation again: that says nothing about its messages."""
-    return written[0].id is not None and written[0].id == first.get("id")
 
 
 def _times(
@@ -171,7 +165,7 @@ def load_title(partition: Partition, digest: Digester, namespace: str = "") -> P
     """Return the beginning of the first message of a thread, or of a subgraph in it, ``""`` if that is not
     text."""
     _, tree = yield from _conversation(partition, digest, namespace)
-    return "" if tree is None or not tree.items else _title(message_fields(_plain(tree.items[0])))
+    return "" if tree is None or not tree.items else _title(message_fields(plain_of(tree.items[0])))
 
 
 def _conversation(
@@ -191,18 +185,13 @@ def _conversation(
         deltas = yield from load_deltas(partition, record, digest, [_USUAL] if refs is usual else None)
         for name, found in {**trees, **deltas}.items():
             tree = whole(found)
-            if isinstance(tree, EncodedList) and tree.items and _is_message(_plain(tree.items[-1])):
+            if (
+                isinstance(tree, EncodedList)
+                and tree.items
+                and is_message(message_fields(plain_of(tree.items[-1])))
+            ):
                 return name, tree
     return None, None
-
-
-def _plain(tree: Tree) -> Any:
-    return _serde.unpack(pack_tree(tree))
-
-
-def _is_message(value: object) -> bool:
-    fields = message_fields(value)
-    return "content" in fields and ("type" in fields or "role" in fields)
 
 
 def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
@@ -256,7 +245,10 @@ def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for holder, key in (*places, *((call, "args") for call in calls)):
             size = _size(holder[key])
             if size > min(_TEXT_MAX, left):
-                holder[key] = _too_large(holder[key], size)
+                value = holder[key]
+                kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+                note = {"too_large": f"{size:,} characters"}
+                holder[key] = {"type": kind[:_TITLE_MAX], **note} if isinstance(kind, str) else note
             else:
                 left -= size
     return messages
@@ -271,12 +263,6 @@ def _size(value: object) -> int:
     if isinstance(value, dict):
         return 2 + sum(_size(key) + _size(item) for key, item in cast("dict[object, object]", value).items())
     return 8
-
-
-def _too_large(value: object, size: int) -> dict[str, str]:
-    kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
-    note = {"too_large": f"{size:,} characters"}
-    return {"type": kind[:_TITLE_MAX], **note} if isinstance(kind, str) else note
 
 
 def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:

@@ -324,7 +324,9 @@ class _Reading:
         wanted = list(dict.fromkeys(places))
         keeping: dict[str, list[str]] = {}
         for place in wanted:
-            keeping.setdefault(_without_ids(place), []).append(place)
+            # The namespace of the subgraphs of a task that keep their state between calls.
+            kept = "|".join(part.partition(":")[0] for part in place.split("|") if not part.isdigit())
+            keeping.setdefault(kept, []).append(place)
         known = self.known
         if known is None and wanted:
             names = (*wanted, *keeping)
@@ -343,11 +345,6 @@ class _Reading:
                 for place in keeping.get(start if number.isdigit() else name, ()):
                     out[place].append(name)
         return out
-
-
-def _without_ids(place: str) -> str:
-    """Return the namespace of the subgraphs of a task that keep their state between calls."""
-    return "|".join(part.partition(":")[0] for part in place.split("|") if not part.isdigit())
 
 
 def _above(record: CheckpointRecord) -> frozenset[object]:

@@ -74,11 +74,12 @@ def make_packs(chunks: Mapping[bytes, bytes], generation: int, block: int) -> li
     return [_make_pack(chunks, names, generation, block) for names in _split(chunks)]
 
 
-def pack_puts(chunks: Mapping[bytes, bytes], generation: int, block: int) -> list[Put]:
-    """Return the operations that store chunks as packs of a block, the large ones in records of their own."""
+def pack_puts(chunks: Mapping[bytes, bytes]) -> list[Put]:
+    """Return the operations that store the chunks of a new thread as packs, the large ones in records of
+    their own."""
     small = {name: body for name, body in chunks.items() if len(body) <= PACKED_MAX}
     large = {name: body for name, body in chunks.items() if name not in small}
-    return [*(pack.put for pack in make_packs(small, generation, block)), *chunk_puts(large, generation)]
+    return [*(pack.put for pack in make_packs(small, 0, 0)), *chunk_puts(large, 0)]
 
 
 def _split(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:

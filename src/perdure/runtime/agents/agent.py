@@ -178,8 +178,10 @@ class Agent:
             raise ValueError(f"steer_before is a collection of names of nodes: [{self.steer_before!r}]")
         if isinstance(self.graph, Pregel):
             self.check(self.graph)
-        else:
-            _require_factory(self.graph)
+        elif not isinstance(self.graph, Factory):
+            raise TypeError(
+                f"an agent needs a compiled graph, not {type(self.graph).__name__}; pass builder.compile()"
+            )
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
@@ -189,13 +191,6 @@ class Agent:
             )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
-
-
-def _require_factory(graph: object) -> None:
-    if not isinstance(graph, Factory):
-        raise TypeError(
-            f"an agent needs a compiled graph, not {type(graph).__name__}; pass builder.compile()"
-        )
 
 
 def agents(

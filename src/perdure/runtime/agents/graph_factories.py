@@ -53,7 +53,10 @@ class Factory:
         Raises:
             GraphLoadError: The function returns no graph.
         """
-        arguments = {_CONFIG: _config_of(use), _RUNTIME: None}
+        # Without the internal names of this package and LangGraph.
+        configurable = use.config.get("configurable") or {}
+        own = {name: value for name, value in configurable.items() if not name.startswith("__")}
+        arguments = {_CONFIG: {**use.config, "configurable": own}, _RUNTIME: None}
         if _RUNTIME in self.parameters.values():
             arguments[_RUNTIME] = _runtime_of(use)
         made = self.make(**{name: arguments[kind] for name, kind in self.parameters.items()})
@@ -142,13 +145,6 @@ def _is_runtime(hint: Any) -> bool:
 
 def _is_config(hint: Any) -> bool:
     return hint is RunnableConfig or hint == "RunnableConfig" or RunnableConfig in get_args(hint)
-
-
-def _config_of(use: Use) -> dict[str, Any]:
-    """Return the config of a use without the internal names of this package and LangGraph."""
-    configurable = use.config.get("configurable") or {}
-    own = {name: value for name, value in configurable.items() if not name.startswith("__")}
-    return {**use.config, "configurable": own}
 
 
 def _runtime_of(use: Use) -> Any:

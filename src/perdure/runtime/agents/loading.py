@@ -91,7 +91,9 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
         try:
             found = getattr(found, part)
         except AttributeError:
-            has = _suggest(found)
+            members = getattr(found, "__dict__", {}).items()
+            there = [name for name, value in members if isinstance(value, _GRAPHS)]
+            has = f"; it has {', '.join(there[:_SUGGESTED])}" if there else ""
             raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
             raise _load_error(place, error) from error
@@ -236,12 +238,6 @@ def _load_error(place: str, error: BaseException) -> GraphLoadError:
     return GraphLoadError(
         f"{place} cannot be loaded: {where}{type(error).__name__}{message and ': '}{message}"
     )
-
-
-def _suggest(found: object) -> str:
-    """Return a hint at the graphs that a module or object has, if any."""
-    there = [name for name, value in getattr(found, "__dict__", {}).items() if isinstance(value, _GRAPHS)]
-    return f"; it has {', '.join(there[:_SUGGESTED])}" if there else ""
 
 
 def _describe(found: object) -> str:

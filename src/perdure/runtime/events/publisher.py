@@ -402,10 +402,14 @@ class StreamPublisher:
             namespace: The path of the subgraph that the part comes from; empty for the graph itself.
         """
         if self._waits and mode in ("updates", "values") and _is_question(payload):
-            left = _without_waits(payload, self._waits)
-            if not left and mode == "updates":
+            # Clients would show the interrupts of sleeps and of waits for signals to a person, who cannot
+            # answer them.
+            left = tuple(one for one in payload[INTERRUPT] if not asks_nobody(self._waits, one.id))
+            payload = {name: value for name, value in payload.items() if name != INTERRUPT}
+            if left:
+                payload[INTERRUPT] = left
+            if not payload and mode == "updates":
                 return
-            payload = left
         if self._protocol is not None:
             if self._transformers is None:
                 self._protocol.part(mode, payload, namespace)
@@ -416,7 +420,10 @@ class StreamPublisher:
         path = "|".join(("", *namespace))
         if mode == "messages":
             self._message(payload, path)
-        elif mode in self._wanted or self._is_unasked_question(mode, payload):
+        # A question is published although no updates are wanted; LangChain's events have it themselves.
+        elif mode in self._wanted or (
+            mode == "updates" and "events" not in self._wanted and _is_question(payload)
+        ):
             self._buffer.publish(f"{mode}{path}", to_outgoing(mode, payload), protocol.room_of(mode, payload))
 
     def event(self, event: Any) -> None:
@@ -424,11 +431,6 @@ class StreamPublisher:
         if _HIDDEN in (event.get("tags") or ()):
             return
         self._buffer.publish("events", to_outgoing_event(event))
-
-    def _is_unasked_question(self, mode: str, payload: Any) -> bool:
-        """Return True for a question that is published although no updates are wanted; LangChain's events
-        have it themselves."""
-        return mode == "updates" and "events" not in self._wanted and _is_question(payload)
 
     def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload
@@ -452,11 +454,3 @@ class StreamPublisher:
 
 def _is_question(payload: Any) -> bool:
     return isinstance(payload, dict) and INTERRUPT in payload
-
-
-def _without_waits(payload: dict[str, Any], waits: Waits) -> dict[str, Any]:
-    """Return a part without the interrupts of sleeps and of waits for signals: clients would show them to a
-    person, who cannot answer them."""
-    left = tuple(one for one in payload[INTERRUPT] if not asks_nobody(waits, one.id))
-    rest = {name: value for name, value in payload.items() if name != INTERRUPT}
-    return {**rest, INTERRUPT: left} if left else rest

@@ -45,7 +45,11 @@ def traceback_text(error: BaseException) -> str:
             others = foreign
     if others:
         parts += ["frames of libraries:\n", *others]
-    return _shorten(replace_surrogates("".join(parts)))
+    text = replace_surrogates("".join(parts))
+    encoded = text.encode()
+    if len(encoded) <= TRACEBACK_MAX:
+        return text
+    return encoded[: TRACEBACK_MAX - len(_CUT)].decode(errors="ignore") + _CUT
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -62,14 +66,11 @@ def _frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
     own: list[TracebackType] = []
     foreign: list[TracebackType] = []
     while at is not None:
-        (foreign if _is_foreign(at) else own).append(at)
+        filename = at.tb_frame.f_code.co_filename
+        is_foreign = filename.startswith(("<frozen", *_FOREIGN)) or filename == "<string>"
+        (foreign if is_foreign or is_of_library(at.tb_frame) else own).append(at)
         at = at.tb_next
     return _texts(own, _OWN_MAX), _texts(foreign, _OTHERS_MAX)
-
-
-def _is_foreign(at: TracebackType) -> bool:
-    filename = at.tb_frame.f_code.co_filename
-    return is_of_library(at.tb_frame) or filename.startswith(("<frozen", *_FOREIGN)) or filename == "<string>"
 
 
 def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
@@ -81,10 +82,3 @@ def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
     ]
     left = len(frames) - most
     return [f"  [{left} frames before these]\n", *texts] if left > 0 else texts
-
-
-def _shorten(text: str) -> str:
-    encoded = text.encode()
-    if len(encoded) <= TRACEBACK_MAX:
-        return text
-    return encoded[: TRACEBACK_MAX - len(_CUT)].decode(errors="ignore") + _CUT

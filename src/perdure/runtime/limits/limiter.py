@@ -71,7 +71,7 @@ class CallTurn:
     @property
     def is_under_way(self) -> bool:
         """True from its turn until it is given back."""
-        return any(permit.is_given for *_, permit in self._permits)
+        return any(permit.is_granted for *_, permit in self._permits)
 
     @property
     def set_aside(self) -> int:

@@ -349,17 +349,13 @@ def updates(
                 continue
             present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
             present.update([value])
-            if _holds_messages(present):
+            held = present.get() if present.is_available() else None
+            if isinstance(held, list) and held and all(isinstance(one, BaseMessage) for one in held):
                 writes[place] = name, _with_ids(value)
     except Exception:
         # The reducer is the application's, and may raise anything; the message's own run shows the error.
         return None
     return writes
-
-
-def _holds_messages(channel: BaseChannel[Any, Any, Any]) -> bool:
-    held = channel.get() if channel.is_available() else None
-    return isinstance(held, list) and bool(held) and all(isinstance(one, BaseMessage) for one in held)
 
 
 def _with_ids(value: Any) -> Any:

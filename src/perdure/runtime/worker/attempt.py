@@ -218,7 +218,9 @@ async def _steer(
             given, config = None, steering.go_on(graph, now)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
-            await _wait_for_tasks(cancelled)
+            for left in cancelled.args:
+                if isinstance(left, asyncio.Task):
+                    await asyncio.wait([left])
             if publisher is not None:
                 await publisher.fail(cancelled)
             raise
@@ -451,12 +453,6 @@ def config_of(
         calls.waited = views.limits.measure_wait
         handlers += views.limits.handlers
     return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), *handlers)})
-
-
-async def _wait_for_tasks(cancelled: asyncio.CancelledError) -> None:
-    for left in cancelled.args:
-        if isinstance(left, asyncio.Task):
-            await asyncio.wait([left])
 
 
 def _to_question(interrupt: Interrupt) -> dict[str, Any]:

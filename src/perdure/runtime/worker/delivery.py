@@ -166,7 +166,7 @@ class Delivery:
             settled, sending = await self._resolve_doubt(channel, sending)
         else:
             settled = await self._send(channel, sending)
-        self._emit(sending, settled)
+        self._observers.event(f"reply.{settled.state}", **_fields(sending))
         now = await self._clock.now()
         if settled.state in (READY, SENDING) and settled.again_at is None:
             pause = self._settings.pause_us(reply.attempts, spread())
@@ -226,9 +226,6 @@ class Delivery:
             if channel.in_doubt == "reconcile":
                 return DeliveryOutcome(SENDING, error=error_note(error))
             return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
-
-    def _emit(self, sending: Sending, settled: DeliveryOutcome) -> None:
-        self._observers.event(f"reply.{settled.state}", **_fields(sending))
 
 
 def _still_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:

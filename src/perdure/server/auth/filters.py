@@ -79,15 +79,12 @@ def _check(conditions: Mapping[str, Any], where: str) -> None:
         elif name.startswith("$"):
             raise BadFilter(f"{place}: {name} is not an operator here; use {' or '.join(_GROUPS)}")
         elif isinstance(condition, dict):
-            _check_operators(condition, place)
-
-
-def _check_operators(condition: Mapping[str, Any], place: str) -> None:
-    if not condition:
-        raise BadFilter(f"{place} has no operator; use {' or '.join(_OPERATORS)}")
-    for operator in condition:
-        if operator not in _OPERATORS:
-            raise BadFilter(f"{place}: {operator!r} is not an operator; use {' or '.join(_OPERATORS)}")
+            if not condition:
+                raise BadFilter(f"{place} has no operator; use {' or '.join(_OPERATORS)}")
+            for operator in condition:
+                if operator not in _OPERATORS:
+                    known = " or ".join(_OPERATORS)
+                    raise BadFilter(f"{place}: {operator!r} is not an operator; use {known}")
 
 
 def _matches(conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:

@@ -117,7 +117,8 @@ class KeySet:
                 keys = _read(await self._fetch())
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self._is_down = True
-            _log.warning("keys for tokens: %s gave none (%s)", self._host, _reason(error))
+            reason = str(error) if isinstance(error, _Unusable) else type(error).__name__
+            _log.warning("keys for tokens: %s gave none (%s)", self._host, reason)
             return
         self._keys = keys
         self._is_down = False
@@ -206,7 +207,3 @@ def _read_key(one: object) -> _Known | None:
     return _Known(
         kid if isinstance(kid, str) else None, algorithm if isinstance(algorithm, str) else None, key
     )
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, _Unusable) else type(error).__name__

@@ -38,7 +38,9 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
         kwargs: its named arguments.
     """
     process: BaseProcess
-    if _is_safe_to_fork():
+    # Another thread, such as that of a tracer, may hold a lock which nothing releases in a fork. macOS's own
+    # libraries do not work in one, and Windows has none.
+    if sys.platform == "linux" and threading.active_count() == 1:
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_fork, args=(os.getpid(), target, args, kwargs))
         with _hold_back():
@@ -49,12 +51,6 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
         )
         process.start()
     return process
-
-
-def _is_safe_to_fork() -> bool:
-    """Return True if this process may fork: another thread, such as that of a tracer, may hold a lock which
-    nothing releases in a fork. macOS's own libraries do not work in one, and Windows has none."""
-    return sys.platform == "linux" and threading.active_count() == 1
 
 
 @contextmanager

@@ -233,7 +233,7 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
         graph_id=assistant.graph_id,
         thread_id=thread_id,
         thread=thread,
-        schedule=_schedule(given),
+        schedule=Schedule(given["schedule"], given.get("timezone"), _microseconds(given.get("end_time"))),
         payload=_verify(caller, assistant.assistant_id, thread_id, _payload(given)),
         metadata=metadata,
         on_run_completed=None if thread_id is not None else new.on_run_completed or "delete",
@@ -316,10 +316,6 @@ def _verify(
     new = NewRun.model_validate({**payload, "assistant_id": assistant_id})
     new = check_run(caller, new, is_stateless=thread_id is None)
     return new.model_dump(mode="json", include=set(payload), exclude_none=True)
-
-
-def _schedule(given: Mapping[str, Any]) -> Schedule:
-    return Schedule(given["schedule"], given.get("timezone"), _microseconds(given.get("end_time")))
 
 
 def _first(job: CronJob, now: int) -> int | None:

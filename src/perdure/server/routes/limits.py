@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from perdure.errors import BadSetting
-from perdure.inspector import limits as limits_view
+from perdure.inspector import overview
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import NAMES_MAX
 from perdure.server.resources import CallerNow, GatedRoute
@@ -28,6 +28,6 @@ async def limits(
     right to search threads; keys of users are shown to who may see all threads."""
     asked = {name: held for name, held in (("limit", limit), ("cursor", cursor)) if held}
     try:
-        return Json(await limits_view.limits(ServerAccess(caller, request), asked))
+        return Json(await overview.limits(ServerAccess(caller, request), asked))
     except BadSetting as error:
         raise Refusal(422, str(error)) from error

@@ -139,11 +139,17 @@ class _Socket:
             number, method, params = envelope(body)
             match method:
                 case "subscription.subscribe":
-                    await self._subscribe(number, params)
+                    if len(self._subscriptions) >= _SUBSCRIPTIONS_MOST:
+                        most = f"a connection has at most {_SUBSCRIPTIONS_MOST} subscriptions"
+                        raise Refusal(400, f"{most}; end one of them first")
+                    await self._begin(number, str(uuid.uuid4()), params)
                 case "subscription.reconnect":
-                    await self._reconnect(number, params)
+                    asked = protocol_subscriptions.read(params)
+                    if (name := await self._end_subscription(number, params)) is not None:
+                        await self._begin(number, name, asked.model_dump())
                 case "subscription.unsubscribe":
-                    await self._unsubscribe(number, params)
+                    if await self._end_subscription(number, params) is not None:
+                        await self._send({"type": "success", "id": number, "result": {}})
                 case _:
                     headers = self._websocket.headers
                     await self._send(await execute(self._caller, headers, self._thread_id, body))
@@ -151,22 +157,6 @@ class _Socket:
             if refusal.status >= 429:
                 raise
             await self._send(error(number, "invalid_argument", refusal.detail))
-
-    async def _subscribe(self, number: int, params: dict[str, Any]) -> None:
-        if len(self._subscriptions) >= _SUBSCRIPTIONS_MOST:
-            text = f"a connection has at most {_SUBSCRIPTIONS_MOST} subscriptions; end one of them first"
-            raise Refusal(400, text)
-        await self._begin(number, str(uuid.uuid4()), params)
-
-    async def _reconnect(self, number: int, params: dict[str, Any]) -> None:
-        """Begin a subscription again, with other channels or from another event."""
-        asked = protocol_subscriptions.read(params)
-        if (name := await self._end_subscription(number, params)) is not None:
-            await self._begin(number, name, asked.model_dump())
-
-    async def _unsubscribe(self, number: int, params: dict[str, Any]) -> None:
-        if await self._end_subscription(number, params) is not None:
-            await self._send({"type": "success", "id": number, "result": {}})
 
     async def _begin(self, number: int, name: str, params: dict[str, Any]) -> None:
         asked = protocol_subscriptions.read(params)

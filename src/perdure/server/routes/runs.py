@@ -346,7 +346,8 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
     """Run a failed run again from its last stored step, as a run of its own. The record of the failure
     stays."""
     await caller.thread(thread_id, "create_run", run_id=run_id)
-    return Json(await _retry(caller, thread_id, run_id))
+    ticket = await caller.runtime.retry(thread_id, run_id)
+    return Json(responses.run(await caller.runtime.look(ticket), thread_id))
 
 
 @router.post("/runs/retry")
@@ -378,11 +379,6 @@ async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, A
         raise
     except PerdureError as error:
         return {**of, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
-
-
-async def _retry(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
-    ticket = await caller.runtime.retry(thread_id, run_id)
-    return responses.run(await caller.runtime.look(ticket), thread_id)
 
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)

@@ -70,7 +70,9 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
-    await require(caller, thread_id, _find_checkpoint(asked))
+    ref = asked.checkpoint or requests.Ref()
+    named = {"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id}
+    await require(caller, thread_id, ref.model_copy(update=named))
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     if await caller.runtime.list_postponed(thread_id, limit=1):
@@ -95,12 +97,6 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     run_id = None if row.run is None else row.run.id
     await caller.threads.note_edit(thread_id, run_id, goes_on=bool(now.next))
     return Json(responses.checkpoint(after))
-
-
-def _find_checkpoint(asked: requests.StateUpdate) -> requests.Ref:
-    """Return the checkpoint that an update is for, as ``config_of`` reads it."""
-    ref = asked.checkpoint or requests.Ref()
-    return ref.model_copy(update={"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id})
 
 
 @router.get("/threads/{thread_id}/history")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from langgraph.types import PregelTask, StateSnapshot
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -207,11 +207,15 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     then = _Then.model_validate(params)
     row = await _row(caller, thread_id, "update", "no_such_interrupt")
     if row.run is not None and row.run.state == OPEN:
-        row = await _load_stopped(caller, row, row.run.id)
+        # Clients receive an interrupt shortly before the run is stored as waiting for the answer.
+        await _until_stopped(caller, row, row.run.id)
+        row = await _row(caller, row.thread_id, "update", "no_such_interrupt")
     question = await caller.runtime.question(thread_id)
     for answer in answers:
         if question is None or not question.knows(answer.interrupt_id):
-            _no_question(thread_id, answer.interrupt_id)
+            raise _Wrong(
+                "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
+            )
     is_one = len(answers) == 1
     resume = answers[0].response if is_one else {one.interrupt_id: one.response for one in answers}
     new = NewRun.model_validate(
@@ -238,13 +242,6 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     return {"run_id": accepted.run_id}
 
 
-async def _load_stopped(caller: Caller, row: ThreadRow, run_id: str) -> ThreadRow:
-    """Return a thread once its run has ended: clients receive an interrupt shortly before the run is stored
-    as waiting for the answer."""
-    await _until_stopped(caller, row, run_id)
-    return await _row(caller, row.thread_id, "update", "no_such_interrupt")
-
-
 async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
     after = await caller.runtime.latest_event(row.thread_id)
     with suppress(TimeoutError):
@@ -252,10 +249,6 @@ async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
             async for item in streams.follow(caller, row.thread_id, run_id, after):
                 if isinstance(item, Standing):
                     break
-
-
-def _no_question(thread_id: str, interrupt_id: str) -> NoReturn:
-    raise _Wrong("no_such_interrupt", f"thread {thread_id!r} waits for no answer to {interrupt_id!r}")
 
 
 async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:

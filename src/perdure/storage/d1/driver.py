@@ -56,17 +56,13 @@ class D1Driver:
         self.capabilities = Capabilities(
             has_listing=True, searches_items=True, has_threads=has_threads, statements="D1"
         )
-        self._limits = CommitLimits(ops=5_000, bytes=1_800_000)
+        self.limits = CommitLimits(ops=5_000, bytes=1_800_000)
         self._slots: deque[_Slot] = deque()
         self._batcher: Batcher | InlineBatcher
         if has_threads:
             self._batcher = Batcher(self._execute, name=name, workers=_WORKERS, most=64, moment=0.5)
         else:
             self._batcher = InlineBatcher(self._execute)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
         return self._batcher.perform(effect)

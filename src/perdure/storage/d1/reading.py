@@ -181,7 +181,7 @@ def find(effect: Find) -> Statement:
 def _items(effect: FindItems, text: Callable[[str], str], bind: Callable[[str | int], str]) -> str:
     def within(bound: Bound) -> str:
         limit = text(str(bound.limit))
-        return sql.keeps(bound, "i.body", limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
+        return sql.keeps(bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
 
     def holds(part: bytes) -> str:
         return f"instr(i.body, unhex({text(part.hex())})) > 0"

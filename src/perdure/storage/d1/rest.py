@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import httpx
 
-from perdure.errors import BadUrl, PerdureError, Unavailable, Unserialisable
+from perdure.errors import BadUrl, Unavailable, Unserialisable
 from perdure.storage.d1.columns import Rows, Statement
 
 CONNECT_SECONDS = 10.0
@@ -131,27 +131,21 @@ class RestTransport:
         if status == _TOO_MANY_REQUESTS:
             raise AnswerLost("too many requests", sent=False, after=_retry_after(response))
         if status in _UNAUTHORISED:
-            raise self._unauthorised_error()
+            raise Unavailable(
+                f"{self._name}: Cloudflare did not accept the API token in ${self._env} for this account; "
+                "create one with the permission Account / D1 / Edit, set it there and check the account id"
+            )
         if status == _NOT_FOUND:
-            raise self._unknown_error()
+            raise BadUrl(
+                f"{self._name}: the account has no such D1 database; check both ids (`wrangler d1 list` "
+                "shows them), or create one with `wrangler d1 create`"
+            )
         if status == _TOO_LARGE:
             raise Rejected("too big: the request is larger than Cloudflare takes")
         if "SQLITE_" in message or (400 <= status < 500 and message and not PASSING.search(message)):
             raise Rejected(message)
         raise AnswerLost(
             f"status {status}: {message or 'an answer that is not from D1'}", after=_retry_after(response)
-        )
-
-    def _unauthorised_error(self) -> PerdureError:
-        return Unavailable(
-            f"{self._name}: Cloudflare did not accept the API token in ${self._env} for this account; create "
-            "one with the permission Account / D1 / Edit, set it there and check the account id"
-        )
-
-    def _unknown_error(self) -> PerdureError:
-        return BadUrl(
-            f"{self._name}: the account has no such D1 database; check both ids (`wrangler d1 list` shows "
-            "them), or create one with `wrangler d1 create`"
         )
 
 

@@ -188,7 +188,7 @@ def _put(kind: Kind, guarded: bool) -> str:
         f"INSERT INTO {table(kind)} ({names}) SELECT {given} FROM {CATALOGUE} AS p"
         f" CROSS JOIN json_each(?{5 if guarded else 4}) AS r"
         f" WHERE p.space = ?1 AND p.tenant = ?2 AND p.thread = ?3{held}"
-        f"{sql.upsert(kind).removeprefix(sql.insert(kind))}"
+        f"{sql.on_conflict(kind)}"
     )
 
 

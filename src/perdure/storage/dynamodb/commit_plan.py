@@ -66,10 +66,8 @@ def _refuses_collected(ops: Sequence[Op]) -> bool:
     """Return True if a commit is refused once a collection began, which could remove a chunk that no commit
     refers to yet."""
     return any(
-        op.kind is GC and not isinstance(op, Delete) and (op.expect is Expect.ABSENT or _is_version(op))
+        op.kind is GC
+        and not isinstance(op, Delete)
+        and (op.expect is Expect.ABSENT or isinstance(op.expect, int))
         for op in ops
     )
-
-
-def _is_version(op: Op) -> bool:
-    return isinstance(op.expect, int)

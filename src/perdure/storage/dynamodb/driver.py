@@ -36,16 +36,12 @@ class DynamoDriver:
 
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.
-        self._limits = CommitLimits(ops=99, bytes=2_500_000)
+        self.limits = CommitLimits(ops=99, bytes=2_500_000)
         self.client = client
         self._fan_out = ThreadPoolExecutor(_FAN_OUT, thread_name_prefix="perdure-dynamodb")
         self._reader = Reader(client, self._fan_out)
         self._writer = Writer(client, self._reader)
         self._awaited = Batcher(self._execute, name=str(client.target), workers=_WORKERS, most=1)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     def perform(self, effect: Effect[R]) -> R:
         self._awaited.refuse_when_closed()

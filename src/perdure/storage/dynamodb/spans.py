@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perdure.model.ops import Get, Range
-from perdure.model.records import CHECKPOINT, WRITE, Key
+from perdure.model.records import CHECKPOINT, WRITE
 from perdure.storage.dynamodb import items, places
 from perdure.storage.kv import keys as layout
 
@@ -47,7 +47,10 @@ def neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
     """Return the items of a request in groups that one query can read, in order; most are alone in theirs."""
     alone: list[list[Span]] = []
     together: list[list[Span]] = []
-    spans = [Span(item, places.starts(item.kind, _prefix(item))[0]) for item in wanted]
+    spans = [
+        Span(item, places.starts(item.kind, item.key if isinstance(item, Get) else item.prefix)[0])
+        for item in wanted
+    ]
     for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):
         if not _is_whole(span):
             alone.append([span])
@@ -56,10 +59,6 @@ def neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
         else:
             together.append([span])
     return alone + together
-
-
-def _prefix(item: Get | Range) -> Key:
-    return item.key if isinstance(item, Get) else item.prefix
 
 
 def _is_whole(span: Span) -> bool:

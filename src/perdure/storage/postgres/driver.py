@@ -82,6 +82,7 @@ class PostgresDriver:
     def __init__(
         self, place: PostgresUrl, vectors: VectorSearch | None = None, *, has_lost_vectors: bool = False
     ) -> None:
+        self.limits = _LIMITS
         self._place = place
         self._has_lost_vectors = has_lost_vectors
         self._vectors = vectors
@@ -101,10 +102,6 @@ class PostgresDriver:
         writers = place.pool // 2
         self._writes = Batcher(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
         self._reads = Batcher(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return _LIMITS
 
     @property
     def capabilities(self) -> Capabilities:

@@ -51,16 +51,12 @@ class RedisDriver:
         self._shown = settings.shown
         self._space = requests.Keyspace(settings.prefix, buckets, settings.life)
         self._topology = topology
-        self._limits = CommitLimits(ops=10_000, bytes=16 << 20)
+        self.limits = CommitLimits(ops=10_000, bytes=16 << 20)
         self._idle: deque[NodeConnections] = deque()
         self._bell = (
             ServerNotifier(RedisListener(self._topology), name=settings.shown) if settings.notify else None
         )
         self._batcher = Batcher(self._execute, name=settings.shown, workers=settings.pool, most=_GROUP_MAX)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     @property
     def capabilities(self) -> Capabilities:

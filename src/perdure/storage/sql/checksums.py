@@ -85,7 +85,8 @@ def matches(
 
 def add(total: int, *changes: int) -> int:
     """Return a sum of checksums with others added, in 64 bits."""
-    return _to_signed((total + sum(changes)) % _WHOLE)
+    value = (total + sum(changes)) % _WHOLE
+    return value - _WHOLE if value >= _SIGN else value
 
 
 @lru_cache(maxsize=4096)
@@ -143,7 +144,3 @@ def _pack(values: list[Any]) -> bytes:
             return packb(plain)
         except TypeError as error:
             raise OverflowError(str(error)) from error
-
-
-def _to_signed(value: int) -> int:
-    return value - _WHOLE if value >= _SIGN else value

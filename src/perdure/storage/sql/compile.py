@@ -69,7 +69,7 @@ def select_items(effect: FindItems) -> Statement:
         searches.ItemSyntax(
             bind,
             holds=lambda part: f"instr(i.body, {bind(part)}) > 0",
-            within=lambda bound: keeps(bound, "i.body", bind(bound.limit)),
+            within=lambda bound: keeps(bound, bind(bound.limit)),
         ),
     )
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
@@ -86,16 +86,15 @@ def select_items(effect: FindItems) -> Statement:
     return sql, tuple(parameters)
 
 
-def keeps(bound: Bound, body: str, limit: str) -> str:
+def keeps(bound: Bound, limit: str) -> str:
     """Return the condition that an item's value is within a bound. A body that is not a value is found, so
     that it is detected when it is read.
 
     Args:
         bound: The bound.
-        body: The expression for the body.
         limit: The expression for the bound's limit.
     """
-    text = f"CAST({body} AS TEXT)"
+    text = "CAST(i.body AS TEXT)"
     value = f"json_extract({text}, '$.{bound.name}')"
     within = f"{value} {'>=' if bound.is_lower else '<='} {limit}"
     if isinstance(bound.limit, str):
@@ -174,8 +173,13 @@ def insert(kind: Kind, count: int = 1) -> str:
 
 @lru_cache(maxsize=64)
 def upsert(kind: Kind, count: int = 1) -> str:
-    """Return the statement that writes ``count`` records, each over an existing one, if any; a kind that
-    ``grows`` is rewritten only to raise that field."""
+    """Return the statement that writes ``count`` records, each over an existing one, if any."""
+    return insert(kind, count) + on_conflict(kind)
+
+
+def on_conflict(kind: Kind) -> str:
+    """Return the clause with which a record is written over an existing one; a kind that ``grows`` is
+    rewritten only to raise that field."""
     columns = ("t", *kind.columns(), checksums.NAME)
     key = {c.name for c in kind.key} | {"t"}
     rest = [c for c in columns if c not in key]
@@ -186,7 +190,7 @@ def upsert(kind: Kind, count: int = 1) -> str:
     else:
         action = "NOTHING"
     target = ", ".join(["t", *(c.name for c in kind.key)])
-    return f"{insert(kind, count)} ON CONFLICT ({target}) DO {action}"
+    return f" ON CONFLICT ({target}) DO {action}"
 
 
 def checksum(op: Put, partition: Partition) -> int:

@@ -87,7 +87,7 @@ class SqliteDriver:
             except BaseException:
                 self._writer.close()
                 raise
-        self._limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
+        self.limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._closed = False
         self._statements = SqliteStatements()
         self._written: dict[int, int] = {}
@@ -95,10 +95,6 @@ class SqliteDriver:
         self._reading = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
         self._commits = Batcher(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     @property
     def capabilities(self) -> Capabilities:

@@ -40,15 +40,11 @@ class SqliteReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         # Those of a driver that writes: a write is refused for what it is, not for its size.
-        self._limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
+        self.limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._free: list[apsw.Connection] = [open_connection(path)]
         self._lock = threading.Lock()
         self._closed = False
         self._pool = ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="perdure-read")
-
-    @property
-    def limits(self) -> CommitLimits:
-        return self._limits
 
     @property
     def capabilities(self) -> Capabilities:

@@ -6,8 +6,12 @@ promise.
 """
 
 from perdure.testing.conformance.backend import Backend, Narrow
-from perdure.testing.conformance.driver import Awaited, Blocking, DriverContract
-from perdure.testing.conformance.saver import SaverContract
-from perdure.testing.conformance.store import StoreContract
+from perdure.testing.conformance.contracts import (
+    Awaited,
+    Blocking,
+    DriverContract,
+    SaverContract,
+    StoreContract,
+)
 
 __all__ = ["Awaited", "Backend", "Blocking", "DriverContract", "Narrow", "SaverContract", "StoreContract"]

@@ -15,7 +15,7 @@ from perdure.errors import BadSetting, Corrupt, DecryptionError
 from perdure.model.records import SPACES, THREADS, Partition
 from perdure.storage.archive import Archive
 from perdure.storage.key_providers import EncryptionKey, provider_of
-from perdure.storage.stored_keys import EncryptionKeys, StoredKeys, admit, is_encrypted
+from perdure.storage.stored_keys import EncryptionKeys, StoredKeys, is_encrypted, load_or_create_keys
 
 
 def partitions(database: Database | SyncDatabase, tenant: str | None) -> list[Partition]:
@@ -143,5 +143,5 @@ def open_archive(
 
 
 def _open(archive: Archive, path: Path, key: EncryptionKey | None) -> SyncDatabase:
-    keyring = admit(archive, None if key is None else provider_of(key), str(path))
+    keyring = load_or_create_keys(archive, None if key is None else provider_of(key), str(path))
     return over(archive, keyring=keyring)

@@ -336,7 +336,7 @@ class StoredKeys(Keyring):
                 with self._lock:
                     if len(self._unfound) >= _UNFOUND_MOST:
                         self._unfound.clear()
-                    self._unfound[key_id] = time.monotonic() + _AGAIN_S
+                    self._unfound[key_id] = time.monotonic() + _UNFOUND_S
         if not self.knows(key_id):
             why = "" if failed is None else f"; its keys could not be read again: {failed}"
             raise KeyMissing(f"{unknown}{why}") from failed

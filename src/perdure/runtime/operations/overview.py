@@ -172,17 +172,8 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "first": _latencies(entry["first"] for entry in every),
         "graphs": sorted((_of_graph(*each) for each in graphs.items()), key=_by_runs),
         "users": sorted((_of_user(*each) for each in users.items()), key=_by_runs)[:_USERS_MAX],
-        "errors": sorted(
-            (
-                {"kind": name or None, "runs": sum(entry["runs"] for entry in entries)}
-                for name, entries in errors.items()
-            ),
-            key=_by_runs,
-        ),
-        "models": sorted(
-            ({"model": name or None, **_usage(entries)} for name, entries in models.items()),
-            key=lambda each: -each["calls"],
-        ),
+        "errors": sorted((_of_error(*each) for each in errors.items()), key=_by_runs),
+        "models": sorted((_of_model(*each) for each in models.items()), key=_by_calls),
     }
 
 
@@ -197,6 +188,10 @@ def _by_name(found: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[Ma
 
 def _by_runs(entry: Mapping[str, Any]) -> int:
     return -int(entry["runs"])
+
+
+def _by_calls(entry: Mapping[str, Any]) -> int:
+    return -int(entry["calls"])
 
 
 def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -218,6 +213,14 @@ def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": sum(entry["failed"] for entry in entries),
         **_usage(entries),
     }
+
+
+def _of_error(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"kind": name or None, "runs": sum(entry["runs"] for entry in entries)}
+
+
+def _of_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"model": name or None, **_usage(entries)}
 
 
 def _latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float | None] | None:

@@ -93,7 +93,7 @@ def test_the_stores_database_is_the_named_one(
         ({"LANGGRAPH_STORE_TYPE": "redis"}, "LANGGRAPH_STORE_REDIS_URL or REDIS_URL"),
         ({"LANGGRAPH_STORE_TYPE": "postgres"}, "LANGGRAPH_STORE_POSTGRES_DSN or POSTGRES_DSN"),
         ({"LANGGRAPH_STORE_TYPE": "mongo"}, "LANGGRAPH_STORE_TYPE is 'mongo'"),
-        ({"LANGGRAPH_STORE_TYPE": "memory"}, "restart empties"),
+        ({"LANGGRAPH_STORE_TYPE": "memory"}, "lost at a restart"),
         ({"LANGGRAPH_STORE_REDIS_URL": "redis://a/0"}, "LANGGRAPH_STORE_TYPE=redis"),
         ({"LANGGRAPH_STORE_POSTGRES_DSN": "postgresql://a"}, "LANGGRAPH_STORE_TYPE=postgres"),
         (

@@ -117,7 +117,7 @@ def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 REPLACES = """
     import socket
     from perdure.server.config import load
-    from perdure.server.hosting import supervisor
+    from perdure.server.hosting import several_processes
     from perdure.web.listening import listen
 
 
@@ -126,13 +126,13 @@ REPLACES = """
         time.sleep(3600)
 
 
-    supervisor._serve = work
-    supervisor._PAUSE_S = 3600.0
-    supervisor._SHORT_S = float(sys.argv[1])
+    several_processes._serve = work
+    several_processes._PAUSE_S = 3600.0
+    several_processes._SHORT_S = float(sys.argv[1])
     if __name__ == "__main__":
         config = load(file=None, graphs=["./agent.py:graph"], db="sqlite:///d.db", environ={})
         with listen("127.0.0.1", 0) as listener:
-            sys.exit(supervisor.serve_many(config, listener, 1))
+            sys.exit(several_processes.serve_many(config, listener, 1))
 """
 
 

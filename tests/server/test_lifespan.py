@@ -264,10 +264,10 @@ def test_there_is_one_of_each_and_every_form_of_a_graph(near: str) -> None:
             assert set(opened.checkpointers) == set(graphs)
             assert {id(graph.store) for graph in opened.graphs.values()} == {id(opened.store)}
             assert (opened.graphs["d"].config or {})["recursion_limit"] == 7
-            with pytest.raises(NotFound, match=r"there are \['a', 'b', 'c', 'd'\]"):
+            with pytest.raises(NotFound, match=r"one of \['a', 'b', 'c', 'd'\]"):
                 _ = opened.graph
         async with started(app_without := app_with(near, graphs=None)):
-            with pytest.raises(NotFound, match="there is none"):
+            with pytest.raises(NotFound, match="there is no graph"):
                 _ = app_without.state.perdure.graph
         async with started(single := app_with(near, graphs=chat)):
             assert list(single.state.perdure.graphs) == ["agent"]
@@ -292,7 +292,7 @@ def test_graphs_of_different_schemas_have_a_checkpointer_each(near: str) -> None
             versions = {name: graph.checkpointer.schema.version for name, graph in opened.graphs.items()}
             assert versions == {"a": 2, "b": 2, "c": 3, "d": 1}
             assert opened.checkpointers["a"] is opened.checkpointers["b"]
-            with pytest.raises(NotFound, match=r"take checkpointers\[…\] of 'a', 'b', 'c', 'd'"):
+            with pytest.raises(NotFound, match=r"use checkpointers\[…\] with one of 'a', 'b', 'c', 'd'"):
                 _ = opened.checkpointer
             # A thread of the newer version is served by its own graph, and refused by another.
             config = {"configurable": {"thread_id": "t"}}

@@ -233,7 +233,7 @@ def test_the_record_of_another_database_is_not_used(url: str, tmp_path: Path) ->
     with perdure.connect_sync(url, migrate=True, encryption_key=OLD) as db:
         say(db, "a", "x")
         replace_record(url, record_in(other))
-        with pytest.raises(DecryptionError, match="replaced by another"):
+        with pytest.raises(DecryptionError, match="replaced by a foreign"):
             admin.rotate_keys(db)
     with perdure.connect_sync(url, encryption_key=OLD) as db, pytest.raises(KeyMissing, match="data key"):
         heard(db, "a")

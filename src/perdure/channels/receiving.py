@@ -386,8 +386,12 @@ class Receiver:
         return last, newer
 
     async def _end(self, thread_id: str, standing: Standing) -> None:
-        if standing.run is None and not standing.message.is_withdrawn:
-            await self._runtime.cancel(thread_id, standing.message.id)
+        runtime, message = self._runtime, standing.message
+        if standing.run is None and not message.is_withdrawn:
+            # Not ``cancel``, which takes along what would be one run with it, newer than the command or not.
+            for end in (runtime.withdraw, runtime.stop, runtime.withdraw):
+                if await end(thread_id, message.id):
+                    break
         elif standing.run is not None and standing.run.state == OPEN:
             await self._runtime.stop(thread_id, standing.run.id)
 

@@ -115,7 +115,15 @@ def test_whatever_kills_it_a_removal_ends_with_what_was_planned(
         # That the root was emptied is not seen again once it is: what others left under it stays.
         assert not {name for name in left - stay if by_name[name].run_id in how[1]}
     else:
-        assert left <= stay
+        # Cut short, a subgraph's checkpoint whose root went first looks like one of a run that goes on under
+        # the present head: it goes when the head has moved.
+        head = after.latest.get("")
+        open_ones = {
+            c.name
+            for c in after.checkpoints
+            if kills and c.root is not None and ("", c.root) not in left and c.root_head == head
+        }
+        assert left - open_ones <= stay
         assert unneeded or planner(after).is_empty
     if not kills and not plan.is_empty:
         reader = ChunkReader(HERE, DIGEST)

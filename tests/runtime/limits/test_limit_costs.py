@@ -78,7 +78,7 @@ def test_without_limits_there_is_no_thread_no_handler_and_no_request() -> None:
     limited, more, does_use = asyncio.run(run(Settings(limits={"calls": SharedLimit(concurrency=5)})))
     assert does_use
     # The same test sees the handlers and the requests of a limit.
-    assert len(more) == len(handlers) + 2
+    assert len(more) == len(handlers) + 3
     assert limited.total() > requests.total()
 
 

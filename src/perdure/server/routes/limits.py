@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
 from perdure.errors import BadSetting
 from perdure.inspector import overview
 from perdure.server.auth.identity import Refusal
+from perdure.server.openapi import new_router
 from perdure.server.requests import NAMES_MAX
 from perdure.server.resources import CallerNow, GatedRoute
 from perdure.server.responses import Json
 from perdure.server.routes.inspector import ServerAccess
 
-router = APIRouter(tags=["limits"], route_class=GatedRoute)
+router = new_router("limits", GatedRoute)
 
 
 @router.get("/limits")

@@ -1,4 +1,4 @@
-"""What the configurations of a server and of a worker have in common."""
+"""The configuration that a server and a worker share."""
 
 from __future__ import annotations
 

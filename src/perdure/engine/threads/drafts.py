@@ -32,7 +32,7 @@ class WritesDraft(NamedTuple):
 
 
 class DraftsCheckpoint(Protocol):
-    """What drafts a checkpoint for a put."""
+    """Drafter of a checkpoint for a put."""
 
     def draft(self, view: View, generation: int, seq: int) -> Program[CheckpointDraft]:
         """Return the checkpoint, encoded for a thread as it was seen, under a collection generation and a
@@ -46,7 +46,7 @@ class DraftsCheckpoint(Protocol):
 
 
 class DraftsWrites(Protocol):
-    """What drafts a task's writes for a put. ``child`` and ``before`` are called at the last moment."""
+    """Drafter of a task's writes for a put. ``child`` and ``before`` are called at the last moment."""
 
     def draft(self, view: View, generation: int) -> WritesDraft:
         """Return the writes, encoded for a thread as it was seen, under a collection generation."""

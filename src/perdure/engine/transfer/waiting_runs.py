@@ -1,4 +1,4 @@
-"""What a transferred thread waits with: the run that asked, and its deadlines, reminders, sleeps and signals.
+"""Waits of a transferred thread: the run that asked, and its deadlines, reminders, sleeps and signals.
 
 A thread waits with one run, whose note has the waits. The run and its message are transferred with the
 thread, so that an answer goes on with the same graph, channel and options. A question without times wakes

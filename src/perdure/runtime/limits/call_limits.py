@@ -32,7 +32,7 @@ CALLER: ContextVar[str] = ContextVar("perdure_limits_user", default="")
 
 Emit = Callable[..., object]
 Prompt = Sequence[BaseMessage | str]
-"""What a model is asked: messages, or texts."""
+"""Input of a model: messages, or texts."""
 _AGAIN_S = 0.05
 """Seconds after which a run goes on with a cheaper model."""
 
@@ -68,7 +68,7 @@ class Subject(NamedTuple):
 
 
 class _LimitedCall(NamedTuple):
-    """A call under way: its turn, the model or tool, and the tokens of its prompt as far as they can be told
+    """A call in progress: its turn, the model or tool, and the tokens of its prompt as far as they are known
     before its end."""
 
     turn: CallTurn

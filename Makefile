@@ -46,7 +46,8 @@ test-all: $(OWN_UV) ## Run every test and, without ARGS, the suites of LangGraph
 
 waits: $(OWN_UV) ## A thousand threads that wait for days, 50,000 that sleep, and 2,000 races, at full size
 	@export PERDURE_WAITS=full; \
-	$(RUN) --group test --all-extras pytest --timeout 3000 -m "" -s tests/runtime/test_many_waits.py tests/runtime/nodes/test_waiting.py $(ARGS)
+	$(RUN) --group test --all-extras pytest --timeout 3000 -m "" -s tests/runtime/test_many_waits.py \
+		tests/runtime/nodes/test_waiting.py tests/runtime/nodes/test_wait_processes.py $(ARGS)
 
 chaos: $(OWN_UV) ## Every test at full size: all kill points, mutants, races; over an hour
 	@export PERDURE_CHAOS=full PERDURE_FIGURES=$$(mktemp); \
@@ -107,7 +108,7 @@ docs: $(OWN_UV) ## Build the documentation into site/
 	$(RUN) --only-group docs mkdocs build --strict
 
 clean: ## Remove everything that make has made; your databases stay
-	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules tests/server/js/node_modules tests/server/agui/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .uv uv.lock tests/servers/d1/node_modules tests/server/js/node_modules tests/server/agui/node_modules tests/servers/aimock/node_modules site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -type d -name __pycache__ -prune -exec rm -rf {} +
 
 .uv/bin/uv:

@@ -1,6 +1,7 @@
 """What every test shares: how hard Hypothesis looks, and what happens when a real part is missing."""
 
 import argparse
+import dis
 import functools
 import gc
 import os
@@ -47,6 +48,13 @@ if "TMPDIR" not in os.environ and in_memory():
 # Each client of HTTP reads all certificates of the system, which takes longer than what it asks the tests'
 # servers.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
+
+
+# Whenever a graph is compiled LangGraph looks for subgraphs in the instructions of its nodes, and the tests
+# compile the same nodes thousands of times.
+_get_instructions = dis.get_instructions
+_instructions = functools.cache(lambda code, **given: tuple(_get_instructions(code, **given)))
+dis.get_instructions = lambda code, **given: iter(_instructions(code, **given))
 
 
 def pytest_report_header() -> str:

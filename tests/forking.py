@@ -1,4 +1,4 @@
-"""Processes of the command ``perdure`` without the cost of their imports.
+"""Processes of the command ``perdure``, and of programs, without the cost of their imports.
 
 One process has imported what the commands need, and forks once a command. What a fork does not show is how
 a new interpreter starts: a test about that starts one.
@@ -6,14 +6,18 @@ a new interpreter starts: a test about that starts one.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 1 << 20
 """More than a request takes, in bytes: the words of a command, and its environment."""
-PRELOADED = ("perdure.cli.worker", "perdure.cli.worker_process", "perdure.storage.sqlite.driver")
+LONGEST_S = 600.0
+"""Seconds within which a command ends, on a busy machine too."""
+PRELOADED = (
+    "perdure.cli.worker",
+    "perdure.cli.worker_process",
+    "perdure.server.hosting.reloading",
+    "perdure.server.hosting.several_processes",
+    "perdure.storage.sqlite.driver",
+)
 
 
 class Forked:
@@ -49,6 +61,9 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._ends], [], [], timeout)[0]:
             with self._ends:
@@ -69,19 +84,53 @@ class ForkServer:
             )  # fmt: skip
 
     def start(
-        self, words: Sequence[str], *, cwd: Path, environ: Mapping[str, str], stdout: int, stderr: int
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        environ: Mapping[str, str],
+        stdout: int,
+        stderr: int,
+        start_new_session: bool = False,
     ) -> Forked:
-        """Start ``perdure`` with these words, in a folder, with these variables and no others."""
+        """Start ``perdure`` with these words, or a program of the folder if the first is a file of Python. It
+        has these variables and no others, and each line that it prints is written at once."""
         ends, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = json.dumps({"words": list(words), "cwd": str(cwd), "environ": dict(environ)}).encode()
+        asked = {"words": list(words), "cwd": str(cwd), "environ": dict(environ), "leads": start_new_session}
+        request = json.dumps(asked).encode()
         with others:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LARGEST)
             socket.send_fds(self._socket, [request], [others.fileno(), stdout, stderr])
         return Forked(int(ends.recv(100)), ends)
 
+    def run(
+        self, words: Sequence[str], *, cwd: Path, environ: Mapping[str, str], kill_after: float | None = None
+    ) -> tuple[int, str]:
+        """Run what ``start`` starts; return its exit code and all that it printed. With ``kill_after``
+        it is killed after so many seconds."""
+        with tempfile.TemporaryFile() as printed:
+            output = printed.fileno()
+            process = self.start(words, cwd=cwd, environ=environ, stdout=output, stderr=output)
+            try:
+                code = process.wait(LONGEST_S if kill_after is None else kill_after)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                code = process.wait()
+                assert kill_after is not None, f"perdure {words[0]} has not ended in {LONGEST_S} s"
+            printed.seek(0)
+            return code, printed.read().decode()
+
     def close(self) -> None:
         self._socket.close()
         self._process.wait(60)
+
+
+@cache
+def fork_server() -> ForkServer:
+    """Return the one that the tests of this process share."""
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
@@ -129,9 +178,16 @@ def _run() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         asked = _serve(requests)
     if asked is not None:
+        if asked["leads"]:
+            os.setsid()
         os.chdir(asked["cwd"])
         os.environ.clear()
         os.environ.update(asked["environ"])
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if asked["words"][0].endswith(".py"):
+            sys.argv, sys.path[0] = asked["words"], asked["cwd"]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            return
         sys.argv = ["perdure", *asked["words"]]
         sys.path[0] = str(Path(sys.executable).parent)
         main()

@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field
 import perdure
 from examples.database import database_of
 from examples.page import own_page, serve_page
-from perdure.care.sweeper import RetentionOptions
+from perdure.retention.sweeper import RetentionOptions
 from perdure.server import answer_error
 
 KEPT = perdure.Retention(keep_last=10)

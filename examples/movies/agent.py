@@ -6,9 +6,13 @@ from functools import partial
 from typing import Any
 
 from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
+from perdure.runtime import transaction
+
+from .database import answer_message
 
 MOVIES = (
     "Stalker: three men walk to a room that grants wishes",
@@ -19,11 +23,15 @@ MOVIES = (
 )
 
 
-async def recommend(state: MessagesState) -> dict[str, Any]:
-    """Recommend another movie for each question, in place of a model that reads the conversation."""
+async def recommend(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
+    """Recommend another movie for each question, in place of a model that reads the conversation. Where the
+    messages' table is in the database of the threads, the answer is stored there in the step's own commit."""
     asked = [message for message in state["messages"] if message.type == "human"]
     movie = MOVIES[(len(asked) - 1) % len(MOVIES)]
-    return {"messages": [AIMessage(f"{len(asked)}: Watch {movie}.")]}
+    answer = f"{len(asked)}: Watch {movie}."
+    if (message_id := config.get("configurable", {}).get("message_id")) is not None:
+        transaction().execute(answer_message(message_id, answer))
+    return {"messages": [AIMessage(answer)]}
 
 
 builder = StateGraph(MessagesState).add_node(recommend).add_edge(START, "recommend")

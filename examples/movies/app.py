@@ -1,7 +1,8 @@
 """Users, sessions and messages in tables of their own, and the graph's checkpoints, in one database.
 
 A message is stored before the graph runs, and its id is the run's. So whatever is interrupted goes on when
-the request is sent again, on any replica: a run that has ended is not repeated, and an answer is stored once.
+the request is sent again, on any replica: a run that has ended is not repeated, and an answer is stored once,
+on PostgreSQL by the commit of the step that gave it.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ async def ask(
         if row["answer"] is not None or (row["has_failed"] and not is_own):
             continue
         try:
-            answer = await _reply(request.app.state.graph, session, row)
+            answer = await _reply(request.app.state.graph, session, row, sessions.are_with_threads)
         except (perdure.PerdureError, OperationalError):
             raise
         except Exception:
@@ -166,8 +167,13 @@ async def ask(
     return {"answer": held[message_id]}
 
 
-async def _reply(graph: CompiledStateGraph[Any, Any, Any, Any], session: str, row: dict[str, Any]) -> str:
+async def _reply(
+    graph: CompiledStateGraph[Any, Any, Any, Any], session: str, row: dict[str, Any], stores_answer: bool
+) -> str:
+    """Run the graph on a message, and return its answer, which the graph stores itself if it can."""
     config: RunnableConfig = {"configurable": {"thread_id": session}, "metadata": {"run_id": row["id"]}}
+    if stores_answer:
+        config["configurable"]["message_id"] = row["id"]
     said = {"messages": [{"role": "user", "content": row["question"], "id": row["id"]}]}
     state = await graph.ainvoke(said, config, durability="sync")
     return str(state["messages"][-1].text)

@@ -14,12 +14,14 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    Update,
     create_engine,
     event,
     inspect,
     make_url,
     select,
     text,
+    update,
 )
 
 metadata = MetaData()
@@ -56,6 +58,12 @@ messages = Table(
     Column("has_failed", Boolean, nullable=False, default=False),
 )
 versions = Table("movie_schema", MetaData(), Column("version", Integer, primary_key=True))
+
+
+def answer_message(message_id: str, answer: str) -> Update:
+    """Return the statement that stores the answer of a message, unless it has one."""
+    row = (messages.c.id == message_id) & messages.c.answer.is_(None)
+    return update(messages).where(row).values(answer=answer)
 
 
 def _first(connection: Connection) -> None:

@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from sqlalchemy import Engine, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from .database import messages, sessions
+from .database import answer_message, messages, sessions
 
 
 class Sessions:
@@ -17,6 +17,8 @@ class Sessions:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.are_with_threads = engine.dialect.name != "sqlite"
+        """True if the tables are in the database of the threads."""
 
     def begin(self, user_id: str) -> str:
         """Add a session, and return its id, which is its thread's too."""
@@ -49,9 +51,8 @@ class Sessions:
 
     def answer(self, message_id: str, text: str) -> None:
         """Store an answer, unless there is one."""
-        row = (messages.c.id == message_id) & messages.c.answer.is_(None)
         with self._engine.begin() as connection:
-            connection.execute(update(messages).where(row).values(answer=text))
+            connection.execute(answer_message(message_id, text))
 
     def fail(self, message_id: str) -> None:
         """Mark a message as failed: it holds up no later one, and may be sent again."""

@@ -6,8 +6,8 @@ import sys
 
 
 def main() -> None:
-    """Run ``perdure``. Ctrl-C before a command has begun, or after its end, ends it as it does during the
-    command: exit code 130."""
+    """Run ``perdure``. Ctrl-C ends the process with exit code 130 at any moment, also before the command has
+    begun and after its end."""
     try:
         from perdure.cli import main as run
 

@@ -94,7 +94,7 @@ class NotWaiting(Conflict):
 
 
 class QuestionExpired(PerdureError):
-    """Nobody answered a question in time, or a signal did not come in time: handle it in the node, or give
+    """The deadline of a question or of a wait for a signal passed: handle it in the node, or give
     the wait a default."""
 
 

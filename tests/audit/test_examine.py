@@ -1,7 +1,7 @@
 """The audit finds each fault of the faulty graphs, at its place, and nothing in the sound ones.
 
 Covers perdure.audit.declarations, perdure.audit.interrupts, perdure.audit.node_updates,
-perdure.audit.parallel_tools, perdure.audit.reducers, perdure.audit.stored_types, perdure.audit.subgraphs.
+perdure.audit.interrupting_tools, perdure.audit.reducers, perdure.audit.stored_types, perdure.audit.subgraphs.
 """
 
 from __future__ import annotations

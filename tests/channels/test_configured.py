@@ -106,3 +106,10 @@ def test_a_channel_without_its_extra_names_the_command(name: str, extra: str, ab
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == f"perdure.channels.{name} needs an extra: pip install 'perdure[{extra}]'\n"
+
+
+def test_a_bot_is_either_polled_or_called_by_its_webhook() -> None:
+    with pytest.raises(BadSetting, match=r"channels\.telegram: polling is on and a secret is set.*Leave out"):
+        configure_channels({"telegram": {**TELEGRAM, "polling": True}}, ["one"])
+    for one in ({**TELEGRAM, "polling": False}, {"token": TOKEN, "polling": True, "secret": ""}):
+        configure_channels({"telegram": one}, ["one"])

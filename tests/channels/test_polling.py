@@ -47,6 +47,15 @@ def thread(chat: int) -> str:
     return ChatAddress("telegram", str(chat)).thread_id
 
 
+def test_the_double_says_that_nothing_takes_its_messages() -> None:
+    async def main() -> None:
+        async with TelegramDouble(patience=0.1) as double:
+            with pytest.raises(TimeoutError, match=r"within 0\.1 s.*polls this double"):
+                await double.say(1, "hello")
+
+    go(main())
+
+
 def test_messages_edits_and_buttons_arrive_without_a_webhook(memory: Storage) -> None:
     async def main() -> None:
         question = {"action_requests": [{"name": "pay", "args": {}}]}

@@ -450,7 +450,7 @@ def skew(seconds: float) -> None:
                     setattr(module, name, after)
 
 
-def _break(place: str) -> None:
+def remove_guard(place: str) -> None:
     """Remove a guard for the rest of this process."""
     import pytest
 
@@ -464,7 +464,7 @@ def _be(job: ProcessJob) -> None:
     os.environ.update(job.environment)
     random.seed(job.seed)
     if job.breaks:
-        _break(job.breaks)
+        remove_guard(job.breaks)
     asyncio.run(_ROLES[job.role](job))
 
 

@@ -26,6 +26,7 @@ from examples.researcher.agent import agent
 from perdure.database.opening import connect
 from perdure.runtime import Runtime, Settings
 from perdure.storage.url import backend_of
+from tests.chaos.child_processes import remove_guard
 
 ROOT = Path(__file__).resolve().parents[2]
 THREAD, SUBJECT, USER = "r", "durable threads", "ada"
@@ -47,6 +48,7 @@ class Life:
             killed; ``None`` for not at all.
         until: The call from which they are counted in place of the first one.
         answers: False to end where the agent asks.
+        breaks: Function that removes a guard, as ``module:function``, to check the checks.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Life:
     at_start: bool = False
     until: str = ""
     answers: bool = True
+    breaks: str = ""
 
 
 class _Begun(BaseCallbackHandler):
@@ -86,6 +89,8 @@ class _Begun(BaseCallbackHandler):
 
 
 async def _live(life: Life) -> None:
+    if life.breaks:
+        remove_guard(life.breaks)
     graph = agent(life.pace, life.look_ups).with_config(callbacks=[_Begun(life)])
     settings = Settings(lease=LEASE_S, poll=0.1, attempts=10_000, backoff=0.05, max_backoff=0.1)
     async with (

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import CheckpointTuple
 
 import perdure
 from examples.researcher.agent import FIELDS
@@ -28,6 +30,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
 from perdure.langgraph.reading.thread_files import load_file, load_files
 from perdure.langgraph.reading.thread_messages import load_messages
+from perdure.langgraph.saver import PerdureSaver
 from perdure.model.model_calls import NO_PRICES
 from tests.backends import EMPTY
 from tests.chaos.researching import LEAD, LEASE_S, THREAD, USER, Life, Zygote
@@ -188,6 +191,29 @@ def test_a_deep_agent_survives_kills_in_the_middle_of_its_subagents(backend: str
         print(
             f"{killed.kills} kills, {len(counts)} calls, {again} of them begun again, {dict(killed.resumed)}"
         )
+
+
+def forget_subagents(patch: pytest.MonkeyPatch) -> None:
+    """Let a subagent begin anew: a process that goes on does not find where it was."""
+    load = PerdureSaver.aget_tuple
+
+    async def load_unless_nested(self: PerdureSaver, config: RunnableConfig) -> CheckpointTuple | None:
+        if config.get("configurable", {}).get("checkpoint_ns"):
+            return None
+        return await load(self, config)
+
+    patch.setattr(PerdureSaver, "aget_tuple", load_unless_nested)
+
+
+def test_a_subagent_that_begins_anew_is_noticed(tmp_path: Path) -> None:
+    with EMPTY["sqlite"]() as url, Zygote() as zygote:
+        open_database(url, migrate=True).close()
+        breaks = f"{__name__}:{forget_subagents.__name__}"
+        first = Life(-1, url, str(tmp_path / "begun"), 0.15, LOOK_UPS, breaks=breaks)
+        killed = Killed(zygote, first, seed=7)
+        assert killed.live(answers=False, kill_after=0.0, until=f"model {FIELDS[0]} 1") == signal.SIGKILL
+        with pytest.raises(AssertionError, match="a call was made again whose result was stored"):
+            killed.go_on(at_most=20, answers=False)
 
 
 def require_all(made: Mapping[str, Any]) -> None:

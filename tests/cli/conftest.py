@@ -13,7 +13,6 @@ import pytest
 import perdure
 from tests.cli.processes import Workers
 from tests.cli.running import run_cli
-from tests.forking import ForkServer
 
 BROKEN = """
 from langgraph.graph import MessagesState, StateGraph
@@ -87,15 +86,8 @@ def perdure_worker(
         del sys.modules[name]
 
 
-@pytest.fixture(scope="session")
-def fork_server() -> Iterator[ForkServer]:
-    server = ForkServer()
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def workers(nothing_is_set: None, tmp_path: Path, fork_server: ForkServer) -> Iterator[Workers]:
-    made = Workers(tmp_path, fork_server)
+def workers(nothing_is_set: None, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
     yield made
     made.close()

@@ -22,7 +22,7 @@ from perdure.model.records import LANE, Partition
 from perdure.model.runs.messages import Run
 from perdure.model.runs.queue import IN
 from perdure.runtime import Runtime, Settings, Ticket
-from tests.forking import Forked, ForkServer
+from tests.forking import Forked, fork_server
 
 Process = subprocess.Popen[bytes] | Forked
 PROGRAM = Path(sys.executable).with_name("perdure")
@@ -110,9 +110,8 @@ def _program(without: Sequence[str]) -> list[str]:
 class Workers:
     """Worker processes over one database and folder; those still running at the end are killed."""
 
-    def __init__(self, folder: Path, fork_server: ForkServer) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._fork_server = fork_server
         self.url = f"sqlite:///{folder / 'threads.db'}"
         self._started: list[Process] = []
         (folder / "app.py").write_text(APP)
@@ -140,7 +139,7 @@ class Workers:
         with log.open("wb") as file:
             process: Process
             if is_forked and not without:
-                process = self._fork_server.start(
+                process = fork_server().start(
                     ["worker", *words], cwd=cwd, environ=env, stdout=file.fileno(), stderr=file.fileno()
                 )
             else:

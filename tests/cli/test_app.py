@@ -41,6 +41,15 @@ def test_an_id_is_printed_as_it_is(shell: Shell, tmp_path: Path) -> None:
         assert shell("threads", "delete", name, "--yes", **url).stdout == f"{shown} is gone\n"
 
 
+def test_a_missing_url_names_the_threads_of_perdure_dev_here(shell: Shell, tmp_path: Path) -> None:
+    done = shell("threads", "ls")
+    assert done.stderr.startswith("perdure: which database? Pass --db")
+    assert "perdure dev" not in done.stderr
+    (tmp_path / ".perdure").mkdir()
+    (tmp_path / ".perdure" / "dev.db").touch()
+    assert "perdure dev in this folder are in sqlite:///.perdure/dev.db" in shell("threads", "ls").stderr
+
+
 def test_a_path_is_printed_as_it_is(shell: Shell, tmp_path: Path) -> None:
     path = f"{'y' * 210}[/x]:key:.db"
     (tmp_path / path).parent.mkdir()

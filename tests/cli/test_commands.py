@@ -334,7 +334,7 @@ def test_a_call_of_a_tool_is_shown(shell: Shell, tmp_path: Path) -> None:
         graph = builder.add_edge(START, "ask").compile(checkpointer=db.checkpointer())
         graph.invoke({"messages": [HumanMessage("tea?")]}, {"configurable": {"thread_id": "ada"}})
     shown = shell("threads", "show", "ada", PERDURE_DB="sqlite:///t.db").stdout
-    assert shown.endswith('\nhuman\ntea?\n\nai\ncalls price with {"sku": "tée"}\n')
+    assert shown.endswith('\nhuman\ntea?\n\nai by ask\ncalls price with {"sku": "tée"}\n')
 
 
 @pytest.mark.parametrize("command", ["show", "history", "inbox", "delete", "tag"])

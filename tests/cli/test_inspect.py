@@ -52,6 +52,16 @@ def test_one_tenant_and_all_of_them_exclude_each_other() -> None:
     assert "exclude each other" in str(done.exception)
 
 
+def test_actions_are_those_of_the_configured_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ["inspect", "sqlite:///none.db", "--allow", "tag", "--no-browser", "--port", "0"]
+    done = CliRunner().invoke(app, asked)
+    assert str(done.exception).startswith("actions need both: --graph")
+    (tmp_path / "perdure.toml").write_text('[graphs]\nagent = "./of_the_file.py:graph"\n')
+    done = CliRunner().invoke(app, asked)
+    assert str(done.exception).startswith("./of_the_file.py:graph: there is no file")
+
+
 @pytest.mark.slow
 def test_a_process_serves_a_copied_file(tmp_path: Path) -> None:
     path = tmp_path / "threads.db"

@@ -66,6 +66,26 @@ def test_the_old_key_is_replaced_step_by_step(run: Run) -> None:
         assert found.value == {"n": 1}
 
 
+def test_a_check_names_what_is_under_an_old_key_with_the_remedy(run: Run) -> None:
+    code, out, err = run("keys", "ls", "--check", "--keys", "old")
+    assert (code, "encrypts and decrypts 1 value" in out, err) == (0, True, "")
+    run("keys", "rotate", "--data-key", "--keys", "old")
+    with perdure.connect_sync(URL, encryption_key=OLD) as db:
+        db.store().put(("n",), "b", {"n": 2})
+        db.store().put(("n",), "c", {"n": 3})
+    code, out, err = run("keys", "ls", "--check", "--keys", "new")
+    said = " ".join(err.split())
+    assert (code, "encrypts and decrypts 2 values" in out, "decrypts 1 value" in out) == (0, True, True)
+    assert "The provider wraps with" in said
+    assert "run perdure keys rotate, then take" in said
+    assert "1 value under earlier data keys can be read as before" in said
+    run("keys", "rotate", "--keys", "new")
+    _, out, err = run("keys", "ls", "--check", "--json", "--keys", "new")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["values"] for row in rows] == [2, 1]
+    assert {row["provider_key"] for row in rows} == {row["wrapping_key"] for row in rows}
+
+
 def test_a_data_key_is_begun_and_a_dry_run_begins_none(run: Run) -> None:
     code, out, err = run("keys", "rotate", "--data-key", "--dry-run", "--keys", "old")
     assert (code, "a new data key encrypts" in out, "Nothing was changed" in err) == (0, True, True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -62,9 +63,12 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
 
 class Agent:
     is_down = True
+    version: str | None = None
 
     def answer(self, state: MessagesState) -> dict[str, Any]:
         said = state["messages"][-1].text
+        if said == "slow":
+            time.sleep(0.5)
         if said.startswith("fail") and self.is_down:
             raise ConnectionError(f"{EVIL} gone after {len(said)} s")
         if said == "review":
@@ -79,7 +83,7 @@ def work(agent: Agent, *said: tuple[str, str]) -> None:
 
     async def go() -> None:
         builder = StateGraph(MessagesState).add_node("answer", agent.answer).add_edge(START, "answer")
-        settings = Settings(attempts=1, poll=0.05, on_failure="keep")
+        settings = Settings(attempts=1, poll=0.05, on_failure="keep", version=agent.version)
         async with (
             perdure.connect("sqlite:///threads.db", migrate=True) as database,
             Runtime(database, builder.compile(), settings=settings, observers=()) as runtime,
@@ -116,11 +120,16 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
     assert shell("runs", "ls", "--prefix", "none").stdout == "No runs.\n"
     (group,) = shell("runs", "ls", "--by-error", "--json").rows
     assert (group["runs"], group["example"]["thread_id"]) == (2, "b")
-    assert "2 runs  ConnectionError" in shell("runs", "ls", "--by-error").stdout
+    assert group["nodes"] == ["answer"]
+    counted = shell("runs", "ls", "--by-error").stdout
+    assert "2 runs  ConnectionError" in counted
+    assert "\n  in answer\n" in counted
+    assert "  in answer\n" in shell("runs", "ls", "--status", "failed").stdout
 
     run_id = failed[0]["run_id"]
     shown = shell("runs", "show", run_id)
     assert "in answer" in shown.stdout
+    assert shown.stdout.count("ConnectionError: ") == 1
     assert f"`perdure runs rerun {run_id}` goes on from its last stored step, 0." in shown.stdout
     assert "\x1b" not in shown.stdout
     (detail,) = shell("runs", "show", run_id, "--thread", "b", "--json").rows
@@ -156,6 +165,38 @@ def test_what_cannot_be_run_again_stays_with_its_reason(shell: Shell) -> None:
         (("show", "none", "--thread", "a"), "thread 'a' has no run 'none'"),
         (("ls", "--status", "broken"), "rolled_back, not 'broken'"),
         (("ls", "--since", "soon"), "'soon' is not a duration"),
+        (("ls", "--slowest", "--by-error"), "leave one out"),
+    ):
+        wrong = shell("runs", *words)
+        assert wrong.code != 0
+        assert reason in " ".join(wrong.stderr.replace("│", " ").split()), wrong.stderr
+
+
+def test_the_slowest_run_comes_first(shell: Shell) -> None:
+    agent = Agent()
+    work(agent, ("a", "slow"), ("b", "hello"))
+    first, second = shell("runs", "ls", "--slowest").stdout.splitlines()
+    assert "  a  agent took " in first
+    assert "  b  agent took " in second
+
+
+def test_waiting_runs_are_stopped(shell: Shell) -> None:
+    work(Agent(), ("a", "hello"))
+    for thread in ("a", "b", EVIL):
+        asyncio.run(_postpone(thread))
+    done = shell("runs", "stop", "--all", "--prefix", "a", "--json")
+    (row,) = done.rows
+    assert (row["thread_id"], row["was_open"]) == ("a", False)
+    assert shell("runs", "stop", "--user", "ada").stdout == "0 runs stopped.\n"
+    rest = shell("runs", "stop", "--all")
+    assert rest.stdout.splitlines()[-1] == "2 runs stopped."
+    assert "had not begun, and never does" in rest.stdout
+    assert "\x1b" not in rest.stdout
+    for words, reason in (
+        (("stop",), "name one run by its id, or pass --user USER, or --all"),
+        (("stop", "--all", "--user", "ada"), "name one run by its id, or pass"),
+        (("stop", "none"), "no run 'none' is open or waits"),
+        (("stop", "none", "--prefix", "a"), "--prefix is for --user and --all"),
     ):
         wrong = shell("runs", *words)
         assert wrong.code != 0
@@ -207,6 +248,7 @@ def test_questions_are_listed_and_answered(shell: Shell) -> None:
         (("ask",), "give one answer"),
         (("ask", "1", "--approve"), "give one answer"),
         (("nobody", "--approve"), "there is no thread 'nobody'"),
+        (("nobody", "yes"), "there is no thread 'nobody'"),
         (("ask", "--approve"), "waits for no answer"),
     )
     for words, reason in refusals:
@@ -245,6 +287,66 @@ def test_top_shows_numbers_once_without_a_terminal(shell: Shell) -> None:
     assert "ConnectionError" in shown
     assert "of one" in shown
     assert "█" in shown
+
+
+def test_a_deploy_is_seen_in_runs_errors_and_numbers(shell: Shell) -> None:
+    class Deployed(Agent):
+        def answer(self, state: MessagesState) -> dict[str, Any]:
+            return super().answer(state)
+
+    class Named(Agent):
+        version = "1.2.0-rc1"
+
+    work(Deployed(), ("a", "hello"), ("b", "fail"))
+    work(Named(), ("c", "fail"), ("d", "fail"))
+    rows = {row["thread_id"]: row["graph_version"] for row in shell("runs", "ls", "--json").rows}
+    assert rows["a"] == rows["b"] != rows["c"] == rows["d"] == "1.2.0-rc1"
+    found = shell("runs", "ls", "--graph-version", "1.2.0-rc1", "--status", "failed", "--json").rows
+    assert {row["thread_id"] for row in found} == {"c", "d"}
+    (group,) = shell("runs", "ls", "--by-error", "--json").rows
+    assert group["versions"] == {"1.2.0-rc1": 2, rows["b"]: 1}
+    assert (
+        f"of the graph's version 1.2.0-rc1 (2), {rows['b']} (1)" in shell("runs", "ls", "--by-error").stdout
+    )
+    shown = shell("runs", "show", found[0]["run_id"])
+    assert "graph agent, version 1.2.0-rc1  1 attempt" in shown.stdout
+    numbers = shell("top", "--json").rows[0]["day"]["versions"]
+    assert {(each["version"], each["runs"], each["failed"]) for each in numbers} == {
+        (rows["a"], 2, 1),
+        ("1.2.0-rc1", 2, 2),
+    }
+    (line,) = [line for line in shell("top").stdout.splitlines() if "1.2.0-rc1" in line]
+    assert line.split()[:4] == ["agent", "1.2.0-rc1", "2", "2"]
+
+
+def test_top_shows_how_the_database_grew(shell: Shell) -> None:
+    work(Agent(), ("one", "hello"))
+    work(Agent(), ("two", "hello"))
+    sample, present = shell("top", "--growth", "--json").rows
+    assert (sample["threads"], present["threads"]) == (1, 2)
+    assert present["at"] > sample["at"]
+    assert min(present["bytes"], sample["bytes"]) > 4096
+    lines = shell("top", "--growth").stdout.splitlines()
+    assert lines[-1].split()[-2:] == ["2", "+1"]
+    refused = shell("top", "--growth", "--nodes")
+    assert refused.code == 2
+    assert shell("top", "--growth", "--tenant", "none", "--json").rows[0]["threads"] == 0
+
+
+def test_top_shows_which_node_is_slow(shell: Shell) -> None:
+    work(Agent(), ("one", "hello"), ("two", "slow"), ("three", "fail"))
+    (found,) = shell("top", "--nodes", "--json").rows
+    assert (found["graph"], found["node"], found["count"], found["failed"]) == ("agent", "answer", 3, 1)
+    assert found["p95"] > 450_000 > found["p50"]
+    assert "classes" not in found
+    lines = shell("top", "--nodes", "--since", "1h").stdout.splitlines()
+    assert lines[0].split()[:4] == ["graph", "node", "runs", "failed"]
+    assert lines[1].split()[:4] == ["agent", "answer", "3", "1"]
+    assert lines[2] == "3 threads examined."
+    refused = shell("top", "--since", "1h")
+    assert refused.code == 2
+    assert "--nodes" in refused.stderr
+    assert shell("top", "--nodes", "--tenant", "none").stdout == "No node ran: 0 threads examined.\n"
 
 
 @pytest.mark.parametrize("name", ["ada", "[bold]bob[/]", "漢字" * 20, EVIL])

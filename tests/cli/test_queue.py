@@ -293,11 +293,13 @@ def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
 
 def test_what_no_worker_does_is_counted_by_name(shell: Shell) -> None:
     leave(("ada", "hello"), ("bob", "secret text"), ("eve", "hello"))
-    assert shell("stuck").stdout.strip() == "Nothing is stuck."
+    assert shell("stuck").stdout.startswith("Nothing is stuck.\n")
     listed = shell("stuck", "--older", "0")
     assert (listed.returncode, listed.stderr) == (0, "")
     assert "waiting" in listed.stdout
     assert "secret" not in listed.stdout
+    assert "waiting graph agent: No worker takes them: start one with the graph 'agent'" in listed.stdout
+    assert "`perdure threads dead`" in listed.stdout
     (row,) = shell("stuck", "--older", "0", "--json").rows
     assert (row["problem"], row["what"], row["name"]) == ("waiting", "graph", "agent")
     assert (row["threads"], row["example"], row["attempts"]) == (3, "ada", 0)

@@ -42,7 +42,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         (("threads", "copy"), "Did you mean `perdure threads fork` or `perdure copy`?"),
         (("memory", "delete"), "'delete'. Did you mean `perdure memory forget`?"),
         (("thread", "rm"), "'thread'. Did you mean `perdure threads`?"),
-        (("rm",), "Did you mean `perdure threads delete` or `perdure memory forget`?"),
+        (("rm",), "`perdure threads delete`, `perdure users delete` or `perdure memory forget`?"),
         (("reindx",), "'reindx'. Did you mean `perdure store reindex`?"),
         (("upgrade",), "'upgrade'. Did you mean `perdure migrate`?"),
         (("tenants", "zzzz"), "'zzzz'. There are ls."),

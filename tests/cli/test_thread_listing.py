@@ -30,9 +30,15 @@ def test_the_largest_threads_come_first(shell: Shell, tmp_path: Path) -> None:
         converse(tmp_path / "t.db", name, turns)
     db = ("--db", "sqlite:///t.db")
     lines = shell("threads", "top", "-n", "2", *db).stdout.splitlines()
-    assert [line.split()[-1] for line in lines] == ["thread", "bob", "eve"]
-    (first,) = map(json.loads, shell("threads", "top", "-n", "1", "--json", *db).stdout.splitlines())
+    assert [line.split()[-1] for line in lines[:3]] == ["thread", "bob", "eve"]
+    first, sums = map(json.loads, shell("threads", "top", "-n", "1", "--json", *db).stdout.splitlines())
     assert (first["thread_id"], first["largest_channel"]) == ("bob", "messages")
+    every = [json.loads(line) for line in shell("threads", "top", "--json", *db).stdout.splitlines()]
+    assert every.pop() == sums
+    assert (sums["threads"], sums["bytes"]) == (3, sum(each["bytes"] for each in every))
+    assert sums["database_bytes"] > sums["bytes"]
+    assert lines[3].split() == [f"{sums['bytes']:,}", "all,", "in", "3", "threads"]
+    assert lines[4].split()[:3] == [f"{sums['database_bytes']:,}", "the", "database,"]
     assert shell("threads", "top", "--tenant", "none", *db).stdout.strip() == "No threads yet."
 
 
@@ -43,5 +49,5 @@ def test_threads_of_the_runtime_itself_are_left_out(shell: Shell, tmp_path: Path
     (only,) = map(json.loads, shell("threads", "ls", "--json", *db).stdout.splitlines())
     assert only["thread_id"] == "ada"
     # Their bytes count.
-    assert len(shell("threads", "top", "--json", *db).stdout.splitlines()) == 2
+    assert len(shell("threads", "top", "--json", *db).stdout.splitlines()) == 2 + 1
     assert shell("fsck", *db).stdout == "1 thread and 1 thread of the runtime itself are sound\n"

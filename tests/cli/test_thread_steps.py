@@ -1,4 +1,4 @@
-"""The way of a thread by its nodes on the command line."""
+"""The path of a thread through its nodes on the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.cli.thread_steps import span
+from perdure.cli.runs import span
 from tests.cli.test_commands import Shell, shell
 
 __all__ = ["shell"]
@@ -42,7 +42,7 @@ def test_a_thread_is_shown_with_its_way_times_tokens_and_costs(shell: Shell, tmp
     converse(tmp_path, 2)
     shown = shell("threads", "show", "ada", **URL).stdout
     assert "ada  a question" in shown
-    assert "way [bold] → answer → [bold] → answer" in shown
+    assert "path [bold] → answer → [bold] → answer" in shown
     assert "tokens 2,000,000 in, 1,000,000 out, in 2 calls\n" in shown
     (tmp_path / "perdure.toml").write_text(PRICES, encoding="utf-8")
     assert "in 2 calls; cost 8 EUR\n" in shell("threads", "show", "ada", **URL).stdout
@@ -56,7 +56,7 @@ def test_a_thread_is_shown_with_its_way_times_tokens_and_costs(shell: Shell, tmp
 
 def test_the_newest_steps_are_shown(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path, 2)
-    assert "way … → answer\n" in shell("threads", "show", "ada", "--steps", "1", **URL).stdout
+    assert "path … → answer\n" in shell("threads", "show", "ada", "--steps", "1", **URL).stdout
     found = json.loads(shell("threads", "show", "ada", "--steps", "1", "--json", **URL).stdout)
     assert (len(found["steps"]), found["has_earlier_steps"], found["usage"]["calls"]) == (1, True, 2)
 

@@ -12,7 +12,7 @@ import pytest
 
 from perdure.config import worker
 from perdure.config.checkpoint_lifespan import is_development, url_of
-from perdure.config.stores import store_of_environment
+from perdure.config.store_database import store_of_environment
 from perdure.errors import BadSetting, BadUrl
 from perdure.server.config import Config, load
 from perdure.storage.url import backend_of, plain_url

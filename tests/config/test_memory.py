@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 from perdure.config.resolve import ResolvedConfig, resolve_config
-from perdure.config.stores import store_of_environment
+from perdure.config.store_database import store_of_environment
 from perdure.config.worker import load as load_worker
 from perdure.errors import BadSetting
 from perdure.memory import Memory, ModelExtractor

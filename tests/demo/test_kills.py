@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -204,4 +205,5 @@ def test_a_kill_at_any_of_twenty_moments_costs_the_step_under_way(tmp_path: Path
             demo.kill_server()
             reading.join(120)
             hit.append(check(demo, model, reader))
+    print(f"{MOMENTS} kills, by the step under way: {dict(Counter(hit))}")  # the measurement
     assert {"paragraph 1", "paragraph 2", "paragraph 3"} <= set(hit), hit

@@ -15,7 +15,7 @@ from perdure.engine.items import items
 from perdure.engine.session_histories import LEASE_US, Terms, Turn
 from perdure.engine.transact import Budget
 from perdure.engine.transfer import transfer_items
-from perdure.engine.transfer.transfer import OnSide, Side, TransferOptions
+from perdure.engine.transfer.transfer_terms import OnSide, Side, TransferOptions
 from perdure.errors import Conflict, Contention, Unavailable
 from perdure.model.ops import Commit, Delete, Fetch, Range
 from perdure.model.program import Effect

@@ -185,6 +185,26 @@ def test_a_message_whose_request_died_is_answered_once_before_the_next(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_on_postgresql_an_answer_is_stored_with_its_step(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with replica(url) as (client, app):
+            headers = bearing(await logged_in(client))
+            session = (await client.post("/sessions", headers=headers)).json()["session_id"]
+            path = f"/sessions/{session}/messages"
+            first = {**headers, "Idempotency-Key": "1"}
+            monkeypatch.setattr(app.state.sessions, "answer", _dies)
+            assert (await client.post(path, json={"text": "which?"}, headers=first)).status_code == 500
+            (row,) = (await client.get(path, headers=headers)).json()
+            at: Any = {"configurable": {"thread_id": session}}
+            stored = (await app.state.graph.aget_state(at)).values["messages"]
+            assert [row["question"], row["answer"]] == [each.text for each in stored]
+            again = await client.post(path, json={"text": "which?"}, headers=first)
+            assert (again.status_code, again.json()["answer"]) == (200, row["answer"])
+
+    asyncio.run(main())
+
+
 def _dies(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the process dies here")
 

@@ -22,7 +22,7 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import open_database
-from perdure.engine.transfer.transfer import State
+from perdure.engine.transfer.transfer_terms import State
 from perdure.errors import Conflict, Contention, Unserialisable
 from perdure.history.histories import Histories, NewTurn, SessionHistory, SyncHistories, TaskBudget
 from perdure.history.neutral_messages import to_langchain

@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.plain_sqlite import of_file
+from perdure.imports.homemade_sqlite import of_file
 from perdure.imports.sqlite import SqliteSource
 from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
 from tests.imports import parity, threads
@@ -68,7 +68,7 @@ def test_ids_that_are_no_text_are_refused_when_the_file_is_opened(tmp_path: Path
         threads.SHAPES["finished"].make(threads.talk(stock), "a")
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE writes SET thread_id = x'01'")
-    with pytest.raises(BadUrl, match="whose ids are no text"):
+    with pytest.raises(BadUrl, match="whose ids are not text"):
         SqliteSource(path)
 
 

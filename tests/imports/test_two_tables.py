@@ -1,6 +1,6 @@
 """The plain layout without times, tasks and indexes: two tables of four columns each, as a lesson has them.
 
-Covers perdure.imports.plain_sqlite, perdure.imports.plain_tables.
+Covers perdure.imports.homemade_sqlite, perdure.imports.homemade_tables.
 """
 
 from __future__ import annotations

@@ -92,6 +92,7 @@ def test_the_largest_of_the_matching_threads_come_first(site: Site, monkeypatch:
         assert sum(page["examined"] for page in pages) == (1 if "id" in asked else 4)
         found = [each for page in pages for each in page["threads"]]
         sizes = {each["thread_id"]: each["bytes"] for each in found}
+        assert sum(page["bytes"] for page in pages) == sum(sizes.values())
         for name, size in sizes.items():
             assert size == site.database.measure(name).total
         return sorted(sizes, key=lambda name: -sizes[name]), len(pages)

@@ -93,6 +93,11 @@ class Site:
         config = {"configurable": {"user_id": user}}
         await self.runtime.wait(await self.runtime.accept(thread, text, config=config), 30)
 
+    async def wait_with(self, thread: str, user: str) -> None:
+        """Accept a message whose run does not begin in the time of a test."""
+        config = {"configurable": {"user_id": user}}
+        await self.runtime.accept(thread, "later", config=config, debounce=1000.0, max_wait=1000.0)
+
     async def asked(self, **asked: Any) -> list[str]:
         return [each["thread_id"] for each in (await self.get("questions", **asked))["questions"]]
 
@@ -229,7 +234,16 @@ async def test_threads_are_found_by_what_is_known_of_them(backend: str) -> None:
         assert await search(since="1h", metadata='{"user_id": "ada"}') == ["t1"]
         page = await found.get("threads", words="moon and")
         assert page["threads"][0]["excerpt"] == "about the moon and the tides"
-        for wrong in ({"words": "x" * 301}, {"since": "soon"}, {"words": "a", "sort": "size"}):
+        for wrong in (
+            {"words": "x" * 301},
+            {"since": "soon"},
+            {"words": "a", "sort": "size"},
+            {"cost": "1"},  # there are no prices here
+            {"cost": "-1"},
+            {"cost": "nan"},
+            {"cost": "much"},
+        ):
+            assert "cost" not in wrong or "cost" in (await found.get("threads", 422, **wrong))["detail"]
             await found.get("threads", 422, **wrong)
 
 
@@ -239,9 +253,59 @@ async def test_numbers_are_for_those_who_see_all_threads() -> None:
         await found.say("t1", "hello")
         numbers = await found.get("overview")
         assert (len(numbers["minutes"]), numbers["threads"]["failed"]) == (60, 0)
+        (present,) = (await found.get("growth"))["samples"]
+        assert (present["threads"], present["bytes"] > 4096) == (1, True)
+    async with site("memory") as found:
+        (present,) = (await found.get("growth"))["samples"]
+        assert (present["threads"], present["bytes"]) == (None, None)
     async with site(kind=Restricted) as found:
         await found.say("t1", "hello")
-        assert "some of them only" in (await found.get("overview", 403))["detail"]
+        for view in ("overview", "growth"):
+            assert "some of them only" in (await found.get(view, 403))["detail"]
+
+
+@within_two_minutes
+async def test_runs_are_found_by_the_version_of_their_graph() -> None:
+    async with site(on_failure="keep") as found:
+        for thread, text in (("t1", "fail"), ("t2", "fail more"), ("t3", "hello")):
+            await found.say(thread, text)
+        await found.runtime._worker.runner.activity.flush()  # pyright: ignore[reportPrivateUsage]
+        (group,) = (await found.get("runs", state="failed"))["groups"]
+        ((version, count),) = group["versions"].items()
+        assert (len(version), count) == (12, 2)
+        (numbers,) = (await found.get("overview"))["day"]["versions"]
+        assert (numbers["version"], numbers["graph"]) == (version, "agent")
+        assert (numbers["runs"], numbers["failed"]) == (3, 2)
+        assert numbers["since"] % 60_000_000 == 0
+        assert numbers["since"] > time.time_ns() // 1000 - 3_700_000_000
+        page = await found.get("runs", version=version)
+        assert {each["graph_version"] for each in page["runs"]} == {version}
+        assert len(page["runs"]) == 3
+        assert (await found.get("runs", version="another"))["runs"] == []
+        run_id = page["runs"][0]["run_id"]
+        thread_id = page["runs"][0]["thread_id"]
+        assert (await found.get("run", id=thread_id, run=run_id))["graph_version"] == version
+        assert (await found.get("thread", id=thread_id))["runs"][0]["graph_version"] == version
+
+
+@within_two_minutes
+async def test_times_of_nodes_are_of_the_threads_that_a_viewer_sees() -> None:
+    async with site() as found:
+        await found.say("t1", "hello", "ada")
+        await found.say("t2", "fail", "bob")
+        page = await found.get("nodes")
+        (node,) = page["nodes"]
+        assert (node["node"], node["count"], node["failed"]) == (
+            "answer",
+            1,
+            1,
+        )  # t2's was rolled back, and its run names the node
+        assert (page["examined"], page["cursor"]) == (2, None)
+        for wrong in ({"since": "soon"}, {"cursor": "x"}):
+            await found.get("nodes", 422, **wrong)
+    async with site(kind=Restricted) as found:
+        await found.say("t1", "hello", "bob")
+        assert (await found.get("nodes", since="1h"))["nodes"] == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -279,6 +343,41 @@ async def test_nothing_is_run_again_without_permission_or_with_a_wrong_word() ->
         await found.get("run", 404, id="t", run="none")
         await found.get("run", 422, id="t")
         assert await found.states("t") == ["failed"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@within_two_minutes
+async def test_runs_of_a_user_are_stopped(backend: str) -> None:
+    async with site(backend) as found:
+        await found.wait_with("t1", "ada")
+        await found.wait_with("t2", "ada")
+        await found.wait_with("t3", "bob")
+        done = await found.act("stop-runs", user="ada", id="t1")
+        assert [each["thread_id"] for each in done["stopped"]] == ["t1"]
+        done = await found.act("stop-runs", user="ada")
+        assert ([each["thread_id"] for each in done["stopped"]], done["more"]) == (["t2"], False)
+        assert [await found.states(name) for name in ("t1", "t2", "t3")] == [["interrupted"]] * 2 + [[]]
+        log = [(each["action"], each["thread_id"]) for each in (await found.get("log"))["entries"]]
+        assert set(log) == {("cancel", "t1"), ("cancel", "t2")}
+        wrong: tuple[dict[str, Any], ...] = ({"user": 3}, {"id": []}, {"user": "x" * 301})
+        for each in wrong:
+            await found.act("stop-runs", 422, **each)
+    async with site(backend, allowed=frozenset(PERMISSIONS) - {"cancel"}) as found:
+        await found.wait_with("t", "ada")
+        await found.act("stop-runs", 403)
+        assert await found.states("t") == []
+
+
+@within_two_minutes
+async def test_what_is_stuck_is_shown_to_who_may_see_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.inspector.queue._OVERDUE_US", -2_000_000_000)
+    for kind, counts in ((LocalAccess, [2]), (Restricted, [])):
+        async with site(kind=kind) as found:
+            await found.wait_with("t1", "ada")
+            await found.wait_with("t2", "bob")
+            stuck = (await found.get("queue"))["stuck"]
+            assert [each["threads"] for each in stuck] == counts
+            assert all("start one with the graph 'agent'" in each["advice"] for each in stuck)
 
 
 @within_two_minutes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,11 @@ from playwright.sync_api import ViewportSize
 import perdure
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
+from perdure.model.ops import Commit, Put
+from perdure.model.records import DOCUMENT
 from perdure.runtime import Runtime, Settings
+from perdure.runtime.activity import partition_of
+from perdure.runtime.size_samples import DAY_US, SIZES
 from tests.backends import EMPTY
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
@@ -63,8 +69,12 @@ class Agent:
 
     is_down = True
 
-    def answer(self, state: MessagesState) -> dict[str, Any]:
+    async def answer(self, state: MessagesState) -> dict[str, Any]:
         said = state["messages"][-1].text
+        if said == "hold":
+            await asyncio.sleep(3600)
+        if said == "break" and self.is_down:
+            raise KeyError("broken")
         if said.startswith("fail") and self.is_down:
             raise ValueError(f"{HOSTILE} after {len(said)} s")
         if said in QUESTIONS:
@@ -106,6 +116,11 @@ class Stage:
 
         self.call(said())
 
+    def start(self, thread: str, text: str) -> None:
+        config = {"configurable": {"user_id": HOSTILE}}
+        self.call(self.runtime.accept(thread, text, config=config))
+        wait_for("the run", lambda: self.states(thread) == ["open"])
+
     def states(self, thread: str) -> list[str]:
         return [run.state for run in self.call(self.runtime.runs(thread))]
 
@@ -143,7 +158,12 @@ def address(stage: Stage) -> Iterator[str]:
     with perdure.connect_sync(stage.url) as database:
         graph = StateGraph(MessagesState).add_node("answer", stage.agent.answer).add_edge(START, "answer")
         runtime = Runtime(database, graph.compile(), works=False, observers=())
-        access = LocalAccess(handle_of(database), "", runtime=runtime, allowed=frozenset(("retry", "answer")))
+        access = LocalAccess(
+            handle_of(database),
+            "",
+            runtime=runtime,
+            allowed=frozenset(("retry", "answer", "cancel", "delete")),
+        )
         with served(access) as found:
             yield found
 
@@ -195,6 +215,35 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     page.locator("#main").get_by_text("2 accepted again").wait_for()
     for thread in ("one", "two"):
         wait_for("the repetition", lambda name=thread: stage.states(name) == ["done", "failed"])  # type: ignore[misc]
+
+
+def test_all_that_failed_since_noon_runs_again(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "fail")
+    stage.say("two", "break")
+    page.goto(f"{address}#/runs")
+    page.get_by_label("Changed in").select_option(label="since noon")
+    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    stage.agent.is_down = False
+    page.get_by_role("button", name="Run all 2 again").click()
+    page.locator("#main").get_by_text("2 accepted again.").wait_for()
+    wait_for("the repetition", lambda: [stage.states(name)[0] for name in ("one", "two")] == ["done", "done"])
+    page.get_by_role("button", name="Look again").click()
+    page.get_by_text("No run matches.").wait_for()
+    sound(page)
+
+
+def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:
+    stage.start("one", "hold")
+    page.goto(f"{address}#/runs?state=open")
+    page.get_by_label("User").fill(HOSTILE)
+    page.get_by_label("User").press("Enter")
+    stop = page.get_by_role("button", name="Stop these runs")
+    assert stop.is_disabled()
+    page.get_by_label(f"all open and waiting runs of {HOSTILE}").check()
+    sound(page)
+    stop.click()
+    page.locator("#main").get_by_text("1 run stopped.").wait_for()
+    wait_for("its end", lambda: stage.states("one") == ["interrupted"])
 
 
 def test_questions_are_answered_by_their_forms(page: Page, stage: Stage, address: str) -> None:
@@ -258,7 +307,7 @@ def test_threads_are_searched_and_filters_are_kept(page: Page, stage: Stage, add
     stage.say("one", f"the moon {HOSTILE}")
     stage.say(HOSTILE_ID, "the sun")
     page.goto(address)
-    page.get_by_text("Words, user, error, tag, time").click()
+    page.get_by_text("Words, error, tag, cost, time").click()
     page.get_by_label("Words").fill("MOON the")
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
@@ -291,8 +340,105 @@ def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, addres
     widths = columns.evaluate_all("all => all.map((each) => each.getBoundingClientRect().width)")
     assert len(widths) >= 2
     assert min(widths) > 1
-    page.get_by_role("link", name="ValueError").wait_for()
+    page.get_by_role("link", name="ValueError").first.wait_for()
     sound(page)
-    page.get_by_role("link", name="ValueError").focus()
+    page.get_by_role("link", name="ValueError").first.focus()
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("1 run in").wait_for()
+
+
+def test_failures_since_a_deploy_are_found_from_the_numbers(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "fail")
+    stage.say("two", "hello")
+    stage.call(stage.runtime._worker.runner.activity.flush())  # pyright: ignore[reportPrivateUsage]
+    (run,) = stage.call(stage.runtime.runs("one"))
+    version = run.graph_version
+    page.goto(f"{address}#/overview")
+    row = page.get_by_role("region", name="By version of the graph").locator("tbody td")
+    row.first.wait_for()
+    cells = row.all_inner_texts()
+    assert (cells[:2], cells[3:]) == (["agent", version], ["2", "1"])
+    sound(page)
+    row.last.get_by_role("link").focus()
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("1 run in").wait_for()
+    assert page.get_by_label("Version").input_value() == version
+    page.get_by_text(f"version {version}").wait_for()
+    page.locator("summary", has_text="one").click()
+    page.locator("dd", has_text=version).get_by_role("link").click()
+    page.locator("#main").get_by_text("2 runs in").wait_for()
+    sound(page)
+    page.get_by_label("Version").fill("another")
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("No run matches.").wait_for()
+
+
+def test_growth_is_shown_by_day(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    stage.call(stage.runtime._worker.runner.activity.flush())  # pyright: ignore[reportPrivateUsage]
+    now = time.time_ns() // 1000
+    driver = handle_of(stage.database).driver
+    for days, size, threads in ((40, 1_000, 1), (31, 3_000_000, 3), (8, 9_000_000, 2)):
+        at = now - days * DAY_US
+        body = json.dumps({"bytes": size, "threads": threads}).encode()
+        put = Put(DOCUMENT, (SIZES, str(at - at % DAY_US)), {"updated_at": at}, body, version=1)
+        driver.perform(Commit(partition_of(""), (put,)))
+    page.goto(f"{address}#/care")
+    minus = "\N{MINUS SIGN}"
+    chart = page.get_by_role("img", name=f"Threads by day: 1 now, {minus}1 in 7 days, {minus}2 in 30 days")
+    chart.wait_for()
+    assert chart.locator("rect").count() == 41
+    assert page.get_by_role("img", name="Size of the database by day").locator("rect").count() == 41
+    sound(page)
+
+
+def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    stage.say(HOSTILE_ID, "hello")
+    page.goto(address)
+    links = page.get_by_role("link", name=HOSTILE, exact=True)
+    links.first.wait_for()
+    assert links.count() == 2
+    page.get_by_label("User", exact=True).fill("nobody")
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("0 found in 2 threads, which are all.").wait_for()
+    page.get_by_label("User", exact=True).fill(HOSTILE)
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("2 found in 2 threads, which are all.").wait_for()
+    links.first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name=f"User {HOSTILE}", exact=True, level=1).wait_for()
+    status = page.get_by_role("status")
+    status.get_by_text("2 threads of the user in 2 examined, which are all.").wait_for()
+    assert page.locator("dd").first.inner_text() == "2"
+    sound(page)
+    summary = page.locator("summary", has_text="Delete everything of the user")
+    summary.focus()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    page.keyboard.type("somebody else")
+    page.keyboard.press("Enter")
+    page.locator(".problem", has_text="confirm has to be the user's id").wait_for()
+    page.get_by_label("Type the user's id to confirm").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    status.get_by_text("2 threads, 0 crons and 0 entries of what was known are removed.").wait_for()
+    status.get_by_text("0 threads of the user in 0 examined, which are all.").wait_for()
+    # The focus is on the outcome, and not lost.
+    assert "are removed" in page.evaluate("() => document.activeElement.textContent")
+    sound(page)
+    page.get_by_role("link", name="Log").click()
+    page.locator("tbody td", has_text="delete-user").wait_for()
+
+
+def test_the_times_of_nodes_are_measured_by_keys(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    stage.say("two", "fail")
+    page.goto(f"{address}#/overview")
+    button = page.get_by_role("button", name="Measure nodes")
+    button.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("status").get_by_text("2 threads examined, which are all that changed since.").wait_for()
+    row = page.get_by_role("region", name="Nodes, the slowest first").locator("tbody td").all_inner_texts()
+    assert row[:4] == ["agent", "answer", "2", "1"]
+    assert page.evaluate("() => document.activeElement.textContent") == "Measure nodes"
+    sound(page)

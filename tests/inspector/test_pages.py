@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.inspector.access import LocalAccess
+from perdure.storage.credentials import Endpoint, PasswordSource
 from tests.backends import EMPTY
 from tests.inspector import staging
 from tests.inspector.browsing import findings, served
 from tests.inspector.staging import HOSTILE, HOSTILE_ID
+from tests.runtime.worker.test_credential_reports import SigningIn
 from tests.server.browsing import Site, browsing, launched, wait_for
 
 if TYPE_CHECKING:
@@ -128,7 +131,7 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     page.goto(address)
     rows(page)
     page.get_by_label("Order").select_option("size")
-    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    page.get_by_role("status").get_by_text("4 threads measured, which is all:").wait_for()
     assert rows(page)[0] == "plain"
     assert page.locator("th").last.inner_text() == "Size"
     sizes = page.locator("tbody td:last-child").all_inner_texts()
@@ -139,10 +142,10 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     assert measured == sorted(measured, reverse=True)
     page.get_by_label("Status").select_option("interrupted")
     page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
-    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    page.get_by_role("status").get_by_text("4 threads measured, which is all:").wait_for()
     assert rows(page) == ["waiting"]
     page.reload()
-    page.get_by_role("status").get_by_text("4 threads measured, which is all.").wait_for()
+    page.get_by_role("status").get_by_text("4 threads measured, which is all:").wait_for()
     assert findings(page) == []
     page.set_viewport_size(PHONE)
     assert findings(page) == []
@@ -185,7 +188,7 @@ def test_no_more_threads_are_called_the_largest_than_an_answer_has(page: Page, a
 
     page.route("**/api/threads?*sort=size*", answer)
     page.get_by_label("Order").select_option("size")
-    page.get_by_role("status").get_by_text("1,000 threads measured, which is all.").wait_for()
+    page.get_by_role("status").get_by_text("1,000 threads measured, which is all:").wait_for()
     assert rows(page) == [f"t{size}" for size in reversed(range(1000, 1050))]
     assert "The 50 largest of them are shown." in page.get_by_role("status").first.inner_text()
 
@@ -340,7 +343,9 @@ def test_queue_and_care_are_shown(page: Page, address: str) -> None:
     page.get_by_role("link", name="Care").click()
     page.get_by_text("which is this release's").wait_for()
     page.get_by_role("button", name="Largest threads").click()
-    page.get_by_text("4 threads examined, which is all.").wait_for()
+    page.get_by_text(re.compile(r"4 threads examined, which is all: [\d.]+ kB\.")).wait_for()
+    size = page.locator("dd").first.inner_text()
+    assert re.fullmatch(r"[\d.]+ (kB|MB)", size), size
     assert page.locator("tbody tr").count() == 4
     assert page.locator("tbody tr td").first.inner_text() == "plain"
     page.get_by_role("button", name="Check all threads").click()
@@ -352,6 +357,24 @@ def test_queue_and_care_are_shown(page: Page, address: str) -> None:
     removed = page.locator("tbody tr", has_text="plain").locator("td").nth(1)
     removed.wait_for()
     assert removed.inner_text() == "13"
+
+
+def test_the_keys_and_the_password_of_a_database_are_shown(browser: Browser, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/t.db"
+    with perdure.connect_sync(url, migrate=True, encryption_key=b"k" * 32) as database:
+        handle = handle_of(database)
+        source = PasswordSource(lambda: "token", "test", Endpoint("a", "a", 1, "a"))
+        source.current(5)
+        signing_in = LocalAccess(copy(handle), "", url=url)
+        signing_in.handle.driver = SigningIn(source, handle.driver)
+        with served(signing_in) as address, browsing(browser) as page:
+            page.goto(f"{address}#/care")
+            page.locator("dl div", has_text="Encryption keys wrapped").locator("time").wait_for()
+            texts = page.locator("dl.facts div").all_inner_texts()
+    shown = dict(text.split("\n", 1) for text in texts)
+    assert shown["Data keys"].strip() == "1"
+    assert shown["Failed renewals since"].strip() == "none"
+    assert "token" not in str(shown)
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgresql"])

@@ -21,6 +21,7 @@ from perdure.inspector import listing
 from perdure.inspector.access import Access, LocalAccess
 from perdure.inspector.audit_log import entries, record_action
 from perdure.inspector.listing import threads
+from perdure.inspector.overview import tenants
 from perdure.inspector.queue import queue
 from perdure.inspector.web import create_app
 from perdure.model.checkpoint import CheckpointRecord
@@ -213,6 +214,18 @@ def test_threads_that_are_shown_together_are_read_together(view: str, tmp_path: 
             assert counting.at_once == 12
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_names_of_tenants_are_found_without_their_threads(large: str) -> None:
+    database = open_for_reading(large)
+    handle = handle_of(database)
+    handle.driver = counting = Counting(handle.driver)
+    try:
+        found = asyncio.run(tenants(LocalAccess(handle, "", all_tenants=True), {}))
+        assert found == {"tenants": [""], "is_whole": True}
+        assert (counting.requests, counting.records) == (2, 1)
+    finally:
+        database.close()
 
 
 def test_several_threads_are_measured_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,7 +144,9 @@ def test_another_tenant_is_as_unknown_as_none_to_those_who_see_one() -> None:
                     response = await answer(access, view, **asked)
                     assert response.status_code == 404, f"{view}: {response.text}"
                     assert SECRET not in response.text
-                actions = (f"actions/{name}" for name in (*ACTIONS, "rerun-failed"))
+                actions = (
+                    f"actions/{name}" for name in (*ACTIONS, "rerun-failed", "stop-runs", "delete-user")
+                )
                 for path in ("replay", *actions):
                     given = {"id": "t", "graphs": ["chat"], "confirm": "t", "tenant": tenant}
                     response = await answer(access, path, json=given)
@@ -152,7 +154,7 @@ def test_another_tenant_is_as_unknown_as_none_to_those_who_see_one() -> None:
             for view in VIEWS:
                 if view != "tenants":
                     response = await answer(
-                        access, view, id="t", channel="messages", what="sizes", run="none"
+                        access, view, id="t", channel="messages", what="sizes", run="none", user="ada"
                     )
                     # An application ran the graph, so there is no run; and no path of a file is given.
                     expected = {"run": 404, "file": 422}.get(view, 200)

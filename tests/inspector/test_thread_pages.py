@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +18,13 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.inspector.access import LocalAccess
-from tests.inspector import staging
+from perdure.model.model_calls import Price, Prices
+from tests.inspector import many_threads, staging
 from tests.inspector.browsing import findings, served
 from tests.server.browsing import browsing, launched, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Locator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PHONE = ViewportSize(width=390, height=844)
@@ -97,4 +101,48 @@ def test_names_that_every_object_has_are_names_in_every_view(browser: Browser, t
         page.locator(".waterfall .name", has_text="toString").first.wait_for()
         page.get_by_text("No tokens were counted").wait_for()
         assert page.get_by_role("button", name="Count the whole thread").count() == 0
+    reading.close()
+
+
+def has_more(links: Locator, shown: int) -> bool:
+    return links.count() > shown
+
+
+def test_the_calls_of_a_thread_of_many_pages_are_counted_by_keys(browser: Browser, tmp_path: Path) -> None:
+    url, steps = f"sqlite:///{tmp_path / 'threads.db'}", 260
+
+    async def fill() -> None:
+        async with perdure.connect(url, migrate=True) as database:
+            await many_threads.lengthen(database, steps)
+
+    with ThreadPoolExecutor(1) as pool:  # the browser's client has a loop in this one
+        pool.submit(lambda: asyncio.run(fill())).result()
+    reading = open_for_reading(url)
+    prices = Prices({many_threads.MODEL: Price(2.0, 8.0)})
+    with (
+        served(LocalAccess(handle_of(reading), "", prices=prices)) as address,
+        browsing(browser, viewport=PHONE, reduced_motion="reduce") as page,
+    ):
+        page.goto(f"{address}#/thread?id={many_threads.LONG}")
+        button = page.get_by_role("button", name="Count the whole thread")
+        button.wait_for()
+        assert "Tokens of the steps below" in page.locator(".sums").inner_text()
+        assert findings(page) == []
+        button.focus()
+        page.keyboard.press("Enter")
+        calls = steps - 2
+        whole = f"Tokens of this thread: {calls * 1000:,} in, {calls * 500:,} out, in {calls} calls"
+        page.get_by_text(whole).wait_for()
+        assert f"{calls * 0.006:.4g} USD" in page.locator(".sums").inner_text()
+        assert page.evaluate("document.activeElement.textContent").startswith("Tokens of this thread")
+        assert page.locator("#announcer").inner_text() == "The thread is counted."
+        assert findings(page) == []
+        # It stays while the other pages come, the last of which shows that the first input has no tokens.
+        links = page.locator("a.step")
+        while links.count() < steps - 2:
+            shown = links.count()
+            links.last.scroll_into_view_if_needed()
+            wait_for("more steps", partial(has_more, links, shown))
+            assert whole in page.locator(".sums").inner_text()
+        assert button.count() == 0
     reading.close()

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
 from perdure.engine.threads import schema_pin
 from perdure.errors import Conflict, HeadConflict, NotFound, SchemaTooNew, ThreadPinned
+from perdure.retention.sweeper import RetentionOptions
 from perdure.schema import Schema, convert
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case, World, check

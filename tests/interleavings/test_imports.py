@@ -19,7 +19,6 @@ from langgraph.types import Command
 
 from perdure import Retention, RetentionRules
 from perdure.admin.moving import move
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
 from perdure.engine.queue.inbox import Accept
@@ -32,6 +31,7 @@ from perdure.imports.sqlite import SqliteSource
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Message
 from perdure.model.runs.queue import Debounce
+from perdure.retention.sweeper import RetentionOptions
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case, Interrupted, World, check
 from tests.interleavings.test_checkpoints import again

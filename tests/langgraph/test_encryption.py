@@ -22,7 +22,7 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
-from perdure.engine.queue import journal
+from perdure.engine.queue import effect_journal
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.runs import Claim, Ending, HeldRun, finish
 from perdure.errors import (
@@ -154,7 +154,7 @@ def queue(db: perdure.SyncDatabase, thread: str, text: str) -> None:
     )
     held = handle_of(db).run(Claim(at, "w", {"g"}, 2, 10, 5, handle_of(db).draw_version()).take(None))
     assert isinstance(held, HeldRun)
-    handle_of(db).run(journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
+    handle_of(db).run(effect_journal.note(at, held.run.id, "task:effect", 0, text.encode(), held.epoch))
     handle_of(db).run(
         finish(
             held, Ending("failed", {"error": text}, [{"content": text}]), 3, handle_of(db).draw_version(), 90

@@ -16,9 +16,10 @@ import ormsgpack
 import pytest
 import yaml
 from langgraph.graph import END, START, StateGraph
-from langgraph.types import interrupt
+from langgraph.types import Durability, interrupt
 
 import perdure
+from perdure.errors import HeadConflict, NotFound
 from perdure.langgraph.loop_state import Loop, ThreadId, lease_of
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.graphs import STATES, asking, chain
@@ -236,3 +237,33 @@ def test_the_id_of_a_loop_that_a_listing_begins_has_all_of_its_run_but_the_loop(
     assert (found.epoch, found.journal, found.confirm) == (3, whole.journal, confirm)
     assert whole.loop is not None
     assert lease_of(ThreadId.of("ada")) is None
+
+
+@pytest.mark.parametrize("turns_before", [0, 1])
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_a_run_stores_nothing_after_its_saver_removed_the_thread(
+    database: perdure.SyncDatabase, durability: Durability, turns_before: int
+) -> None:
+    saver = database.checkpointer()
+    removes = False
+
+    def first(state: Any) -> Any:
+        return {"said": ["first"]}
+
+    def second(state: Any) -> Any:
+        if removes:
+            saver.delete_thread("t")
+        return {"said": ["second"]}
+
+    builder: Any = StateGraph(STATES["plain"]).add_node("first", first).add_node("second", second)
+    builder.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
+    app = builder.compile(checkpointer=saver)
+    for _ in range(turns_before):
+        app.invoke({"said": ["hello"]}, thread(), durability="sync")
+    removes = True
+    with pytest.raises((HeadConflict, NotFound)):
+        app.invoke({"said": ["hello"]}, thread(), durability=durability)
+    assert saver.get_tuple(thread()) is None
+    removes = False
+    assert app.invoke({"said": ["again"]}, thread())["said"] == ["again", "first", "second"]
+    assert database.fsck() == []

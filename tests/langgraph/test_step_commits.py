@@ -11,6 +11,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Durability
 
 from perdure import SyncDatabase
 from perdure.engine.threads.steering import Taking
@@ -303,3 +304,75 @@ def test_a_cancelled_call_takes_no_other_with_it(
         assert step.saver._steps._steps == {}
 
     within(60, body())
+
+
+@pytest.mark.parametrize("durability", ["async", "sync"])
+def test_a_load_waits_for_what_a_run_before_it_still_stores(
+    opened: tuple[SyncDatabase, Watched], durability: Durability
+) -> None:
+    db, driver = opened
+    app = graph(db.checkpointer())
+
+    async def body() -> None:
+        gate, asked = asyncio.Event(), asyncio.Event()
+        commits_made = 0
+
+        async def before(effect: Effect[Any]) -> None:
+            nonlocal commits_made
+            if isinstance(effect, Commit):
+                commits_made += 1
+            if commits_made == 2 and not asked.is_set():
+                asked.set()
+                await gate.wait()
+
+        driver.before = before
+        first = asyncio.create_task(app.ainvoke(given(), config(), durability=durability))
+        await asked.wait()
+        # LangGraph leaves the last put under way when the caller of a cancelled run returns, or cancels it
+        # when it may be at the database already.
+        first.cancel()
+        with suppress(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(app.ainvoke(given(), config()))
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        gate.set()
+        await second
+
+    within(60, body())
+    assert said(db.checkpointer())[-2:] == ["hello", "an answer"]
+    assert db.fsck() == []
+
+
+@pytest.mark.parametrize("durability", ["async", "exit", "sync"])
+def test_a_load_waits_for_the_end_of_a_stream_that_was_left(
+    opened: tuple[SyncDatabase, Watched], durability: Durability
+) -> None:
+    db, _ = opened
+    holds = True
+
+    async def first(state: Any) -> Any:
+        return {"said": ["first"]}
+
+    async def second(state: Any) -> Any:
+        if holds:
+            await asyncio.Event().wait()
+        return {"said": ["second"]}
+
+    builder: Any = StateGraph(STATES["plain"])
+    builder.add_node("first", first).add_node("second", second)
+    builder.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
+    app = builder.compile(checkpointer=db.checkpointer())
+
+    async def body() -> None:
+        nonlocal holds
+        for _ in range(5):
+            holds = True
+            async for _part in app.astream(given(), config(), durability=durability, stream_mode="updates"):
+                break
+            holds = False
+            await app.ainvoke(given(), config(), durability=durability)
+
+    within(60, body())
+    assert said(db.checkpointer())[-3:] == ["hello", "first", "second"]
+    assert db.fsck() == []

@@ -1,4 +1,7 @@
-"""Rules of limits: processes together never get more than a limit, whoever dies and whatever a clock does."""
+"""Rules of limits: processes together never get more than a limit, whoever dies and whatever a clock does.
+
+Covers perdure.model.budget_days.
+"""
 
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -7,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perdure.model.budget_days import day_of
 from perdure.model.limits import (
     HORIZON_US,
     LEASE_US,
@@ -14,7 +18,7 @@ from perdure.model.limits import (
     Demand,
     LimitState,
     SharedLimit,
-    day_of,
+    blank_at,
     fair_share,
     is_blank,
     take,
@@ -219,3 +223,48 @@ def test_calls_of_the_cheaper_model_are_spared_whatever_colons_its_name_has(chea
     assert not limit.counts(name, "agent")
     assert limit.counts("8b", "agent")
     assert limit.counts("", "agent")
+
+
+MIDNIGHT = round(datetime(2030, 5, 2, tzinfo=UTC).timestamp() * 1_000_000)
+MINUTE = 60 * 1_000_000
+
+
+def _spend(limit: SharedLimit, state: LimitState, at: int) -> tuple[LimitState, int]:
+    """Spend what the limit gives at a time, in one call after the other."""
+    total = 0
+    for _ in range(20):
+        state, share = take(limit, state, Demand("a", needs_money=True, users=1, dearest=MONEY // 10), at)
+        if not share.money:
+            break
+        total += share.money
+        state, _ = take(limit, state, Demand("a", paid=share.money), at)
+    return state, total
+
+
+@pytest.mark.parametrize("ahead", [1, 5, 24 * 60, 400 * 24 * 60])
+def test_a_clock_that_was_set_back_over_midnight_gives_no_day_its_budget_twice(ahead: int) -> None:
+    limit = SharedLimit(budget=1.0)
+    state, first = _spend(limit, LimitState(dearest=MONEY // 10), MIDNIGHT - 2 * MINUTE)
+    assert first == MONEY
+    # The clock goes ahead over midnight, where half of the budget is spent, and is set back.
+    early = MIDNIGHT - 2 * MINUTE + ahead * MINUTE + 2 * MINUTE
+    state, share = take(limit, state, Demand("a", needs_money=True, users=1), early)
+    state, _ = take(limit, state, Demand("a", paid=MONEY // 2), early)
+    assert share.money
+    for minute in (2, 1):
+        assert not is_blank(limit, state, MIDNIGHT - minute * MINUTE)
+        state, again = _spend(limit, state, MIDNIGHT - minute * MINUTE)
+        assert again == 0, "the day before is spent"
+    state, left = _spend(limit, state, MIDNIGHT + MINUTE)
+    # A day that has come too early has what is left of it; that of a clock further ahead does not count.
+    assert left == (MONEY // 2 if ahead < 24 * 60 else MONEY), "the day that comes is not lost"
+
+
+def test_what_was_spent_is_kept_for_an_hour_after_its_day() -> None:
+    limit = SharedLimit(budget=1.0)
+    state, _ = _spend(limit, LimitState(dearest=MONEY // 10), MIDNIGHT - MINUTE)
+    state, _ = take(limit, state, Demand("a"), MIDNIGHT)
+    assert not is_blank(limit, state, MIDNIGHT + MINUTE)
+    assert blank_at(limit, state, MIDNIGHT + MINUTE) == MIDNIGHT + 60 * MINUTE
+    assert is_blank(limit, state, MIDNIGHT + 60 * MINUTE)
+    assert _spend(limit, state, MIDNIGHT - MINUTE)[1] == 0

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from perdure.model.ops import Now
+from perdure.model.ops import Commit, Expect, Fetch, Get, Now, Put
 from perdure.model.program import Effect, Program, ProgramResult, advance, ask, resume
+from perdure.model.records import DOCUMENT, Partition
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import arun, run
 
@@ -102,3 +103,20 @@ def test_in_threads_the_program_computes_beside_the_event_loop() -> None:
     assert met == [False, False]
     asyncio.run(arun(program(), MemoryDriver()))
     assert met[2:] == [True, True]
+
+
+def test_with_a_size_it_computes_there_after_large_answers_only() -> None:
+    met: list[bool] = []
+    at = Partition("", "t")
+    driver = MemoryDriver()
+    for name, size in (("small", 10), ("large", 1000)):
+        put = Put(DOCUMENT, ("c", name), {"updated_at": 0}, b" " * size, Expect.ABSENT, 1)
+        driver.perform(Commit(at, (put,)))
+
+    def program() -> Program[None]:
+        for name in ("small", "large", "small"):
+            yield from ask(Fetch(at, (Get(DOCUMENT, ("c", name)),)))
+            met.append(threading.current_thread() is threading.main_thread())
+
+    asyncio.run(arun(program(), driver, in_threads=True, thread_bytes=100))
+    assert met == [True, False, True]

@@ -171,8 +171,8 @@ def versions_trusted(patch: pytest.MonkeyPatch) -> None:
     """Not only absence is left to the tables: no put's expectation is looked at."""
     real = rows.holds
 
-    def holds(connection: Any, thread: Any, op: Op, known: Any) -> bool:
-        return isinstance(op, Put) or real(connection, thread, op, known)
+    def holds(thread: Any, op: Op, known: Any) -> bool:
+        return isinstance(op, Put) or real(thread, op, known)
 
     patch.setattr(rows, "holds", holds)
 

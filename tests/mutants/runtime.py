@@ -96,7 +96,7 @@ BREAKS = [
     Break(
         "no dedupe",
         "a message that is sent again is not accepted again",
-        rewritten(inbox.Accept, "ops", "if message.dedupe else []", "if False else []"),
+        rewritten(inbox.Accept, "ops", "if message.dedupe:", "if False:"),
     ),
     Break(
         "no binding",

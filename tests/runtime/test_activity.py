@@ -1,11 +1,12 @@
 """Counts of the runs that end: stored every few seconds beside the threads, and read without reading threads.
 
-Covers perdure.runtime.operations.overview.
+Covers perdure.runtime.operations.overview, perdure.runtime.operations.growth, perdure.runtime.size_samples.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Agent, Price, Runtime, activity, sleep
 from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_bucket, partition_of
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.operations import overview
+from perdure.runtime.operations import growth, overview
+from perdure.runtime.size_samples import DAY_US, SIZES
 from perdure.runtime.tenant import TenantRuntime
+from perdure.runtime.threads import order
 from perdure.storage.port import Driver
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, eventually_stored, go, settings, working
@@ -126,6 +129,18 @@ def test_tokens_and_cost_are_summed_by_graph_user_model_and_day(near: Storage, c
         for slots in ("minutes", "hours", "days"):
             assert sum(slot["input_tokens"] for slot in found[slots]) == 9
             assert {slot["cost"] for slot in found[slots] if not slot["calls"]} == {None}
+
+    go(main())
+
+
+def test_users_come_by_their_tokens(near: Storage) -> None:
+    async def main() -> None:
+        async with working(near.database(), {"spend": spending(), "talk": Talk().graph}) as runtime:
+            for thread, user, graph in (("a", "ada", "talk"), ("b", "ada", "talk"), ("c", "bob", "spend")):
+                config = {"configurable": {"user_id": user}}
+                await runtime.wait(await runtime.accept(thread, "hello", graph=graph, config=config), 30)
+        found = await overview.read(handle_of(near.database()), "")
+        assert [(each["user"], each["runs"]) for each in found["hour"]["users"]] == [("bob", 1), ("ada", 2)]
 
     go(main())
 
@@ -359,3 +374,70 @@ def test_threads_that_sleep_are_told_apart_from_those_that_wait_for_an_answer(st
         assert found["threads"] == told
 
     go(main())
+
+
+def samples_of(storage: Storage, tenant: str = "") -> dict[str, Any]:
+    (found,) = storage.driver.perform(Fetch(partition_of(tenant), (Range(DOCUMENT, (SIZES,)),)))
+    return {record.key[1]: json.loads(record.body) for record in found}
+
+
+def test_every_backend_has_a_sample_of_its_size_a_day(storage: Storage) -> None:
+    handle = handle_of(storage.database())
+    size = asyncio.run(handle.acount_bytes())
+    knows = {name for name, known in (("bytes", size), ("threads", handle.has_listing or None)) if known}
+    today = int(storage.driver.perform(Now())) // DAY_US * DAY_US
+    old = tuple(
+        Put(
+            DOCUMENT,
+            (SIZES, str(today - days * DAY_US)),
+            {"updated_at": today - days * DAY_US},
+            body,
+            version=1,
+        )
+        for days, body in ((1, b'{"bytes":5,"threads":7}'), (91, b"{}"), (93, b"{}"))
+    )
+    storage.driver.perform(Commit(partition_of(""), old))
+
+    async def main() -> None:
+        for thread in ("a", "b"):
+            async with working(storage.database(), answering(), settings=ONCE) as runtime:
+                await said(runtime, thread, "hello")
+        found = await growth.read(handle_of(storage.database()), "")
+        sizes = [(each["bytes"], each["threads"]) for each in found["samples"]]
+        assert sizes[:2] == [(None, None), (5, 7)]
+        assert {name for name, value in found["samples"][-1].items() if value is not None} == {"at", *knows}
+        if knows:
+            # The second process left the sample of the first.
+            assert len(sizes) == 4
+            assert "threads" not in knows or (sizes[2][1], sizes[3][1]) == (1, 2)
+
+    go(main())
+    stored = samples_of(storage)
+    assert str(today - 93 * DAY_US) not in stored
+    assert stored.get(str(today), {}).keys() == knows or not knows
+
+
+def test_a_sample_costs_a_process_one_look_a_day(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity, "_FLUSH_S", 0.02)
+    counted = 0
+
+    async def count(*asked: Any) -> int:
+        nonlocal counted
+        counted += 1
+        return 3
+
+    monkeypatch.setattr(order, "count", count)
+
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, answering(), settings=ONCE) as runtime:
+            for thread in "abc":
+                await said(runtime, thread, "hello")
+                await runtime._worker.runner.activity.flush()  # pyright: ignore[reportPrivateUsage]
+            assert counted == 1
+            line.ahead_us = DAY_US
+            await said(runtime, "d", "hello")
+
+    go(main())
+    assert counted <= 2
+    assert {each["threads"] for each in samples_of(near).values()} == {3}

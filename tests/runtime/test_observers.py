@@ -262,7 +262,7 @@ def test_the_page_has_every_event() -> None:
     )
     told = set(
         re.findall(
-            r'"((?:checkpoint|conversation|leases|limit|model|memory|message|run|reply|state|sweep|thread|worker)\.[a-z_]+)"',
+            r'"((?:checkpoint|conversation|database|leases|limit|model|memory|message|run|reply|state|sweep|thread|worker)\.[a-z_]+)"',
             code,
         )
     )

@@ -19,7 +19,7 @@ from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, EPOCH, INBOX, LANE, RUN, WRITE, Partition
-from perdure.model.runs.messages import MESSAGE_MAX, TRACEBACK, Message
+from perdure.model.runs.messages import MESSAGE_MAX, NODE, TRACEBACK, VERSION, Message
 from perdure.runtime import Agent, Options, Runtime, Settings, Ticket
 from tests.runtime.graphs import (
     HOUR_US,
@@ -55,7 +55,8 @@ def test_a_message_that_always_fails_is_given_up(storage: Storage, talk: Talk) -
             behind = await runtime.accept("ada", "after", channel="post", coalesce=False)
             run = await runtime.wait(poison, 30)
             assert (run.state, run.attempts) == ("failed", 3)
-            assert run.note == {**_BOOM, TRACEBACK: run.note[TRACEBACK]}
+            noted = {NODE: "talk", TRACEBACK: run.note[TRACEBACK], VERSION: run.graph_version}
+            assert run.note == {**_BOOM, **noted}
             assert run.note[TRACEBACK].startswith("RuntimeError: boom\n")
             assert (await runtime.wait(behind, 30)).state == "done"
             await eventually(lambda: len(post.sent) == 3)

@@ -11,14 +11,14 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure import Retention
-from perdure.care.sweeper import RetentionOptions
 from perdure.engine.retention import sweep
 from perdure.errors import Unavailable
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Observer, Runtime
 from perdure.runtime.observers import Observers
 from perdure.runtime.retention_loop import RetentionLoop
 from tests import backends
-from tests.care.test_expiring_driver import Kept, wait
+from tests.retention.test_expiring_driver import Kept, wait
 from tests.runtime.graphs import eventually
 
 __all__ = ["wait"]

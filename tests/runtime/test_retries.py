@@ -148,6 +148,21 @@ def test_messages_that_were_joined_are_repeated_together(near: Storage) -> None:
     go(main())
 
 
+def test_a_run_is_repeated_by_the_id_of_each_message_that_it_joined(near: Storage) -> None:
+    async def main() -> None:
+        database = near.database()
+        async with working(database, _steps([]), works=False) as front:
+            tickets = [await front.submit("ada", {"log": [name]}, coalesce=True) for name in "abc"]
+        async with working(database, _steps(["boom"]), settings=settings(attempts=1)) as runtime:
+            await eventually(lambda: [row.fields["state"] for row in near.rows("ada", RUN)] == ["failed"])
+            repeated = [await runtime.retry("ada", ticket.id) for ticket in reversed(tickets)]
+            assert len({ticket.id for ticket in repeated}) == 1
+            await runtime.wait(repeated[0], 30)
+            assert await logged(runtime) == ["a", "b", "c", "first", "second"]
+
+    go(main())
+
+
 @pytest.mark.parametrize("on_failure", ["keep", "rollback"])
 @pytest.mark.parametrize("steps_before", [False, True])
 def test_an_answer_is_given_again(near: Storage, on_failure: OnFailure, steps_before: bool) -> None:
@@ -175,6 +190,53 @@ def test_an_answer_is_given_again(near: Storage, on_failure: OnFailure, steps_be
             assert failed.state == "failed"
             assert (await again(runtime, failed)).state == "done"
             assert await logged(runtime) == ["yes", "then"]
+
+    go(main())
+
+
+@pytest.mark.parametrize("on_failure", ["keep", "rollback"])
+@pytest.mark.parametrize("where", ["beside a goto", "beside an answer"])
+def test_what_a_command_holds_beside_answers_is_given_again(
+    near: Storage, on_failure: OnFailure, where: str
+) -> None:
+    failures, calls = ["boom"], list[str]()
+
+    def asks(name: str) -> Any:
+        def node(state: State) -> dict[str, Any]:
+            said = interrupt(name)
+            if failures and name == "right":
+                raise RuntimeError(failures.pop())
+            calls.append(name)
+            return {"log": [f"{name} {said}"]}
+
+        return node
+
+    def alone(state: State) -> dict[str, Any]:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"log": ["alone"]}
+
+    builder = StateGraph(State).add_node("left", asks("left")).add_node("alone", alone)
+    builder.add_edge(START, "left")
+    if where == "beside an answer":
+        builder.add_node("right", asks("right")).add_edge(START, "right")
+    graph = builder.compile()
+
+    async def main() -> None:
+        terms = settings(attempts=1, on_failure=on_failure)
+        async with working(near.database(), graph, settings=terms) as runtime:
+            await said(runtime, {"log": []})
+            question = await runtime.question("ada")
+            assert question is not None
+            goto = {"goto": "alone"} if where == "beside a goto" else {}
+            answers = dict.fromkeys(question.interrupts, "yes")
+            command = {"update": {"log": ["more"]}, **goto}
+            failed = await runtime.wait(await runtime.answer("ada", answers, command=command), 30)
+            assert failed.state == "failed"
+            assert (await again(runtime, failed)).state == "done"
+            log = sorted(await logged(runtime))
+            assert log == sorted(["more", "left yes", "alone" if goto else "right yes"])
+            assert calls.count("left") == (1 if on_failure == "keep" else 2)
 
     go(main())
 

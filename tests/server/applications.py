@@ -82,7 +82,9 @@ class Held(NamedTuple):
 
 def held(place: Place) -> Held:
     gc.collect()
-    threads = sorted(t.name for t in threading.enumerate() if not t.name.startswith("asyncio_"))
+    # The threads of the loop, and those for Perdure's own work, are kept for the next call.
+    kept = ("asyncio_", "perdure-own_")
+    threads = sorted(t.name for t in threading.enumerate() if not t.name.startswith(kept))
     files: list[str] = []
     for number in os.listdir("/proc/self/fd"):
         try:

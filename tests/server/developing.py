@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,15 +13,16 @@ from typing import Any
 
 import httpx
 
+from tests.forking import Forked, fork_server
+
 WITHIN_S = 120.0
-_COMMAND = "import sys; from perdure.cli import main; sys.exit(main())"
 _ADDRESS = re.compile(r"serves \S+ at (http://\S+)")
 
 
 class Development:
     """The process, its log and its address."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: Forked, log: Path) -> None:
         self.process = process
         self._log = log
 
@@ -91,13 +90,12 @@ def developing(
     log = folder / "log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
     with open(log, "wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, "dev", "--port", "0", *words],
+        process = fork_server().start(
+            ["dev", "--port", "0", *words],
             cwd=folder,
-            env={**environment, "PYTHONUNBUFFERED": "1", **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
+            environ={**environment, **(environ or {})},
+            stdout=written.fileno(),
+            stderr=written.fileno(),
             start_new_session=True,
         )
     made = Development(process, log)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from langchain_core.language_models.fake_chat_models import FakeListChatModel, GenericFakeChatModel
@@ -238,20 +240,23 @@ def aware() -> AnyGraph:
     return builder.compile()
 
 
-def graphs() -> dict[str, AnyGraph]:
-    """All of them, by the names under which they are served."""
-    return {
-        "chat": _only("talk", _talk),
-        "drip": _only("drip", _drip),
-        "boom": _only("boom", _boom),
-        "ask": _only("ask", _ask),
-        "walk": walk(),
-        "slow": slow(),
-        "patient": patient(),
-        "deaf": deaf(),
-        "both": both(),
-        "nested": nested(),
-        "deep": deep(),
-        "stopped": stopped(),
-        "aware": aware(),
-    }
+@cache
+def graphs() -> Mapping[str, AnyGraph]:
+    """All of them, by the names under which they are served. Compiled once: a server binds copies of them."""
+    return MappingProxyType(
+        {
+            "chat": _only("talk", _talk),
+            "drip": _only("drip", _drip),
+            "boom": _only("boom", _boom),
+            "ask": _only("ask", _ask),
+            "walk": walk(),
+            "slow": slow(),
+            "patient": patient(),
+            "deaf": deaf(),
+            "both": both(),
+            "nested": nested(),
+            "deep": deep(),
+            "stopped": stopped(),
+            "aware": aware(),
+        }
+    )

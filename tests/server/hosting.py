@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import MappingProxyType
 from typing import Annotated, Any, ParamSpec
 
 import httpx
@@ -91,14 +92,18 @@ def _odd() -> Pregel[Any, Any, Any, Any]:
     return builder.compile()
 
 
-def graphs() -> dict[str, Pregel[Any, Any, Any, Any]]:
-    return {
-        "aware": _one("answer", _aware, context_schema=Mood),
-        "nested": _nested(),
-        "odd": _odd(),
-        "remembers": _one("recall", _remembers),
-        "slow": _one("rest", _slow),
-    }
+@functools.cache
+def graphs() -> Mapping[str, Pregel[Any, Any, Any, Any]]:
+    """Compiled once: a server binds copies of them to its database."""
+    return MappingProxyType(
+        {
+            "aware": _one("answer", _aware, context_schema=Mood),
+            "nested": _nested(),
+            "odd": _odd(),
+            "remembers": _one("recall", _remembers),
+            "slow": _one("rest", _slow),
+        }
+    )
 
 
 def run(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:

@@ -18,6 +18,7 @@ from perdure.runtime import Runtime, Settings
 from perdure.server.app import create_app
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Gate, Open, Refusal, User
+from perdure.server.config import RequestLimits
 from perdure.server.resources import ServerState
 from tests.server.graphs import graphs
 from tests.server.ports import served
@@ -83,7 +84,9 @@ class Revocable:
 
 
 @asynccontextmanager
-async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> AsyncIterator[Place]:
+async def place(
+    url: str, *, works: bool = True, gate: Gate | None = None, limits: RequestLimits | None = None
+) -> AsyncIterator[Place]:
     """A server over a database, for as long as the block lasts; another may be over the same."""
     async with (
         perdure.connect(url, migrate=True) as db,
@@ -91,7 +94,7 @@ async def place(url: str, *, works: bool = True, gate: Gate | None = None) -> As
             db, graphs(), settings=Settings(poll=0.1, shared_threads=True), works=works, all_tenants=True
         ) as runtime,
     ):
-        host = ServerState.over(runtime, gate or Open())
+        host = ServerState.over(runtime, gate or Open(), limits=limits)
         async with served(create_app(None), host) as address:
             yield Place(address, host)
 

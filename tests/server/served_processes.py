@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.forking import fork_server
+
 WITHIN_S = 120.0
-SERVE = "import sys; from perdure.cli import main; sys.exit(main())"
 _ADDRESS = re.compile(r" at (http://\S+)")
 
 
@@ -21,13 +20,12 @@ def process_of(folder: Path, *flags: str, environ: Mapping[str, str] | None = No
     """Serve the project in a folder for as long as the block lasts; the address that the process tells."""
     log = folder / "log"
     with open(log, "wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, "serve", "--port", "0", *flags],
+        process = fork_server().start(
+            ["serve", "--port", "0", *flags],
             cwd=folder,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=written,
-            stderr=written,
+            environ={**os.environ, **(environ or {})},
+            stdout=written.fileno(),
+            stderr=written.fileno(),
         )
     try:
         end = time.monotonic() + WITHIN_S

@@ -4,28 +4,20 @@ sent twice or out of order."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.server.browsing import Site, act, answered, ask, bodies, browsing, wait_for, wait_on, written
 from tests.server.gates import GATES
-from tests.server.typists import graphs
+from tests.server.test_chat_page import site
 
 if TYPE_CHECKING:
     from playwright.sync_api import APIResponse, Browser, Page, Route
 
+__all__ = ["site"]
 pytestmark = pytest.mark.timeout(240)
 SIGN_IN = {"status": 200, "content_type": "text/html", "body": "<html>Sign in to the network</html>"}
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    GATES.clear()
-    served = Site(f"sqlite:///{tmp_path / 'page.db'}", graphs())
-    yield served
-    served.stop()
 
 
 @pytest.fixture

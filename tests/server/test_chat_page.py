@@ -332,6 +332,7 @@ def test_the_first_message_can_be_edited_too(page: Page, is_slow: bool) -> None:
         pytest.param("review", ["Approve"], "{'decisions': [{'type': 'approve'}]}", marks=pytest.mark.slow),
         ("review", ["Reject", "Reject"], "{'decisions': [{'type': 'reject'}]}"),
         ("json", [], "[1, 2]"),
+        ("options", ["first"], "'first'"),
     ],
 )
 def test_a_question_is_shown_and_answered(page: Page, form: str, presses: list[str], told: str) -> None:
@@ -353,6 +354,8 @@ def test_a_question_is_shown_and_answered(page: Page, form: str, presses: list[s
         question.get_by_text("This is not JSON").wait_for()
         question.get_by_label("Your answer").fill("[1, 2]")
         question.get_by_role("button", name="Answer").click()
+    elif form == "options":
+        assert "{" not in question.inner_text()
     elif form == "text":
         question.get_by_label("Your answer").fill("Vienna")
         page.keyboard.press("Enter")

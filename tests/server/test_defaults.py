@@ -122,6 +122,7 @@ def _rows() -> dict[str, Callable[[Running], Any]]:
         "total_streams",
         "total_waiting_runs",
         "page_max",
+        "recheck",
     ):
         rows[f"limits.{name}"] = attrgetter(f"host.limits.{name}")
     for name in ("leeway", "required", "identity_claim", "header", "jwks_timeout"):

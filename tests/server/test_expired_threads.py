@@ -19,7 +19,7 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open
 from perdure.server.resources import ServerState
 from tests.backends import EMPTY
-from tests.care.test_expiring_driver import Kept, wait
+from tests.retention.test_expiring_driver import Kept, wait
 from tests.server.attempts import OWN, Attempt, attempts
 from tests.server.graphs import graphs
 from tests.server.ports import served

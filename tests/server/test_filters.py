@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.server.auth.filters import BadFilter, matches, merge, parse_conditions, stamp_allowed
+from perdure.model.runs.messages import encode
+from perdure.server.auth.filters import (
+    BadFilter,
+    find_patterns,
+    matches,
+    merge,
+    parse_conditions,
+    stamp_allowed,
+)
 
 NAMES = st.sampled_from(["owner", "people", "org"])
 SCALARS = st.sampled_from([None, True, False, 0, 1, "", "1", "u1", "u2"])
@@ -72,6 +80,24 @@ def model(conditions: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
 @given(FILTERS, METADATA)
 def test_a_filter_means_what_the_model_says(conditions: dict[str, Any], metadata: dict[str, Any]) -> None:
     assert matches(parse_conditions(conditions), metadata) == model(conditions, metadata)
+
+
+@given(FILTERS, METADATA)
+def test_what_a_filter_matches_holds_its_patterns(
+    conditions: dict[str, Any], metadata: dict[str, Any]
+) -> None:
+    body = encode({"metadata": metadata}, "document")
+    if matches(conditions, metadata):
+        assert all(any(pattern in body for pattern in group) for group in find_patterns(conditions))
+
+
+def test_the_usual_filters_have_patterns() -> None:
+    own = {"owner": "ada"}
+    assert find_patterns(own) == find_patterns({"owner": {"$eq": "ada"}}) == ((b'"owner":"ada"',),)
+    shared = {"people": {"$contains": "ada"}}
+    assert find_patterns(shared) == ((b'"people":[',), (b'"ada"',))
+    assert find_patterns({"$and": [own, shared]}) == (*find_patterns(own), *find_patterns(shared))
+    assert find_patterns({"$or": [own, shared]}) == ((b'"owner":"ada"', b'"people":['),)
 
 
 @given(FILTERS, FILTERS, METADATA)

@@ -43,3 +43,22 @@ async def test_a_thread_that_was_removed_is_not_remembered(url: str) -> None:
         assert (await http.delete("/threads/a")).status_code == 204
         assert (await http.post("/threads/prune", json={"thread_ids": ["b"]})).json() == {"pruned_count": 1}
         assert remembered(server) == 0
+
+
+@run
+async def test_a_search_by_values_leaves_the_caches_to_threads_that_go_on(url: str) -> None:
+    body = {"assistant_id": "aware", "input": {"messages": [{"role": "user", "content": "hello"}]}}
+    async with serving(url) as server:
+        http = await server.http()
+        for name in ("a", "b", "c"):
+            await http.post("/threads", json={"thread_id": name})
+            assert (await http.post(f"/threads/{name}/runs/wait", json=body)).status_code == 200
+    async with serving(url) as server:
+        http = await server.http()
+        await http.get("/threads/a/state")
+        before = remembered(server)
+        found = await http.post("/threads/search", json={"values": {"messages": [{"content": "no such"}]}})
+        assert found.json() == []
+        found = await http.post("/threads/count", json={"values": {"messages": [{"content": "hello"}]}})
+        assert found.json() == 3
+        assert remembered(server) == before == 1

@@ -58,6 +58,17 @@ async def tenants_of(server: Served) -> list[Partition]:
     return list(await handle.arun(all_partitions(None)))
 
 
+LISTS = frozenset(
+    (
+        *("about", "threads", "queue", "care", "log", "runs", "questions", "limits", "nodes"),
+        *("overview", "growth"),
+    )
+)
+"""Views that are of no thread."""
+OF_ALL = frozenset(("overview", "growth"))
+"""Views with numbers of all threads."""
+
+
 def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:
     """Each view of each of Alice's threads, and each view of a list."""
     for view in VIEWS:
@@ -66,7 +77,9 @@ def views(names: Names) -> Iterator[tuple[str, dict[str, str]]]:
                 yield view, {"what": what, "keep_last": "1"}
         elif view == "tenants":
             continue
-        elif view in ("about", "threads", "queue", "care", "log", "runs", "questions", "overview", "limits"):
+        elif view == "user":
+            yield view, {"user": "alice"}
+        elif view in LISTS:
             yield view, {}
         else:
             for thread_id in (names.idle, names.asks, names.failed, names.busy):
@@ -114,7 +127,7 @@ def test_other_users_see_and_change_nothing(way: str) -> None:
                         answer = await other.get(f"/inspect/api/{view}", params=asked)
                         place = f"{who} {view} {asked}"
                         expected = 401 if who in strangers() else 404 if "channel" in asked else 200
-                        if view == "overview" and answer.status_code == 403:
+                        if view in OF_ALL and answer.status_code == 403:
                             expected = 403  # The numbers are of threads that this user may not see, too.
                         assert answer.status_code == expected, f"{place}: {answer.text}"
                         if "id" not in asked and "metadata" not in asked:
@@ -135,6 +148,14 @@ def test_other_users_see_and_change_nothing(way: str) -> None:
                     answer = await other.post("/inspect/api/actions/rerun-failed", json={})
                     assert answer.status_code == (401 if who in strangers() else 200), answer.text
                     assert who in strangers() or answer.json()["reruns"] == []
+                    answer = await other.post("/inspect/api/actions/stop-runs", json={})
+                    assert answer.status_code == (401 if who in strangers() else 200), answer.text
+                    assert who in strangers() or answer.json()["stopped"] == []
+                    body = {"user": "alice", "confirm": "alice"}
+                    answer = await other.post("/inspect/api/actions/delete-user", json=body)
+                    # Those of another tenant, where this user is nobody, may remove all that is there of her.
+                    assert answer.status_code in ((401,) if who in strangers() else (200, 403)), answer.text
+                    assert "threads" not in answer.json() or answer.json()["threads"] == 0
                     for thread_id in (names.idle, names.asks, names.failed, names.busy):
                         body = {"id": thread_id, "graphs": ["chat"]}
                         answer = await other.post("/inspect/api/replay", json=body)
@@ -243,7 +264,7 @@ def test_it_is_the_same_on_postgresql() -> None:
                         answer = await alice.get(f"/inspect/api/{view}", params=asked)
                         # She sees her own threads only, and the run is of one of them.
                         is_other = view == "run" and asked["id"] != names.failed
-                        expected = 403 if view == "overview" else 404 if is_other else 200
+                        expected = 403 if view in OF_ALL else 404 if is_other else 200
                         if view == "file":
                             expected = 422  # no path is given
                         assert answer.status_code == expected, f"{view} {asked}: {answer.text}"

@@ -87,7 +87,9 @@ def test_there_is_an_attempt_for_every_route() -> None:
     assert described <= every
     closed = {(verb, path) for verb, path in every if path not in OPEN}
     tried = {(one.method, one.route) for one in attempts(names_of_nothing())}
-    assert closed - tried == set(), "routes that are tried by nobody: add attempts"
+    assert closed - tried == set(), (
+        "routes that are tried by nobody: add an Attempt for each in tests/server/attempts.py"
+    )
     assert tried - closed == set(), "attempts for routes that there are not"
 
 

@@ -115,8 +115,14 @@ def test_a_request_has_one_host(address: str, hosts: list[bytes]) -> None:
 
 
 def test_streams_that_end_with_the_server_are_no_error_from_the_signal_on(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A server that ran in this process before may have set up these loggers.
+    for name in ("uvicorn", "uvicorn.error"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+    caplog.set_level(logging.ERROR, "uvicorn.error")
+
     async def nothing() -> None:
         """Neither before the start nor before the stop."""
 

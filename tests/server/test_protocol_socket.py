@@ -27,7 +27,6 @@ from perdure.server.app import create_app
 from perdure.server.auth.identity import Open, User
 from perdure.server.config import Cors, Http, RequestLimits
 from perdure.server.resources import ServerState
-from perdure.server.streaming import reading_rights
 from perdure.web.connections import LimitedConnection
 from tests.backends import EMPTY
 from tests.chaos import fleet, talker
@@ -278,7 +277,7 @@ def test_limits_hold(url: str) -> None:
 
 
 @run
-async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def _expires(url: str) -> None:
     gate = Revocable()
     async with place(url, gate=gate) as here:
 
@@ -301,13 +300,13 @@ async def _expires(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert await left(("user", None), sends=True) == 4401
         assert await left(("user", User("bob", "")), sends=True) == 4401
         # Without commands a check at an interval finds it.
-        monkeypatch.setattr(reading_rights, "RECHECK_S", 0.05)
+        here.host.limits = RequestLimits(recheck=0.05)
         assert await left(("user", None), sends=False) == 4401
         assert await left(("conditions", {"owner": "ada"}), sends=False) == 4403
 
 
-def test_a_connection_does_not_outlive_its_token(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _expires(url, monkeypatch)
+def test_a_connection_does_not_outlive_its_token(url: str) -> None:
+    _expires(url)
 
 
 @run

@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from perdure.server.app import create_app, routers
 from perdure.server.requests import IDS_MAX, NAMES_MAX
 from perdure.server.resources import GatedRoute
+from perdure.server.routes import threads
 from tests.backends import EMPTY
 from tests.server.acceptance.saying import detail
 from tests.server.hosting import run, serving, tenants
@@ -138,3 +139,29 @@ def test_every_route_of_a_user_reads_its_body_after_the_gate() -> None:
     ]
     assert len(routes) > 20
     assert [route.path for route in routes if not isinstance(route, GatedRoute)] == []
+
+
+@run
+async def test_a_search_that_takes_long_is_refused_and_says_how_to_narrow_it(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A condition on values reads the state of each thread, of however many there are."""
+
+    async def state(caller: Any, row: Any, *, is_scan: bool) -> Any:
+        await asyncio.sleep(60)
+
+    async with serving(url) as server:
+        http = await server.http()
+        for n in range(3):
+            row = {"thread_id": f"t{n}", "metadata": {"n": n}}
+            assert (await http.post("/threads", json=row)).status_code == 200
+        asked = {"values": {"messages": []}, "metadata": {"n": 1}}
+        with monkeypatch.context() as slow:
+            slow.setattr(threads, "SEARCH_S", 0.5)
+            slow.setattr(threads, "_state", state)
+            for path in ("/threads/search", "/threads/count"):
+                refused = await http.post(path, json=asked)
+                assert refused.status_code == 422, refused.text
+                assert "by ids, status or metadata" in detail(refused)
+        assert (await http.post("/threads/search", json=asked)).json() == []
+        assert (await http.post("/threads/count", json={"metadata": {"n": 1}})).json() == 1

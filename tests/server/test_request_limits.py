@@ -161,9 +161,9 @@ async def test_other_protocols_refuse_a_run_behind_many_others_too(url: str) -> 
 async def test_streams_and_calls_that_wait_count_over_other_protocols_too(url: str) -> None:
     async with serving(url, limits=RequestLimits(streams=1), gate=tenants()) as server:
         http, throttle = await server.http("ada"), server.host.throttle
-        part = {"kind": "text", "text": "30"}
+        part = {"kind": "text", "text": "10"}
         said = {"kind": "message", "role": "user", "messageId": "m", "parts": [part]}
-        given = {"messages": [{"role": "user", "content": "30"}]}
+        given = {"messages": [{"role": "user", "content": "10"}]}
         calls = (
             ("/a2a/slow", "message/stream", {"message": said}),
             ("/a2a/slow", "message/send", {"message": said | {"messageId": "n"}}),

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
+from perdure.server import request_log
 from perdure.server.request_log import RequestLog
+from perdure.web.pages import Pages
 
 
 async def answer(request: Request) -> PlainTextResponse:
@@ -118,3 +121,49 @@ def test_nothing_is_counted_where_nothing_is_logged(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.CRITICAL, "perdure.requests"):
         TestClient(RequestLog(APP)).post("/threads/ada")
     assert caplog.records == [] or all(record.name != "perdure.requests" for record in caplog.records)
+
+
+async def search(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("[]")
+
+
+def test_polls_and_files_of_pages_are_logged_for_debugging_only(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "page.js").write_text("")
+    routes = [
+        Route("/inspect/api/{view}", lambda request: PlainTextResponse("{}")),
+        Route("/threads/search", search, methods=["POST"]),
+        Route("/threads/{thread}", answer, methods=["GET", "POST"]),
+        Mount("/chat", Pages(tmp_path, {}), name="chat"),
+    ]
+    monkeypatch.setattr("tests.server.test_request_log.APP", Starlette(routes=routes))
+    polled = [("POST", "/threads/search"), ("GET", "/threads/a"), ("GET", "/threads/b")]
+    of_page = [
+        ("GET", "/inspect/api/overview"),
+        ("GET", "/chat/"),
+        ("GET", "/chat/page.js"),
+        ("GET", "/chat/none.js"),
+    ]
+    written = [("POST", "/threads/a"), ("POST", "/threads/a"), ("GET", "/none"), ("GET", "/none")]
+    found = [line.split()[1:4] for line in lines(caplog, *polled, *polled, *of_page, *written, *polled)]
+    assert found == [
+        ["POST", "/threads/search", "200"],
+        ["GET", "/threads/a", "201"],
+        ["GET", "/threads/b", "201"],
+        ["GET", "/inspect/api/overview", "200"],
+        ["GET", "/chat/", "200"],
+        ["GET", "/chat/none.js", "404"],
+        ["POST", "/threads/a", "201"],
+        ["POST", "/threads/a", "201"],
+        ["GET", "/none", "404"],
+        ["GET", "/none", "404"],
+    ]
+    caplog.clear()
+    monkeypatch.setattr(request_log, "_SLOW_S", 0.0)
+    assert len(lines(caplog, *polled, *polled)) == 6
+    caplog.clear()
+    monkeypatch.setattr(request_log, "_SLOW_S", 1.0)
+    monkeypatch.setattr(request_log, "_REPEATED_S", 0.0)
+    assert len(lines(caplog, *polled, *polled)) == 6

@@ -47,6 +47,15 @@ def test_no_request_is_meant_for_two_routers() -> None:
         assert len(set(matching(method, path))) == 1, (method, path)
 
 
+def test_no_route_is_hidden_by_an_earlier_one_of_its_router() -> None:
+    for number, route in ALL:
+        path = re.sub(r"\{\w+(:path)?\}", "x", path_of(route))
+        for method in getattr(route, "methods", None) or ():
+            scope = {"type": "http", "method": method, "path": path, "headers": []}
+            first = next(each for at, each in ALL if at == number and each.matches(scope)[0] is Match.FULL)
+            assert first is route, f"{path_of(first)} takes requests for {path_of(route)}: put it behind that"
+
+
 @pytest.mark.parametrize("path", ["/threads/x/runs/wait", "/threads/x/runs/stream"])
 def test_few_routes_are_tried_for_what_is_requested_most(path: str) -> None:
     scope = {"type": "http", "method": "POST", "path": path, "headers": []}

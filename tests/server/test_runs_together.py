@@ -21,7 +21,7 @@ from tests.server.acceptance.saying import detail, heard, new, questions, rows, 
 from tests.server.acceptance.serving import eventually
 from tests.server.gates import GATES
 from tests.server.graphs import graphs
-from tests.server.hosting import run, serving
+from tests.server.hosting import Served, run, serving
 
 MOST = 150
 """More messages than one page of a thread's has."""
@@ -108,7 +108,7 @@ async def test_a_run_that_asked_is_deleted_once_its_question_is_answered(near: s
         path = f"/threads/{thread_id}/runs/{asked['run_id']}"
         refused = await http.delete(path)
         assert refused.status_code == 409
-        assert "answer it" in detail(refused)
+        assert "waits for an answer" in detail(refused)
         assert "cancel it first" not in detail(refused)
         await client.runs.wait(thread_id, "ask", command={"resume": "yes"})
         assert (await http.delete(path)).status_code == 204
@@ -256,3 +256,91 @@ async def test_those_who_wait_for_a_run_that_is_deleted_with_its_thread_are_told
 
 def _new(assistant_id: str, text: str) -> dict[str, Any]:
     return {"assistant_id": assistant_id, "input": said(text)}
+
+
+JOINED: dict[str, Any] = {"headers": {"X-Multitask-Strategy": "coalesce"}}
+
+
+async def _message_ids(server: Served, thread_id: str, count: int) -> list[str]:
+    """The ids of a thread's newest messages, the oldest first."""
+    newest = await server.host.runtime.for_tenant("").messages(thread_id, limit=count)
+    return [one.message.id for one in reversed(newest)]
+
+
+@run
+async def test_messages_that_wait_to_be_one_run_are_that_run_by_each_of_their_ids(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "slow", input=said("gate"))
+        made = [await client.runs.create(thread_id, "chat", input=said(text), **JOINED) for text in "abc"]
+        alone = await client.runs.create(thread_id, "chat", input=said("alone"))
+        (run_id,) = {one["run_id"] for one in made}
+        ids = await _message_ids(server, thread_id, 4)
+        assert ids[0] == run_id
+        assert ids[3] == alone["run_id"]
+
+        async def told(status: str) -> None:
+            listed = await client.runs.list(thread_id)
+            assert [one["run_id"] for one in listed[:2]] == [alone["run_id"], run_id]
+            assert len(listed) == 3
+            for each in ids[:3]:
+                found = await client.runs.get(thread_id, each)
+                assert (found["run_id"], found["status"]) == (run_id, status)
+
+        await told("pending")
+        pages = [await client.runs.list(thread_id, limit=1, offset=at) for at in range(4)]
+        assert [[one["run_id"] for one in page] for page in pages[:2]] == [[alone["run_id"]], [run_id]]
+        assert pages[3] == []
+        joining = [asyncio.create_task(client.runs.join(thread_id, each)) for each in ids[:3]]
+        streaming = asyncio.create_task(http.get(f"/threads/{thread_id}/runs/{ids[2]}/stream"))
+        await asyncio.sleep(0.1)
+        GATES["slow"].set()
+        for values in await asyncio.gather(*joining):
+            assert heard(values)[:7] == ["gate", "noted", "rested", "a", "b", "c", "echo a + b + c"]
+        assert f'"run_id":"{run_id}"' in (await streaming).text
+        await client.runs.join(thread_id, alone["run_id"])
+        await told("success")
+        for each in ids[:3]:
+            assert heard(await client.runs.join(thread_id, each))[6] == "echo a + b + c"
+
+
+@run
+async def test_a_run_that_waits_is_cancelled_by_the_id_of_each_of_its_messages(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client = await server.client()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "slow", input=said("gate"))
+        made = [await client.runs.create(thread_id, "chat", input=said(text), **JOINED) for text in "abc"]
+        ids = await _message_ids(server, thread_id, 3)
+        await client.runs.cancel(thread_id, ids[1])
+        for _ in range(2):
+            assert await _statuses(client, thread_id) in (
+                ["interrupted", "running"],
+                ["interrupted", "success"],
+            )
+            for each in ids:
+                found = await client.runs.get(thread_id, each)
+                assert (found["run_id"], found["status"]) == (made[0]["run_id"], "interrupted")
+            GATES["slow"].set()
+            await _is_over(client, thread_id)
+
+
+@run
+async def test_a_run_that_goes_on_is_cancelled_by_the_id_of_a_message_that_it_took(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client = await server.client()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "chat", input=said("first"), after_seconds=3600)
+        gate = await client.runs.create(thread_id, "slow", input=said("gate"))
+        for text in ("gate", "gate"):
+            await client.runs.create(thread_id, "slow", input=said(text), **JOINED)
+        first, second = await _message_ids(server, thread_id, 2)
+        await client.runs.cancel(thread_id, gate["run_id"], wait=True)
+
+        async def runs() -> bool:
+            return (await client.runs.get(thread_id, second))["status"] == "running"
+
+        await eventually(runs)
+        await client.runs.cancel(thread_id, second, wait=True)
+        assert (await client.runs.get(thread_id, first))["status"] == "interrupted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import RetentionOptions
+from perdure.retention.sweeper import RetentionOptions
 from tests.server.acceptance.saying import row
 from tests.server.hosting import run, serving
 

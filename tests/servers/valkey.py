@@ -42,9 +42,9 @@ def binary() -> Path:
 class Server:
     """A server on a folder and port of its own: it can be killed, paused and started again on its data."""
 
-    def __init__(self, *options: str, port: int | None = None) -> None:
+    def __init__(self, *options: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="perdure-valkey-"))
-        self.port = port or free_port()
+        self.port = free_port()
         self.options = options
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -108,11 +108,11 @@ def shared() -> Server:
 def cluster() -> tuple[Server, ...]:
     """Three servers that share the slots between them."""
     servers: list[Server] = []
-    for _ in range(3):
-        port = free_port()
-        while port > 55_000:  # the bus takes the port 10,000 above
-            port = free_port()
-        server = Server(*DURABLE, "--cluster-enabled", "yes", "--cluster-node-timeout", "3000", port=port)
+    # The bus would take the port 10,000 above, which a connection of another process may have.
+    buses = [free_port() for _ in range(3)]
+    for bus in buses:
+        options = "--cluster-enabled", "yes", "--cluster-node-timeout", "3000", "--cluster-port", str(bus)
+        server = Server(*DURABLE, *options)
         atexit.register(server.stop)
         servers.append(server)
     edges = [SLOTS * n // 3 for n in range(4)]
@@ -120,7 +120,7 @@ def cluster() -> tuple[Server, ...]:
         with server.client() as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", edges[n], edges[n + 1] - 1)
             client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", n + 1)
-            client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port)
+            client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, buses[0])
     _wait_until_formed(servers)
     return tuple(servers)
 

@@ -19,7 +19,7 @@ import perdure
 from perdure import admin
 from perdure.admin import new_archive, open_archive
 from perdure.database.base import handle_of
-from perdure.engine.transfer.transfer import State
+from perdure.engine.transfer.transfer_terms import State
 from perdure.errors import BadArchive, Corrupt, DecryptionError, NotAllowed, NotFound, Unavailable
 from perdure.model.ops import (
     Check,

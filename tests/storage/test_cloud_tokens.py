@@ -175,11 +175,11 @@ def test_a_function_that_the_url_names_is_the_provider(
     [
         (f"{PG}aws", "is not known; use aws-iam, azure, google, or module:function"),
         (f"{REDIS}aws-iam", "needs the name of the cache"),
-        (f"{PG}azure&region=x", "region= is of AWS"),
+        (f"{PG}azure&region=x", "region= is for AWS"),
         ("postgresql://db.example.com/x?credentials=azure", "needs the user's name"),
         ("postgresql://app@a,b/x?credentials=aws-iam", "needs one host"),
         ("postgresql://app:secret@a/x?credentials=azure", "the URL has a password"),
-        ("redis://app@a/0?region=x", "region= is of AWS"),
+        ("redis://app@a/0?region=x", "region= is for AWS"),
     ],
 )
 def test_what_cannot_work_is_refused(aws: None, url: str, words: str) -> None:

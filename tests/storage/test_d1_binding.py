@@ -18,10 +18,10 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.care.sweeper import RetentionOptions
 from perdure.errors import BadUrl
 from perdure.model.ops import Commit, Committed, Expect, Put, Refused
 from perdure.model.records import DOCUMENT, Partition
+from perdure.retention.sweeper import RetentionOptions
 from perdure.storage.d1.binding import open_binding
 from perdure.storage.port import Driver
 from perdure.storage.url import open_driver

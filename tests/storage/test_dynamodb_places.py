@@ -1,6 +1,7 @@
 """Where records are in a partition's item collection, and what one query reads of it.
 
-Covers perdure.storage.dynamodb.places, perdure.storage.dynamodb.reading, perdure.storage.dynamodb.spans.
+Covers perdure.storage.dynamodb.places, perdure.storage.dynamodb.query_spans,
+perdure.storage.dynamodb.reading.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The PostgreSQL driver keeps the contract of the storage port, and says in one sentence what is wrong.
 
-Covers perdure.storage.postgres.functions.
+Covers perdure.storage.postgres.functions and perdure.storage.postgres.errors.
 """
 
 from __future__ import annotations

@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import apsw
 import pytest
 
-from perdure.model.ops import FindDue, FindExpired, FindListed, FindRuns, FindThreads, Range
+from perdure.model.ops import (
+    CopyCondition,
+    FindDue,
+    FindExpired,
+    FindListed,
+    FindRuns,
+    FindThreads,
+    ListedPlace,
+    Range,
+)
 from perdure.model.records import (
     CHECKPOINT,
     CHUNK,
@@ -118,18 +128,16 @@ def test_a_range_is_one_search_in_the_order_of_its_index(connection: apsw.Connec
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_one_record_is_one_search(connection: apsw.Connection, kind: Any) -> None:
-    names = tuple(c.name for c in kind.fields)
-    statements = [sql.select_one(kind), sql.select_versions(kind, 1), sql.delete_one(kind), sql.drop(kind)]
-    if names:
-        statements.append(sql.select_fields(kind, names))
-    for statement in statements:
+    for statement in (
+        sql.select_one(kind), sql.select_versions(kind, 1), sql.delete(kind, 1), sql.drop(kind)
+    ):  # fmt: skip
         assert len(plan(connection, statement)) == 1
         refuse_scans(connection, statement)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.key], ids=lambda kind: kind.name)
 def test_some_records_are_one_search_for_each_key(connection: apsw.Connection, kind: Any) -> None:
-    for statement in (sql.select_some(kind, 4, True), sql.select_versions(kind, 4)):
+    for statement in (sql.select_some(kind, 4, True), sql.select_versions(kind, 4), sql.delete(kind, 4)):
         refuse_scans(connection, statement)
         search = plan(connection, statement)[0]
         assert all(f"{column.name}=?" in search for column in kind.key)
@@ -150,10 +158,17 @@ def test_threads_runs_and_due_lanes_are_found_by_index(connection: apsw.Connecti
         for status in ("", "idle", "busy"):
             for reverse in (False, True):
                 find = FindListed("t", status, by=by, reverse=reverse, skip=9)
-                pages.append(sql.select_threads(find)[0])
+                later = replace(find, last=ListedPlace(1, 1))
+                pages += [sql.select_threads(each)[0] for each in (find, later)]
                 # Most threads are idle, and are found without an index of their own.
                 used = f"{schema.PREFIX}listing_{'status_' * (status == 'busy')}{by.removesuffix('_at')}"
-                assert used in plan(connection, pages[-1])[0]
+                assert all(used in plan(connection, page)[0] for page in pages[-2:])
+                assert f"{by}{'<' if reverse else '>'}" in plan(connection, pages[-1])[0].replace("(", "")
+                # With a condition on copies, each copy is found by its key.
+                copies = CopyCondition(b"end", ((b"one", b"other"), (b"more",)))
+                steps = "\n".join(plan(connection, sql.select_threads(replace(later, copies=copies))[0]))
+                assert used in steps
+                assert re.search(r"SEARCH d .*\(t=\? AND collection=\? AND name=\?\)", steps), steps
     for statement in (sql.THREAD_PK, sql.THREAD_DROP, *pages, runs, expired):
         refuse_scans(connection, statement)
     for tenant in ("t", None):

@@ -338,7 +338,7 @@ def test_a_log_that_is_emptied_between_a_commit_and_its_answer_is_noticed(
         moment()
 
     monkeypatch.setattr(driver._watch, "after_commit", emptied_first)
-    with pytest.raises(DatabaseReplaced, match=r"its log was emptied.*went into the file of before"):
+    with pytest.raises(DatabaseReplaced, match=r"its log was emptied.*went into the replaced file"):
         commit(driver, 2)
 
 

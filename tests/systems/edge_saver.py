@@ -16,7 +16,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint, Checkpoin
 from langgraph.checkpoint.base.id import uuid6
 
 import perdure
-from perdure.care.sweeper import RetentionOptions
+from perdure.retention.sweeper import RetentionOptions
 
 R = TypeVar("R")
 

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 import perdure
-from perdure.config.stores import store_of_environment
+from perdure.config.store_database import store_of_environment
 from perdure.conversation import approximate
 from perdure.memory import Memory
 from perdure.runtime import Runtime, Settings

@@ -9,6 +9,7 @@ event loop, call them by ``asyncio.to_thread``.
 """
 
 from perdure.admin.databases import (
+    count_by_data_key,
     encryption_keys,
     examine,
     new_archive,
@@ -19,7 +20,7 @@ from perdure.admin.databases import (
 )
 from perdure.admin.moving import digest_of, move
 from perdure.engine.threads.thread_digest import Digest
-from perdure.engine.transfer.transfer import State, TransferResult
+from perdure.engine.transfer.transfer_terms import State, TransferResult
 from perdure.model.records import Partition
 from perdure.storage.stored_keys import DataKey, EncryptionKeys
 
@@ -30,6 +31,7 @@ __all__ = [
     "Partition",
     "State",
     "TransferResult",
+    "count_by_data_key",
     "digest_of",
     "encryption_keys",
     "examine",

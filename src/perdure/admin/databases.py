@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,8 +37,8 @@ def tenants(database: Database | SyncDatabase) -> dict[str, int]:
 
 
 def examine(database: Database | SyncDatabase, *, all_tenants: bool = False) -> list[str]:
-    """Return what the backend's own check finds wrong with the database, the tenant's store and a server's
-    records for it, in addition to ``fsck``; empty if the backend has no such check.
+    """Return the faults that the backend's own check finds in the database, the tenant's store and a server's
+    records for it, in addition to ``fsck``; empty if the backend has no check of its own.
 
     Args:
         database: The database.
@@ -50,7 +50,10 @@ def examine(database: Database | SyncDatabase, *, all_tenants: bool = False) -> 
     for space in SPACES[1:]:
         try:
             for partition in handle.run(all_partitions(tenant, space)):
-                whose = f"tenant {partition.tenant!r}: " if all_tenants else ""
+                if all_tenants:
+                    whose = f"tenant {partition.tenant!r}: "
+                else:
+                    whose = ""
                 found += [f"{whose}{space} {partition.thread!r}: {s}" for s in handle.examine(partition)]
         except Corrupt as error:
             found.append(str(error))
@@ -65,17 +68,30 @@ def encryption_keys(database: Database | SyncDatabase) -> EncryptionKeys | None:
         Unavailable: The provider or the database does not answer.
     """
     keys = handle_of(database).keys
-    return None if keys is None else keys.view()
+    if keys is None:
+        return None
+    return keys.view()
+
+
+def count_by_data_key(database: Database | SyncDatabase) -> Mapping[str, int]:
+    """Return the number of stored values that each data key encrypts, by its id. Nothing is decrypted, but
+    the whole database is read.
+
+    Raises:
+        BadSetting: The database is not encrypted.
+        Unavailable: The database does not answer.
+    """
+    return _keys_of(database).count_values()
 
 
 def rotate_keys(
     database: Database | SyncDatabase, *, data_key: bool = False, dry_run: bool = False
 ) -> EncryptionKeys:
-    """Wrap the keys of a database anew with the present wrapping key of its provider, and return them. No
+    """Wrap the keys of a database again, with the present wrapping key of its provider, and return them. No
     value is written again.
 
-    Processes that begin afterwards need that wrapping key only. Those that run go on, whatever they were
-    given.
+    Processes that begin afterwards need that wrapping key only. Running processes are not affected, whichever
+    key they were given.
 
     Args:
         database: The database.
@@ -96,8 +112,7 @@ def _keys_of(database: Database | SyncDatabase) -> StoredKeys:
     keys = handle_of(database).keys
     if keys is None:
         raise BadSetting(
-            "the database is not encrypted, so there are no keys to rotate; move its threads to one that is: "
-            "perdure copy"
+            "the database is not encrypted, so it has no keys; move its threads to one that is: perdure copy"
         )
     return keys
 

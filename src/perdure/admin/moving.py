@@ -11,7 +11,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine.threads import thread_digest
 from perdure.engine.threads.thread_digest import Digest, Report
 from perdure.engine.transfer import transfer, transfer_items
-from perdure.engine.transfer.transfer import OnSide, Side, TransferOptions, TransferResult
+from perdure.engine.transfer.transfer_terms import OnSide, Side, TransferOptions, TransferResult
 from perdure.model.program import Effect
 from perdure.model.records import OF_ITEMS, Partition
 from perdure.storage.port import Driver, run
@@ -48,11 +48,11 @@ def move(
 ) -> TransferResult:
     """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
 
-    An interrupted transfer can be repeated and continues. Content that is there already and equal stays. The
-    source is not changed, but for what ``hand_over`` takes from it.
+    An interrupted transfer can be repeated and continues. Equal content at the target stays. The source is
+    not changed, except for the waits that ``hand_over`` takes from it.
 
-    A thread that waits for an answer does so at the target, too. One that goes on by itself, at a deadline,
-    after a sleep or with a signal, does so in one database only: with ``hand_over`` at the target.
+    A thread that waits for an answer does so at the target, too. A thread that goes on by itself, at a
+    deadline, after a sleep or with a signal, does so in one database only: with ``hand_over`` at the target.
 
     Args:
         source: The database that holds it.
@@ -61,7 +61,7 @@ def move(
         into: Name at the target; the same unless given.
         replace: Replace different content at the target.
         dry_run: Compare only.
-        hand_over: Let a thread that goes on by itself do so at the target, and at the source no more.
+        hand_over: Let the target take over a thread that goes on by itself; the source then stops doing so.
         report: Called with the number of bytes just read.
 
     Raises:
@@ -83,7 +83,10 @@ def move(
     )
     into = into or partition
     if partition.space in OF_ITEMS:
-        items = transfer_items.compare_items if dry_run else transfer_items.move_items
+        if dry_run:
+            items = transfer_items.compare_items
+        else:
+            items = transfer_items.move_items
         program = items(partition, into, options, _now)
     else:
         program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, options)

@@ -9,9 +9,9 @@ from langgraph.pregel import Pregel
 
 from perdure.audit.declarations import declarations
 from perdure.audit.findings import AuditFinding, AuditReport, Ignore, without
+from perdure.audit.interrupting_tools import interrupting_tools
 from perdure.audit.interrupts import interrupts
 from perdure.audit.node_updates import updates
-from perdure.audit.parallel_tools import parallel_tools
 from perdure.audit.stored_types import storage
 from perdure.audit.subgraphs import subgraphs
 from perdure.langgraph.codecs import Codec
@@ -39,9 +39,9 @@ def audit(
         ValueError: ``ignore`` names no check.
     """
     types = Types(by_default() if allow is None else allow)
-    if allow is not None and not types.is_open:
+    if allow is not None and not isinstance(allow, str) and not types.is_open:
         # A runtime's checkpointer allows the types that its graphs declare, in addition to a list.
-        types = types.with_types(of_graph(graph)) if not isinstance(allow, str) else types
+        types = types.with_types(of_graph(graph))
     serde = Serde(types, codecs=codecs)
     findings: dict[tuple[str, str, str, str], AuditFinding] = {}
     unchecked: dict[str, None] = {}
@@ -60,5 +60,5 @@ def _of(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
     yield from storage(facts, serde)
     yield from updates(facts)
     yield from interrupts(facts)
-    yield from parallel_tools(facts)
+    yield from interrupting_tools(facts)
     yield from subgraphs(facts)

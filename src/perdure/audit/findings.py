@@ -81,7 +81,9 @@ class Ignore:
         return self.check == finding.check.id and self.place in ("", finding.place)
 
     def __str__(self) -> str:
-        return f"{self.check}:{self.place}" if self.place else self.check
+        if self.place:
+            return f"{self.check}:{self.place}"
+        return self.check
 
 
 @dataclass(frozen=True, slots=True)

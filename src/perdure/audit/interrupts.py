@@ -143,7 +143,10 @@ def _asks_inside(function: FunctionType, depth: int) -> bool:
 def _catcher(source: FunctionSource, ask: _Ask) -> int | None:
     """Return the line of the clause that catches an interrupt's exception, ``None`` if it passes."""
     for at, each in enumerate(ask.around):
-        inner = ask.around[at + 1] if at + 1 < len(ask.around) else ask.call
+        if at + 1 < len(ask.around):
+            inner = ask.around[at + 1]
+        else:
+            inner = ask.call
         if isinstance(each, ast.Try) and inner in each.body:
             for handler in each.handlers:
                 if _catches(source, handler.type):
@@ -164,7 +167,10 @@ def _catcher(source: FunctionSource, ask: _Ask) -> int | None:
 def _catches(source: FunctionSource, expression: ast.expr | None) -> bool:
     if expression is None:
         return True
-    options = expression.elts if isinstance(expression, ast.Tuple) else [expression]
+    if isinstance(expression, ast.Tuple):
+        options = expression.elts
+    else:
+        options = [expression]
     found = [source.resolve(option) for option in options]
     return any(isinstance(cls, type) and issubclass(GraphInterrupt, cls) for cls in found)
 
@@ -190,7 +196,10 @@ def _varies(call: ast.Call, loop: ast.AST) -> bool:
 def _conditions(ask: _Ask) -> Iterator[ast.AST]:
     """Yield the expressions that decide whether and how often a call is reached."""
     for at, each in enumerate(ask.around):
-        inner = ask.around[at + 1] if at + 1 < len(ask.around) else ask.call
+        if at + 1 < len(ask.around):
+            inner = ask.around[at + 1]
+        else:
+            inner = ask.call
         if isinstance(each, ast.If | ast.While | ast.IfExp) and inner is not each.test:
             yield each.test
         elif isinstance(each, ast.For | ast.AsyncFor) and inner is not each.iter:
@@ -250,7 +259,7 @@ def _is_stable_call(scope: _Scope, call: ast.Call, depth: int = 0) -> bool:
 
 
 def _is_pure(function: FunctionType, depth: int) -> bool:
-    """Return True if a function calls nothing but what has the same result each time."""
+    """Return True if a function only calls functions that have the same result each time."""
     source = source_of(function)
     if source is None or depth >= _DEEP:
         return False
@@ -278,8 +287,12 @@ def _names(target: ast.AST) -> set[str]:
         return {name for part in target.elts for name in _names(part)}
     while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
         target = target.value
-    return {target.id} if isinstance(target, ast.Name) else set()
+    if isinstance(target, ast.Name):
+        return {target.id}
+    return set()
 
 
 def _name_of(function: ast.AST) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return getattr(function, "id", "")

@@ -1,7 +1,7 @@
 """Checks of what nodes and edges return: keys that no schema declares, and nodes that do not exist.
 
 The literals of ``return`` statements are read from the source: dicts, ``Command``, ``Send`` and constructors,
-also by way of a local variable. What is computed is left to the strict mode at run time.
+also by way of a local variable. Computed keys are left to the strict mode at run time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
             path = getattr(branch, "path", None)
             given = getattr(path, "func", None) or getattr(path, "afunc", None)
             function = None if given is None else unwrap(given)
-            source = None if function is None or is_library(function) else source_of(function)
+            if function is None or is_library(function):
+                source = None
+            else:
+                source = source_of(function)
             if source is not None:
                 found = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
                 yield from _unknown(facts, "/".join((*facts.path, start)), found)
@@ -110,11 +113,12 @@ class Returned:
         tree = source.tree
         nodes = list(source.walk())
         self._nodes = nodes
-        self._values: list[ast.AST] = (
-            [tree.body]
-            if isinstance(tree, ast.Lambda)
-            else [node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None]
-        )
+        if isinstance(tree, ast.Lambda):
+            self._values: list[ast.AST] = [tree.body]
+        else:
+            self._values = [
+                node.value for node in nodes if isinstance(node, ast.Return) and node.value is not None
+            ]
 
     def find_updated(self) -> Iterator[Key]:
         """Yield the keys of returned updates, each with its place."""
@@ -249,8 +253,13 @@ class Returned:
 
     def _constant(self, value: ast.AST) -> str | None:
         """Return a string that is written, or that a constant outside the function holds."""
-        held = value.value if isinstance(value, ast.Constant) else self.source.resolve(value)
-        return held if isinstance(held, str) else None
+        if isinstance(value, ast.Constant):
+            held = value.value
+        else:
+            held = self.source.resolve(value)
+        if isinstance(held, str):
+            return held
+        return None
 
 
 def _has_fields(made: Any) -> bool:

@@ -268,7 +268,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 def _update_type(channel: ChannelFacts) -> tuple[Any, bool]:
-    """Return the type of a reducer's updates, and whether it is that of its values, as far as declared."""
+    """Return the declared type of a reducer's updates, and whether it is the type of its values, too."""
     declared = _second_parameter(channel)
     if declared is None or _covers(declared, channel.type):
         return channel.type, True

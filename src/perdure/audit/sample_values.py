@@ -99,7 +99,10 @@ class Samples:
         return kind([self.make(item, depth + 1) for _ in range(self._count())])
 
     def _pairs(self, arguments: tuple[Any, ...], depth: int) -> dict[Any, Any]:
-        key, value = arguments if len(arguments) == 2 else (str, arguments[0] if arguments == (int,) else str)
+        if len(arguments) == 2:
+            key, value = arguments
+        else:
+            key, value = (str, arguments[0] if arguments == (int,) else str)
         return {self.make(key, depth + 1): self.make(value, depth + 1) for _ in range(self._count())}
 
     def _object(self, cls: type, depth: int) -> Any:
@@ -134,7 +137,10 @@ class Samples:
 
     def _message(self, cls: type[BaseMessage]) -> BaseMessage:
         known: tuple[type[BaseMessage], ...] = (HumanMessage, AIMessage, SystemMessage)
-        kind = self._random.choice(known) if cls is BaseMessage else cls
+        if cls is BaseMessage:
+            kind = self._random.choice(known)
+        else:
+            kind = cls
         given: dict[str, Any] = {"content": self._word(), "id": f"m{self._random.randint(1, 4)}"}
         if issubclass(kind, ToolMessage):
             given["tool_call_id"] = "call"
@@ -151,7 +157,9 @@ class Samples:
 def format_value(value: object) -> str:
     """Return a value for a counter-example: messages by id and content, long texts cut."""
     text = _format(value)
-    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"
+    if len(text) <= _SHOWN_MAX:
+        return text
+    return f"{text[: _SHOWN_MAX - 1]}…"
 
 
 def type_name(annotation: Any) -> str:
@@ -169,7 +177,9 @@ def type_name(annotation: Any) -> str:
     if annotation is Ellipsis:
         return "..."
     name = getattr(origin or annotation, "__name__", str(annotation))
-    return f"{name}[{', '.join(map(type_name, arguments))}]" if origin is not None and arguments else name
+    if origin is not None and arguments:
+        return f"{name}[{', '.join(map(type_name, arguments))}]"
+    return name
 
 
 def _format(value: object) -> str:

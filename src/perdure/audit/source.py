@@ -36,13 +36,17 @@ class FunctionSource:
     @property
     def body(self) -> list[ast.AST]:
         """The statements of the function, or the expression of a lambda."""
-        return [self.tree.body] if isinstance(self.tree, ast.Lambda) else list(self.tree.body)
+        if isinstance(self.tree, ast.Lambda):
+            return [self.tree.body]
+        return list(self.tree.body)
 
     @property
     def parameters(self) -> list[str]:
         """The names of the positional parameters, without ``self`` of a method."""
         names = [each.arg for each in (*self.tree.args.posonlyargs, *self.tree.args.args)]
-        return names[1:] if names[:1] == ["self"] else names
+        if names[:1] == ["self"]:
+            return names[1:]
+        return names
 
     def walk(self) -> Iterator[ast.AST]:
         """Yield the nodes of the function itself, in the order of the source, without those of functions and
@@ -66,7 +70,9 @@ class FunctionSource:
         if not isinstance(expression, ast.Name):
             return None
         found = self._outside(expression.id)
-        return None if found is _MISSING else found
+        if found is _MISSING:
+            return None
+        return found
 
     def _outside(self, name: str) -> Any:
         code = self.function.__code__
@@ -116,7 +122,9 @@ def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     if len(found) > 1:
         # Several lambdas on one line: the one that contains the code's columns.
         found = [each for each in found if _contains(each, code)]
-    return FunctionSource(function, found[0], file) if len(found) == 1 else None
+    if len(found) == 1:
+        return FunctionSource(function, found[0], file)
+    return None
 
 
 def is_library(function: Any) -> bool:
@@ -153,7 +161,9 @@ def field_spot(schema: type | None, name: str) -> Spot:
 def function_spot(function: Any) -> Spot:
     """Return the place of a function."""
     code = getattr(function, "__code__", None)
-    return Spot(code.co_filename, code.co_firstlineno) if isinstance(code, CodeType) else Spot()
+    if isinstance(code, CodeType):
+        return Spot(code.co_filename, code.co_firstlineno)
+    return Spot()
 
 
 def _field_lines(lines: list[str], name: str) -> Iterator[int]:
@@ -175,7 +185,9 @@ def _field_lines(lines: list[str], name: str) -> Iterator[int]:
 def _parse(file: str) -> ast.Module | None:
     text = "".join(linecache.getlines(file))
     try:
-        return ast.parse(text) if text else None
+        if text:
+            return ast.parse(text)
+        return None
     except SyntaxError:
         return None
 

@@ -59,9 +59,14 @@ def _of_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
     plain = next((base for base in _SUBCLASSES if base in cls.__mro__), None)
     if plain is not None:
         detail = f"{name} is read back as {plain.__name__}"
-        return None if cls is plain else (checks.CHANGED_BY_STORAGE, detail)
+        if cls is plain:
+            return None
+        return (checks.CHANGED_BY_STORAGE, detail)
     if not is_data(cls):
-        what = "is not a data type" if not issubclass(cls, Runnable) else "acts when it is called"
+        if not issubclass(cls, Runnable):
+            what = "is not a data type"
+        else:
+            what = "acts when it is called"
         return checks.UNSERIALISABLE, f"{name} {what}: no pydantic model, dataclass, enum or named tuple"
     try:
         serde.types.name(cls)
@@ -94,7 +99,7 @@ def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Aud
 
 
 def _reduces_no_more(channel: ChannelFacts, value: Any, read: Any) -> str | None:
-    """Return what fails if a reducer takes a value, and not the value as it is read back."""
+    """Return the error if a reducer accepts a value, but not the same value after a round trip."""
     if channel.kind is not ChannelKind.REDUCES or type(value) is type(read) or channel.reducer is None:
         return None
     try:

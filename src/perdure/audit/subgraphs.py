@@ -49,12 +49,16 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
 
 
 def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFinding]:
-    """Yield the channels of a graph that a node's own graph is given, adds to, and returns as a whole."""
+    """Yield the channels that a node's own graph gets from the graph, adds to, and returns as a whole, so
+    that the reducer adds everything twice."""
     builder = getattr(graph, "builder", None)
     if builder is None:
         return
     outputs = graph.output_channels
-    returned = {outputs} if isinstance(outputs, str) else set(outputs)
+    if isinstance(outputs, str):
+        returned = {outputs}
+    else:
+        returned = set(outputs)
     shared = returned & builder.schemas[builder.input_schema].keys()
     accumulated = shared & {channel.name for channel in read(graph).channels if channel.reducer is not None}
     for channel in facts.channels:
@@ -66,8 +70,8 @@ def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[Audi
 
 
 def _find_stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditFinding]:
-    """Yield the graphs inside one without checkpoints that store their steps all the same, by the saver of
-    the graph around both."""
+    """Yield the graphs inside a graph without checkpoints whose steps are stored all the same, by the saver
+    of the outermost graph."""
     if graph.checkpointer is not False:
         return
     for facts in read_all(graph):
@@ -79,8 +83,8 @@ def _find_stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditF
 
 
 def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list[ast.Call]]]:
-    """Yield the graphs that the functions of a node call, each with its calls in the source; not those of an
-    isolated subgraph, inside which nothing is stored."""
+    """Yield the graphs that the functions of a node call, each with its calls in the source. Isolated
+    subgraphs are left out, as nothing inside them is stored."""
     for function in (*node.functions, *node.tools):
         source = source_of(function)
         if source is None or function.__module__ == isolated_subgraph.__module__:
@@ -89,7 +93,10 @@ def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list
         for call in source.walk():
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
-            graph = source.resolve(call.func.value) if call.func.attr in _CALLS else None
+            if call.func.attr in _CALLS:
+                graph = source.resolve(call.func.value)
+            else:
+                graph = None
             if isinstance(graph, Pregel):
                 found.setdefault(id(graph), (graph, []))[1].append(call)
         yield from ((graph, source, calls) for graph, calls in found.values())

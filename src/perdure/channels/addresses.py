@@ -51,4 +51,6 @@ def user_of(channel: str, chat: str, sender: str) -> str:
     other chat: no group recalls a private chat. Two users never have the same id.
     """
     parts = (channel, sender) if chat == sender else (channel, chat, sender)
-    return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts) if sender else ""
+    if sender:
+        return _SEPARATOR.join(quote(part, safe="", errors="surrogatepass") for part in parts)
+    return ""

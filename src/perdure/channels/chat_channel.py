@@ -187,7 +187,10 @@ class ChatChannel(ABC):
         for number, part in enumerate(parts, 1):
             is_last = number == len(parts)
             # Only the last part has the id of the reply: a search for it takes no other part for the whole.
-            run_id = reply.run_id if is_last else f"{reply.run_id}.{number}"
+            if is_last:
+                run_id = reply.run_id
+            else:
+                run_id = f"{reply.run_id}.{number}"
             try:
                 self.backoff.check(address.chat)
                 sent = await self.deliver(
@@ -224,11 +227,19 @@ class ChatChannel(ABC):
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
 
     def _parts(self, text: str, payload: Any) -> list[str]:
-        most = self.question_length if questions.buttons(payload) else self.length
+        if questions.buttons(payload):
+            most = self.question_length
+        else:
+            most = self.length
         return split_text(text, most, self.measure)
 
 
 def text_of(payload: Any) -> str | None:
     """Return the text of a reply, ``None`` if it has none."""
-    content = payload.get("content") if isinstance(payload, Mapping) else payload
-    return content if isinstance(content, str) and content.strip() else None
+    if isinstance(payload, Mapping):
+        content = payload.get("content")
+    else:
+        content = payload
+    if isinstance(content, str) and content.strip():
+        return content
+    return None

@@ -64,11 +64,13 @@ class ChatMessage:
     def command(self) -> str:
         """``new`` or ``stop`` if the message is that command, otherwise empty."""
         found = _COMMAND.fullmatch(self.text)
-        return found.group(1).lower() if found else ""
+        if found:
+            return found.group(1).lower()
+        return ""
 
     @property
     def is_empty(self) -> bool:
-        """True if there is nothing to answer, as in a notice that somebody joined."""
+        """True if there is nothing to answer, as in a notice that a person joined."""
         return not self.text.strip() and not self.attachments
 
     def content(self) -> str:
@@ -123,14 +125,18 @@ class ButtonPress:
 def position_of(payload: Any) -> int | None:
     """Return the position of the message of a stored payload, ``None`` if it is not a message of a chat."""
     found = _about(payload).get("position")
-    return found if isinstance(found, int) else None
+    if isinstance(found, int):
+        return found
+    return None
 
 
 def message_id_of(payload: Any) -> str | None:
     """Return the provider's id of the message of a stored payload, ``None`` if it is not a message of a
     chat."""
     found = _about(payload).get("message_id")
-    return found if isinstance(found, str) else None
+    if isinstance(found, str):
+        return found
+    return None
 
 
 def edit_of(payload: Any) -> str:
@@ -151,4 +157,6 @@ def _about(payload: Any) -> Mapping[str, Any]:
         found = payload["message"]["additional_kwargs"]["channel"]
     except (KeyError, TypeError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    if isinstance(found, Mapping):
+        return found
+    return {}

@@ -23,7 +23,7 @@ _log = logging.getLogger("perdure.channels")
 _POLL_S = 5.0
 """Seconds between attempts at a lease that another process holds."""
 _ASIDE_S = 1.0
-"""Seconds for which updates are waited for before more are asked for."""
+"""Seconds for which updates are being accepted before more are requested."""
 _AGAIN_S = 0.5
 _AGAIN_MAX_S = 5.0
 _PATIENCE_S = 30.0
@@ -87,7 +87,8 @@ class Polling:
         self._held_until = 0.0
 
     async def run(self) -> None:
-        """Ask and accept until cancelled. What is being accepted then is asked for again later."""
+        """Ask and accept until cancelled. Updates that are still being accepted then are delivered again
+        later."""
         try:
             while True:
                 try:
@@ -141,7 +142,9 @@ class Polling:
         and would take lower numbers for confirmed.
         """
         first = min(self._open, default=max(self._seen, default=-1) + 1)
-        return first if any(number < first for number in self._seen) else None
+        if any(number < first for number in self._seen):
+            return first
+        return None
 
     def _add(self, update: PolledUpdate) -> None:
         self._queues.setdefault(update.chat, deque()).append(update)
@@ -166,7 +169,7 @@ class Polling:
             try:
                 await self._take(update)
             except Unavailable:
-                # Nothing is stored now, of any chat.
+                # No chat's updates can be stored now.
                 limit = time.monotonic() + _PATIENCE_S
                 self._tell("updates wait for the database")
             except RejectedRequest as error:
@@ -192,7 +195,7 @@ class Polling:
         if update.chat in self._full:
             return
         if isinstance(error, QueueFull):
-            # Those behind it would wait as long each, and their sender knows.
+            # Each later update of this chat would wait as long; its sender is notified once.
             self._full.add(update.chat)
         await self._refuse(update)
 

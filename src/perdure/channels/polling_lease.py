@@ -43,9 +43,14 @@ class PollingLease:
 
         def take(before: Document | None) -> Mapping[str, Any] | None:
             nonlocal is_held
-            body: Mapping[str, Any] = {} if before is None else before.body
+            if before is None:
+                body: Mapping[str, Any] = {}
+            else:
+                body = before.body
             is_held = body.get("owner") in (None, self._owner) or int(body.get("until", 0)) <= now
-            return {"owner": self._owner, "until": now + round(LEASE_S * 1_000_000)} if is_held else None
+            if is_held:
+                return {"owner": self._owner, "until": now + round(LEASE_S * 1_000_000)}
+            return None
 
         await self._change(take, now)
         return is_held
@@ -55,7 +60,9 @@ class PollingLease:
 
         def give_up(before: Document | None) -> Mapping[str, Any] | None:
             is_held = before is not None and before.body.get("owner") == self._owner
-            return {"owner": None, "until": 0} if is_held else None
+            if is_held:
+                return {"owner": None, "until": 0}
+            return None
 
         await self._change(give_up, await self._runtime.now())
 

@@ -1,4 +1,4 @@
-"""Questions of graphs in a chat: what is shown of an interrupt, and the value with which it is resumed.
+"""Questions of graphs in a chat: the form in which an interrupt is shown, and the value that resumes it.
 
 Three forms of interrupt are known: the requests of LangChain's ``HumanInTheLoopMiddleware``, those of
 LangGraph's ``HumanInterrupt``, and any other value, which is shown as text and answered by text.
@@ -26,7 +26,8 @@ DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reje
 _PREFIX = "perdure"
 _LETTERS: Mapping[str, Decision] = {"a": "approve", "e": "edit", "r": "reject"}
 _SHOWN_MAX = 20_000
-"""Maximum length of a question. The rest of a longer one is counted, and it takes no approval in the chat."""
+"""Maximum length of a question. Of a longer one the number of further characters is shown, and it cannot be
+approved in the chat."""
 _PRESS = "Please press one of the buttons."
 
 
@@ -52,7 +53,10 @@ def question(interrupt_id: str, value: Any) -> dict[str, Any]:
 
 def buttons(reply: Any) -> list[Button]:
     """Return the buttons of a reply, none unless it is a question with decisions."""
-    asked = reply.get("question") if isinstance(reply, Mapping) else None
+    if isinstance(reply, Mapping):
+        asked = reply.get("question")
+    else:
+        asked = None
     if not isinstance(asked, Mapping):
         return []
     return [Button(DECISIONS[each], f"{_PREFIX}:{each[0]}:{asked['id']}") for each in asked["decisions"]]
@@ -60,8 +64,13 @@ def buttons(reply: Any) -> list[Button]:
 
 def interrupt_of(reply: Any) -> str | None:
     """Return the interrupt for which a reply asks, ``None`` if it is not a question."""
-    asked = reply.get("question") if isinstance(reply, Mapping) else None
-    return str(asked["id"]) if isinstance(asked, Mapping) else None
+    if isinstance(reply, Mapping):
+        asked = reply.get("question")
+    else:
+        asked = None
+    if isinstance(asked, Mapping):
+        return str(asked["id"])
+    return None
 
 
 def parse_button(data: str) -> tuple[str, Decision] | None:
@@ -77,7 +86,7 @@ def decisions(value: Any) -> list[Decision]:
     """Return the decisions that an interrupt takes in a chat, none if it is answered by text."""
     taken = _list_decisions(value)
     if taken and len(text_of(value)) > _SHOWN_MAX:
-        # What was not shown is not approved.
+        # An action that was not shown cannot be approved.
         return [each for each in taken if each == "reject"]
     return taken
 
@@ -87,7 +96,9 @@ def _list_decisions(value: Any) -> list[Decision]:
         allowed = set.intersection(*(read_allowed_decisions(value, request) for request in requests))
         known: list[Decision] = [each for each in DECISIONS if each in allowed]
         # One text cannot change the arguments of several actions.
-        return [each for each in known if each != "edit"] if len(requests) > 1 else known
+        if len(requests) > 1:
+            return [each for each in known if each != "edit"]
+        return known
     if (human := human_interrupt_in(value)) is not None:
         config = config_of(human)
         asked: dict[Decision, str] = {
@@ -100,7 +111,7 @@ def _list_decisions(value: Any) -> list[Decision]:
 
 
 def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
-    """Return what an interrupt is resumed with.
+    """Return the value that resumes an interrupt.
 
     Args:
         value: The value of the interrupt.
@@ -137,7 +148,7 @@ def _make_decision(
         return {"type": "edit", "edited_action": {"name": request.get("name"), "args": changed}}
     if decision == "reject":
         return {"type": "reject", **({"message": text} if text else {})}
-    # A text without a decision is an answer in the place of the tool, or what the person wants instead.
+    # A text without a decision replaces the tool's result, or says what the person wants instead.
     kind = next(
         (each for each in ("respond", "reject") if each in read_allowed_decisions(value, request)), None
     )
@@ -161,7 +172,7 @@ def _answer_human(human: Mapping[str, Any], decision: Decision | None, text: str
 
 
 def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return the arguments with the text in the place of their only text, or those of the text as JSON."""
+    """Return the arguments with the text in place of their only text, or those of the text as JSON."""
     if len(names := _texts(arguments)) == 1:
         return {**arguments, names[0]: text}
     try:
@@ -176,7 +187,9 @@ def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _texts(arguments: Mapping[str, Any]) -> list[str]:
-    return [name for name, held in arguments.items() if isinstance(held, str)] if len(arguments) == 1 else []
+    if len(arguments) == 1:
+        return [name for name, held in arguments.items() if isinstance(held, str)]
+    return []
 
 
 def _format_text(value: Any) -> str:
@@ -184,5 +197,8 @@ def _format_text(value: Any) -> str:
     left = len(whole) - _SHOWN_MAX
     if left <= 0:
         return whole
-    hint = " It cannot be approved here." if _list_decisions(value) else ""
+    if _list_decisions(value):
+        hint = " It cannot be approved here."
+    else:
+        hint = ""
     return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"

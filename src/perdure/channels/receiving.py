@@ -1,4 +1,4 @@
-"""Acceptance of what a chat sends: a message becomes a turn, an answer or a command, durable on return."""
+"""Acceptance of a chat's updates: a message becomes a turn, an answer or a command, durable on return."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ class Receiver:
     def __init__(
         self, runtime: Runtime, channel: str, options: ChatOptions, position: Callable[[str], int | None]
     ) -> None:
-        tenant = runtime.tenant if options.tenant is None else options.tenant
+        if options.tenant is None:
+            tenant = runtime.tenant
+        else:
+            tenant = options.tenant
         self._runtime = runtime.for_tenant(tenant)
         self._channel = channel
         self._options = options
@@ -114,7 +117,10 @@ class Receiver:
             return Received()
         interrupt_id, decision = meant
         key, edit, notice = f"press {press.key}", f"edit {press.key}", _NOT_OPEN
-        choice = f"press {press.question} {decision}" if press.question else key
+        if press.question:
+            choice = f"press {press.question} {decision}"
+        else:
+            choice = key
         async with self._in_turn(press.chat, press.topic):
             sessions = await self._sessions.of(press.chat, press.topic)
             thread_id = self._thread_id(press, sessions)
@@ -152,9 +158,9 @@ class Receiver:
     def _config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
         """Return the config of a run with its user: the sender, as the provider has signed it."""
         identity = user_of(self._channel, event.chat, event.sender)
-        return (
-            {"configurable": {USER: {"identity": identity, "is_authenticated": True}}} if identity else None
-        )
+        if identity:
+            return {"configurable": {USER: {"identity": identity, "is_authenticated": True}}}
+        return None
 
     def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
         return self._thread_of(event, sessions.at(event.position))
@@ -215,7 +221,7 @@ class Receiver:
             is_same(payloads[0], {"message": message.payload(self._channel, prefix=prefix)})
             for prefix in ("", _EDITED)
         ):
-            # Providers also report changes that are none of the text.
+            # Providers also report edits that do not change the text.
             return Received()
         is_seen = False
         for each in versions:
@@ -240,7 +246,9 @@ class Receiver:
             if edited is not None:
                 return edited
         found = await self._question(thread_id, sessions)
-        return found if found is not None and await self._was_shown(found, message.position) else None
+        if found is not None and await self._was_shown(found, message.position):
+            return found
+        return None
 
     async def _was_shown(self, asked: _Question, position: int) -> bool:
         """Return True if a question was in the chat before a place in it."""
@@ -252,7 +260,10 @@ class Receiver:
             reply = await self._reply(asked)
         if reply is None or reply.state != SENT:
             return False
-        at = None if reply.provider_id is None else self._position(reply.provider_id)
+        if reply.provider_id is None:
+            at = None
+        else:
+            at = self._position(reply.provider_id)
         return at is None or at < position
 
     async def _reply(self, asked: _Question) -> Reply | None:
@@ -294,7 +305,9 @@ class Receiver:
         replies = await self._runtime.replies(thread_id, limit=_LOOKED_AT)
         shown = [each for each in replies if questions.interrupt_of(each.payload) == interrupt_id]
         its = [each.payload for each in shown if each.provider_id == press.question]
-        return None if its and its[0] != shown[0].payload else asked
+        if its and its[0] != shown[0].payload:
+            return None
+        return asked
 
     async def _answer_question(
         self, message: ChatMessage, asked: _Question, sessions: SessionList
@@ -346,7 +359,10 @@ class Receiver:
         if is_new:
             start = max(message.position, *last)
             is_new = await self._sessions.begin(message.chat, message.topic, message.position, start)
-            received = Received(self._options.new_notice) if is_new else Received(is_duplicate=True)
+            if is_new:
+                received = Received(self._options.new_notice)
+            else:
+                received = Received(is_duplicate=True)
         else:
             received = Received(self._options.stop_notice)
         for session in ended:
@@ -358,7 +374,7 @@ class Receiver:
 
     async def _stop(self, message: ChatMessage, session: str) -> int:
         """End the run of a session, close its questions and withdraw what waits, as far as its messages are
-        older than the command. Return the greatest position of the messages that were looked at."""
+        older than the command. Return the greatest position of the examined messages."""
         thread_id = self._thread_of(message, session)
         last, newer = await self._end_older(message, thread_id)
         await self._close(message, thread_id, newer)
@@ -368,7 +384,7 @@ class Receiver:
         self, message: ChatMessage, thread_id: str, *, only_answers: bool = False
     ) -> tuple[int, set[str]]:
         """End the run of a thread and withdraw what waits, as far as its messages are older than a command.
-        Return the greatest position of the messages that were looked at, and the runs of newer ones."""
+        Return the greatest position of the examined messages, and the runs of newer ones."""
         last, before, newer = 0, None, set[str]()
         while page := await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before):
             for standing in page:
@@ -380,7 +396,7 @@ class Receiver:
                 elif standing.run is not None:
                     newer.add(standing.run.id)
             if page[-1].run is not None and page[-1].run.state != OPEN:
-                # What is older has ended before.
+                # Older runs have ended before it.
                 break
             before = page[-1].message.seq
         return last, newer
@@ -415,7 +431,10 @@ class Receiver:
         """End what a thread whose question was closed still waits for: at its deadline or its signal it would
         go on."""
         asks = await self._runtime.waiting_run(thread_id)
-        standing = None if asks is None else await self._runtime.find(thread_id, asks)
+        if asks is None:
+            standing = None
+        else:
+            standing = await self._runtime.find(thread_id, asks)
         run = None if standing is None else standing.run
         if run is None or not read_waits(run.note):
             return

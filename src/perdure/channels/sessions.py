@@ -68,7 +68,9 @@ class SessionList(NamedTuple):
     @property
     def latest(self) -> str:
         """Name of the latest session."""
-        return str(max(start for _, start in self.begun)) if self.begun else ""
+        if self.begun:
+            return str(max(start for _, start in self.begun))
+        return ""
 
 
 class Sessions:
@@ -100,7 +102,9 @@ class Sessions:
             nonlocal is_new
             sessions = SessionList.read(before)
             is_new = all(position != at for position, _ in sessions.begun)
-            return sessions._replace(begun=(*sessions.begun, (at, after))).dump() if is_new else None
+            if is_new:
+                return sessions._replace(begun=(*sessions.begun, (at, after))).dump()
+            return None
 
         await self._change(chat, topic, add)
         return is_new
@@ -129,12 +133,14 @@ class Sessions:
         return is_new
 
     async def end_editing(self, chat: str, topic: str, interrupt_id: str) -> None:
-        """Note that an interrupt has its answer: a text changes nothing of what its node asks next, which has
-        the same id."""
+        """Note that an interrupt has its answer: the node's next question has the same id, and a text does
+        not answer it."""
 
         def clear(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
-            return sessions._replace(editing="").dump() if sessions.editing == interrupt_id else None
+            if sessions.editing == interrupt_id:
+                return sessions._replace(editing="").dump()
+            return None
 
         await self._change(chat, topic, clear)
 
@@ -144,7 +150,9 @@ class Sessions:
         def note(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
             is_noted = run_id in sessions.closed
-            return None if is_noted else sessions._replace(closed=(*sessions.closed, run_id)).dump()
+            if is_noted:
+                return None
+            return sessions._replace(closed=(*sessions.closed, run_id)).dump()
 
         await self._change(chat, topic, note)
 

@@ -97,7 +97,7 @@ class SlackApp(ChatChannel):
         )
         self._verifier = SignatureVerifier(signing_secret)
 
-    # What Slack sends
+    # Incoming from Slack
 
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         body = await body_of(request, self.options.body_bytes)
@@ -138,7 +138,8 @@ class SlackApp(ChatChannel):
             raise RejectedRequest(401, "the signature is missing, wrong or too old")
 
     def _read(self, request: Request, body: bytes) -> _Read:
-        """Return what a request has for the bot, without accepting it: such errors are none of the body."""
+        """Return the content of a request for the bot, without accepting it, so that errors of acceptance are
+        not taken for errors of the body."""
         if "json" in request.headers.get("content-type", ""):
             event = json_of(body)
             if event["type"] == "url_verification":
@@ -161,7 +162,7 @@ class SlackApp(ChatChannel):
         return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
 
     async def _without_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
-        """Show the decision in the place of the buttons; the next message shows it at the latest."""
+        """Show the decision in place of the buttons; the next message shows it at the latest."""
         decided = f"{text}\n[{received.decided}]"
         call = self.client.chat_update(
             channel=channel_of(press.chat), ts=press.question, text=decided, blocks=[]
@@ -171,7 +172,7 @@ class SlackApp(ChatChannel):
         except (NotSent, Undeliverable, SendUncertain):
             return
 
-    # What Slack gets
+    # Outgoing to Slack
 
     def position(self, provider_id: str) -> int | None:
         return position_of_ts(provider_id)
@@ -233,7 +234,8 @@ class SlackApp(ChatChannel):
         except aiohttp.ClientConnectorError:
             raise NotSent("no connection to Slack") from None
         except Exception as error:
-            # The SDK raises several kinds for an answer that is not JSON, or has not the documented form.
+            # The SDK raises several kinds for an answer that is not JSON, or does not have the documented
+            # form.
             raise SendUncertain(f"Slack did not answer as documented ({type(error).__name__})") from None
 
     def _failure(self, chat: str, error: SlackApiError) -> Exception:
@@ -241,7 +243,10 @@ class SlackApp(ChatChannel):
         is_read = isinstance(response, AsyncSlackResponse)
         # For an answer that it cannot read, the SDK has the response of its HTTP client.
         status, headers = response.status_code if is_read else response.status, response.headers
-        code = response.get("error") if is_read and isinstance(response.data, dict) else None
+        if is_read and isinstance(response.data, dict):
+            code = response.get("error")
+        else:
+            code = None
         if status == 429 or code in ("ratelimited", "rate_limited"):
             after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
             return self.backoff.note_limit(chat, float(after) if after.isdecimal() else _LIMITED_S)

@@ -23,7 +23,7 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
     """
     parts: list[str] = []
     text, start = text.strip(), 0
-    # No more than a part is looked at: what the rest has is of no matter, and it may be long.
+    # Only one part is examined: the rest does not matter, and may be long.
     while length(rest := text[start : start + most + 1]) > most:
         end = _count_fitting(rest, most, length)
         for mark in _BREAKS:
@@ -43,5 +43,8 @@ def _count_fitting(text: str, most: int, length: Callable[[str], int]) -> int:
     low, high = 1, min(len(text), most)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if length(text[:middle]) <= most else (low, middle - 1)
+        if length(text[:middle]) <= most:
+            low, high = (middle, high)
+        else:
+            low, high = (low, middle - 1)
     return low

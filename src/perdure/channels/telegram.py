@@ -63,7 +63,7 @@ _REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, Teleg
 R = TypeVar("R")
 
 _POLL_S = 10
-"""Seconds for which Telegram waits for an update before it answers that there is none."""
+"""Seconds for which Telegram waits for an update before it answers without one."""
 _NOT_ACCEPTED = "Your message could not be accepted. Please send it again later."
 _HAS_WEBHOOK = (
     "Telegram calls a webhook for this bot, so it cannot be polled: use another bot here, or remove the "
@@ -92,7 +92,9 @@ def _chat_of(update: Mapping[str, Any]) -> str:
     for name in ("message", "edited_message"):
         if isinstance(found, Mapping) and isinstance(message := found.get(name), Mapping):
             chat = message.get("chat")
-            return str(chat.get("id", "")) if isinstance(chat, Mapping) else ""
+            if isinstance(chat, Mapping):
+                return str(chat.get("id", ""))
+            return ""
     return ""
 
 
@@ -134,14 +136,23 @@ class TelegramBot(ChatChannel):
                 "the secret of a Telegram webhook has 16 to 256 letters, digits, '_' and '-'; make one with "
                 'python -c "import secrets; print(secrets.token_urlsafe(32))"'
             )
+        if polling and secret:
+            raise ValueError(
+                "polling is on and a secret is set, which is of a webhook: a bot that polls has no webhook, "
+                "whose calls would get a 404. Leave out polling, or the secret"
+            )
         super().__init__(name, options, in_doubt)
-        server = PRODUCTION if api_url is None else TelegramAPIServer.from_base(api_url)
+        if api_url is None:
+            server = PRODUCTION
+        else:
+            server = TelegramAPIServer.from_base(api_url)
         try:
             self.bot = Bot(token, AiohttpSession(api=server, timeout=_TIMEOUT_S, json_loads=json_of))
         except AiogramError:
             raise ValueError("the token of a Telegram bot has the form 123456:ABC…; copy it again") from None
         except Exception as error:
-            # Of a token that cannot be read aiogram raises several kinds; their messages may repeat it.
+            # aiogram raises several kinds of errors for a token that cannot be read; their messages may
+            # repeat it.
             raise ValueError(
                 f"the token of a Telegram bot cannot be used ({type(error).__name__}); copy it again"
             ) from None
@@ -166,7 +177,7 @@ class TelegramBot(ChatChannel):
         ]
         await self._call("", self.bot.set_my_commands(commands))
 
-    # What Telegram sends
+    # Incoming from Telegram
 
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         given = request.headers.get(_HEADER, "").encode("utf-8", "replace")
@@ -181,7 +192,9 @@ class TelegramBot(ChatChannel):
         return Response()
 
     def routes(self, runtime: Runtime | Callable[[], Runtime], path: str | None = None) -> list[Route]:
-        return [] if self._polls else super().routes(runtime, path)
+        if self._polls:
+            return []
+        return super().routes(runtime, path)
 
     @asynccontextmanager
     async def poll(self, runtime: Runtime) -> AsyncIterator[None]:
@@ -189,7 +202,10 @@ class TelegramBot(ChatChannel):
             yield
             return
         receiver = self._receiver(runtime)
-        tenant = runtime.tenant if self.options.tenant is None else self.options.tenant
+        if self.options.tenant is None:
+            tenant = runtime.tenant
+        else:
+            tenant = self.options.tenant
 
         async def take(update: PolledUpdate) -> None:
             await self._take(update.content, receiver)
@@ -220,7 +236,10 @@ class TelegramBot(ChatChannel):
             try:
                 return await self.bot(method, request_timeout=_POLL_S + _TIMEOUT_S)
             except TelegramConflictError as error:
-                reason = _HAS_WEBHOOK if "webhook" in str(error).lower() else _OTHER_PROGRAM
+                if "webhook" in str(error).lower():
+                    reason = _HAS_WEBHOOK
+                else:
+                    reason = _OTHER_PROGRAM
                 return PollingRefused(reason, _PATIENCE_S)
 
         found = await self._call("", ask())
@@ -253,7 +272,10 @@ class TelegramBot(ChatChannel):
             return
         if message.chat.type != "private" and not await self._is_ours(message):
             return
-        username = (await self._me()) if message.entities or message.caption_entities else ""
+        if message.entities or message.caption_entities:
+            username = await self._me()
+        else:
+            username = ""
         accepted = message_of(message, username, edit)
         received = await receiver.message(accepted)
         if received.notice:
@@ -291,8 +313,8 @@ class TelegramBot(ChatChannel):
         await self._acknowledge(query, press, received)
 
     async def _acknowledge(self, query: CallbackQuery, press: ButtonPress, received: Received) -> None:
-        """End the button's animation and remove the buttons of a question that is decided. What fails here is
-        shown by the next message at the latest."""
+        """End the button's animation and remove the buttons of a question that is decided. If that fails, the
+        next message shows the outcome."""
         short = received.notice[:_NOTICE_LENGTH] or questions.DECISIONS.get(received.decided, "")  # type: ignore[call-overload]
         try:
             await self._call(press.chat, self.bot.answer_callback_query(query.id, text=short))
@@ -305,7 +327,7 @@ class TelegramBot(ChatChannel):
             if received.notice:
                 await self.notify(ChatAddress(self.name, press.chat, press.topic), received.notice)
 
-    # What Telegram gets
+    # Outgoing to Telegram
 
     length = question_length = 4096
 

@@ -26,7 +26,10 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
     if message.location is not None:
         text = f"{text}\n[location: {message.location.latitude}, {message.location.longitude}]".strip()
     sender = message.from_user
-    topic = message.message_thread_id if message.is_topic_message else None
+    if message.is_topic_message:
+        topic = message.message_thread_id
+    else:
+        topic = None
     return ChatMessage(
         chat=str(message.chat.id),
         topic="" if topic is None else str(topic),
@@ -85,5 +88,7 @@ def _without_mention(text: str, username: str) -> str:
     if text.lower().startswith("/"):
         # A command keeps what follows it.
         command, blank, rest = text.partition(" ")
-        return command[: -len(mention)] + blank + rest if command.lower().endswith(mention) else text
+        if command.lower().endswith(mention):
+            return command[: -len(mention)] + blank + rest
+        return text
     return re.sub(rf"(?<!\S){re.escape(mention)}[,:;.!?]*(?!\S) ?", "", text, flags=re.IGNORECASE).strip()

@@ -93,7 +93,7 @@ class WhatsAppPhone(ChatChannel):
     async def close(self) -> None:
         await self._session.aclose()
 
-    # What WhatsApp sends
+    # Incoming from WhatsApp
 
     async def handle(self, request: Request, receiver: Receiver) -> Response:
         if request.method != "POST":
@@ -111,16 +111,15 @@ class WhatsAppPhone(ChatChannel):
         except (ValueError, LookupError, TypeError, AttributeError):
             raise RejectedRequest(400, "the body is not an update of WhatsApp") from None
         for event in events:
-            done = (
-                await receiver.press(event)
-                if isinstance(event, ButtonPress)
-                else await receiver.message(event)
-            )
+            if isinstance(event, ButtonPress):
+                done = await receiver.press(event)
+            else:
+                done = await receiver.message(event)
             if done.notice:
                 await self.notify(ChatAddress(self.name, event.chat), done.notice)
         return Response()
 
-    # What WhatsApp gets
+    # Outgoing to WhatsApp
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         shown = [Button(each.text, each.data) for each in questions.buttons(reply.payload)]
@@ -151,5 +150,5 @@ class WhatsAppPhone(ChatChannel):
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError):
             raise NotSent("no connection to WhatsApp") from None
         except Exception as error:
-            # pywa raises several kinds for an answer that is not JSON, or has not the documented form.
+            # pywa raises several kinds for an answer that is not JSON, or does not have the documented form.
             raise SendUncertain(f"WhatsApp did not answer as documented ({type(error).__name__})") from None

@@ -12,8 +12,8 @@ _FILES = ("image", "video", "audio", "document", "sticker")
 
 
 def read_updates(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage | ButtonPress]:
-    """Yield what people sent to a phone number, in order. Statuses of messages, reactions and messages of
-    groups are left out.
+    """Yield the messages and pressed buttons sent to a phone number, in order. Statuses of messages,
+    reactions and messages of groups are left out.
 
     Args:
         body: The body of the request.

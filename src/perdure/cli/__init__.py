@@ -29,6 +29,7 @@ from perdure.cli.runs import runs
 from perdure.cli.serve import serve
 from perdure.cli.threads import threads
 from perdure.cli.top import top
+from perdure.cli.users import users
 from perdure.cli.worker import worker
 from perdure.errors import PerdureError
 
@@ -51,6 +52,7 @@ app.add_typer(runs, name="runs")
 app.add_typer(questions, name="questions")
 app.add_typer(limits, name="limits")
 app.add_typer(tenants, name="tenants")
+app.add_typer(users, name="users")
 app.add_typer(store, name="store")
 app.add_typer(memory, name="memory")
 app.add_typer(care, name="care")
@@ -61,7 +63,7 @@ flow_help(app)
 
 def main() -> None:
     """Run ``perdure``. Errors of Perdure and of the operating system are printed as one sentence, with exit
-    code 1, which it also is when the reader of the output has gone."""
+    code 1. The exit code is also 1 when the reader of the output has gone."""
     try:
         app()
     except PerdureError as error:

@@ -82,7 +82,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 def printable(name: str) -> str:
     """Return an id for a line of a listing: quoted if it would affect the terminal or break the line."""
-    return name if name.isprintable() else repr(name)
+    if name.isprintable():
+        return name
+    return repr(name)
 
 
 def legible(text: str, *, keep: str = "") -> str:
@@ -116,12 +118,14 @@ def reflow(text: str) -> str:
 
 def several(count: int, what: str) -> str:
     """Return a number and its noun, in the plural unless it is one: ``1 thread``, ``2,000 threads``."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    if count == 1:
+        return f"{count:,} {what}"
+    return f"{count:,} {what}s"
 
 
 def require_consent(question: str, yes: bool) -> None:
     """Ask on the terminal whether to remove something, unless ``yes``. The command ends with exit code 1 if
-    the answer is no, or if there is nobody to answer."""
+    the answer is no, or if there is no terminal to ask on."""
     if yes:
         return
     try:
@@ -174,7 +178,8 @@ def shallow(record: DataclassInstance) -> dict[str, Any]:
 def json_text(
     value: Any, *, ascii_only: bool = True, sort_keys: bool = False, indent: int | None = None
 ) -> str:
-    """Return a value as JSON. What JSON has no form for is shown by its type and its text, and a key as text.
+    """Return a value as JSON. Values without a JSON form are shown by their type and text, and such keys as
+    text.
 
     Args:
         value: Plain data of a state, a message or a call.
@@ -196,7 +201,7 @@ def json_text(
     try:
         return dumps(value)
     except (TypeError, ValueError):
-        # Infinite numbers, and keys that are no text or cannot be ordered, are rare.
+        # Infinite numbers, and keys that are not text or cannot be ordered, are rare.
         return dumps(_with_json_forms(value))
 
 
@@ -211,7 +216,9 @@ def _with_json_forms(value: Any) -> Any:
 
 
 def _key(name: Any) -> str:
-    return name if isinstance(name, str) else json_text(name, ascii_only=False)
+    if isinstance(name, str):
+        return name
+    return json_text(name, ascii_only=False)
 
 
 def _jsonable(value: Any) -> Any:
@@ -263,9 +270,14 @@ def url_of(url: str | None) -> str:
     """
     url = url or _setting_here("database_url")
     if url is None:
+        from perdure.config.resolve import DEVELOPMENT_URL
+
+        known = ""
+        if Path(DEVELOPMENT_URL.removeprefix("sqlite:///")).is_file():
+            known = f". The threads of perdure dev in this folder are in {DEVELOPMENT_URL}"
         raise BadUrl(
             "which database? Pass --db sqlite:///threads.db, set PERDURE_DB or DATABASE_URL, or write "
-            "database_url in perdure.toml"
+            f"database_url in perdure.toml{known}"
         )
     return url
 
@@ -279,7 +291,9 @@ def _setting_here(key: str) -> str | None:
     from perdure.config.sources import of_file, value_of
 
     entry = of_file(path).entries.get(key)
-    return None if entry is None else str(value_of(SETTINGS[key], entry))
+    if entry is None:
+        return None
+    return str(value_of(SETTINGS[key], entry))
 
 
 def prices_here() -> Prices:

@@ -120,7 +120,10 @@ def _print(name: str, report: AuditReport, as_json: bool) -> None:
         typer.echo(f"{prefix}{finding}")
     count = len(report.findings)
     ignored = f", {report.ignored} ignored" if report.ignored else ""
-    found = "nothing was found" if not count else f"{count} finding{'' if count == 1 else 's'}"
+    if not count:
+        found = "nothing was found"
+    else:
+        found = f"{count} finding{'' if count == 1 else 's'}"
     out.print(escape(f"{prefix}{found}{ignored}"), soft_wrap=True)
 
 

@@ -99,7 +99,7 @@ def run_(
         try:
             _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json)
         except Unavailable as error:
-            # A database that was never reached is a mistake; one that is gone for a while comes back.
+            # A database that was never reached is a mistake; one that was reached before will come back.
             if not is_known:
                 raise
             err.print(escape(f"{error}; the next sweep is tried in {settings.every:g} s"), soft_wrap=True)
@@ -154,7 +154,7 @@ def prune_threads(
         as_json: print JSON objects.
 
     Raises:
-        BadSetting: the duration is none.
+        BadSetting: it is not a duration.
         Exit: another process sweeps the tenant's threads, or a thread could not be pruned.
     """
     from perdure.model.retention_policy import Retention, RetentionRules
@@ -163,7 +163,7 @@ def prune_threads(
         rules = RetentionRules(Retention(keep_last=keep_last, keep_for=older_than), only_default=True)
     except ValueError:
         raise BadSetting(f"--older-than is {older_than!r}; it has to be a duration, e.g. '30d'") from None
-    from perdure.care.sweeper import RetentionOptions
+    from perdure.retention.sweeper import RetentionOptions
 
     options = RetentionOptions(dry_run=dry_run, share=1.0, rules=rules)
     if not thread_ids:
@@ -208,7 +208,7 @@ def _sweep_once(
     as_json: bool,
 ) -> bool:
     """Sweep, and print the result; return False if a thread could not be swept."""
-    from perdure.care.sweeper import RetentionOptions, no_report
+    from perdure.retention.sweeper import RetentionOptions, no_report
 
     with open_database(*place) as database:
         options = RetentionOptions(
@@ -256,7 +256,9 @@ def _sentence(swept: RetentionResult, dry_run: bool) -> str:
         text += f"; {several(swept.items, 'expired item')} {what}"
     if swept.unfinished:
         text += f"; {several(swept.unfinished, 'killed import or write')} {what}"
-    return f"{text}; {several(swept.failed, 'thread')} could not be swept" if swept.failed else text
+    if swept.failed:
+        return f"{text}; {several(swept.failed, 'thread')} could not be swept"
+    return text
 
 
 def _time(at: int) -> str:

@@ -1,4 +1,4 @@
-"""Command ``perdure dev``: a server that loads the project anew when a file of it changes."""
+"""Command ``perdure dev``: a server that reloads the project when one of its files changes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perdure.cli.app import Keys, err
-from perdure.cli.logs import LogLevel, write_log
+from perdure.cli.logs import LogLevel
 from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
 
@@ -40,7 +40,7 @@ def dev(
     log_level: ServerLog = LogLevel.INFO,
     keys: Keys = None,
 ) -> None:
-    """Serve a project for development, and load it anew whenever a file of it changes.
+    """Serve a project for development, and reload it whenever one of its files changes.
 
     In the folder of a perdure.toml or langgraph.json, or with a graph:
 
@@ -55,10 +55,14 @@ def dev(
         from perdure.server.config import load
         from perdure.server.hosting.reloading import DevelopmentTerms, serve_reloading
         from perdure.web.listening import listen
+    except MissingExtra as error:
+        raise MissingExtra("perdure dev needs an extra: pip install 'perdure[dev]'") from error
     except ImportError as error:
         raise MissingExtra(
             f"perdure dev needs {error.name}, which is not installed; pip install 'perdure[dev]'"
         ) from error
+
+    from perdure.runtime.log_output import write_log
 
     write_log(log_level)
     flags: dict[str, Any] = {
@@ -101,7 +105,10 @@ def _announce(made: Announcement) -> None:
         err.print("[dim]watching[/] the files that it imports; Ctrl-C stops the server")
         return
     names = ", ".join(os.path.relpath(path) for path in made.changed[:3])
-    more = f" and {len(made.changed) - 3} more" if len(made.changed) > 3 else ""
+    if len(made.changed) > 3:
+        more = f" and {len(made.changed) - 3} more"
+    else:
+        more = ""
     err.print(
         f"Reloaded after a change of {names}{more}, in {made.took_s:.1f} s.", soft_wrap=True, markup=False
     )
@@ -109,7 +116,8 @@ def _announce(made: Announcement) -> None:
 
 def _announce_failure(text: str) -> None:
     err.print(f"\n{text}\n", soft_wrap=True, markup=False)
-    err.print("[yellow bold]Waiting for the next save.[/] Ctrl-C stops the server.")
+    hint = " After an installation, save any file of the project." if "pip install" in text else ""
+    err.print(f"[yellow bold]Waiting for the next save.[/]{hint} Ctrl-C stops the server.", soft_wrap=True)
 
 
 def _announce_end(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Command ``perdure init``: writes a small project that runs, and never over a file that there is."""
+"""Command ``perdure init``: writes a small project that runs, without overwriting existing files."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _FILES = {
 }
 """Files of a project: the template of each, and its purpose."""
 _CODE = ("agent.py", "langgraph.json", "test_agent.py")
-"""Files that work together only as they are."""
+"""Files that only work together: if one of them exists, nothing is written."""
 _CONFIGURES = ("perdure.toml",)
-"""Files that would decide what the written ones do."""
+"""Files whose settings would override the written ones: if one exists, nothing is written."""
 
 
 def init(
@@ -45,8 +45,8 @@ def init(
 
       perdure init my-agent
 
-    No file is overwritten. If the folder has a graph or configuration already, nothing is written; of the
-    other files those that exist stay as they are, and are named.
+    No file is overwritten. If the folder has a graph or configuration already, nothing is written. Other
+    existing files are left as they are, and are listed.
     """
     if folder.exists() and not folder.is_dir():
         raise NotAllowed(f"{folder} is not a folder; name one that the project is written to")
@@ -58,7 +58,10 @@ def init(
         )
     names = [name for name in _FILES if name not in existing]
     _write(folder, names)
-    where = "this folder" if folder == Path() else f"{folder}{os.sep}"
+    if folder == Path():
+        where = "this folder"
+    else:
+        where = f"{folder}{os.sep}"
     err.print(f"Wrote {several(len(names), 'file')} to {where}", soft_wrap=True, markup=False)
     for name in names:
         err.print(f"  {name:<17}{_FILES[name][1]}", markup=False)
@@ -92,10 +95,16 @@ def _write(folder: Path, names: Sequence[str]) -> None:
 
 
 def _next_commands(folder: Path) -> list[str]:
-    """Return the commands that run the project, with those that install what they lack."""
+    """Return the commands that run the project, after those that install missing packages."""
     python, perdure = _programs()
-    commands = [] if folder == Path() else [f"cd {shlex.quote(str(folder))}"]
-    lacking = [] if all(map(find_spec, ("uvicorn", "fastapi", "watchfiles"))) else ["'perdure[dev]'"]
+    if folder == Path():
+        commands = []
+    else:
+        commands = [f"cd {shlex.quote(str(folder))}"]
+    if all(map(find_spec, ("uvicorn", "fastapi", "watchfiles"))):
+        lacking = []
+    else:
+        lacking = ["'perdure[dev]'"]
     lacking += [] if find_spec("pytest") else ["pytest"]
     if lacking:
         commands.append(f"{python} -m pip install {' '.join(lacking)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -34,7 +36,11 @@ def inspect(
     *,
     graph: Annotated[
         list[str] | None,
-        typer.Option(metavar="[NAME=]MODULE:GRAPH", help="A graph, for the actions that --allow permits"),
+        typer.Option(
+            metavar="[NAME=]MODULE:GRAPH",
+            help="A graph, for the actions that --allow permits; "
+            "without any, those of perdure.toml or langgraph.json here",
+        ),
     ] = None,
     allow: Annotated[
         list[str] | None,
@@ -61,7 +67,7 @@ def inspect(
 
     With --graph the page of a thread has the graph's picture, with the way that was taken.
 
-    To change threads, name the graph and what may be done:
+    To change threads, name what may be done, and the graph unless perdure.toml or langgraph.json here has it:
 
       perdure inspect sqlite:///threads.db --graph ./agent.py:graph --allow tag --allow edit
 
@@ -81,7 +87,8 @@ def inspect(
 
     from perdure.web.listening import listen
 
-    found, allowed, places = url_of(url), _permissions(allow or []), _places(graph or [])
+    found, allowed = url_of(url), _permissions(allow or [])
+    places = _places(graph or [], as_configured=bool(allowed))
     if (allowed and not places) or (work and not allowed):
         raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
     if all_tenants and tenant:
@@ -122,7 +129,9 @@ class _Given(NamedTuple):
 
     @property
     def rights(self) -> str:
-        return f"allowed: {', '.join(sorted(self.allowed))}" if self.allowed else "only read"
+        if self.allowed:
+            return f"allowed: {', '.join(sorted(self.allowed))}"
+        return "only read"
 
 
 def _serve_for_reading(url: str, tenant: str, key: KeyProvider | None, given: _Given, place: _Place) -> None:
@@ -224,7 +233,18 @@ def _choose_compared(word: str | None, places: dict[str, str]) -> dict[str, str]
     return {name: place}
 
 
-def _places(words: list[str]) -> dict[str, str]:
+def _places(words: list[str], *, as_configured: bool) -> dict[str, str]:
+    """Return the graphs' places by name: those that are named or, if wanted, those of the configuration."""
+    from perdure.config.sources import LANGGRAPH, OWN
+
+    if not words and as_configured and (Path(OWN).is_file() or Path(LANGGRAPH).is_file()):
+        from perdure.config.resolve import add_import_folders, resolve_config, set_variables
+
+        configured = resolve_config(file=None, graphs=(), flags={}, environ=os.environ, has_key=True)
+        set_variables(configured.env)
+        add_import_folders(configured.import_folders())
+        graphs = configured.graphs("perdure inspect --graph ./agent.py:graph")
+        return {name: place.place for name, place in graphs.items()}
     if not words:
         return {}
     from perdure.runtime.agents.loading import parse_places

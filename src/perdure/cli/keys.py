@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -34,20 +35,72 @@ def group() -> None:
     """See and rotate the keys of an encrypted database."""
 
 
-def list_keys(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> None:
+def list_keys(
+    *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Also ask the provider for its present key, and count the values under each data key; this "
+            "reads the whole database",
+        ),
+    ] = False,
+    db: Db = None,
+    keys: Keys = None,
+    as_json: AsJson = False,
+) -> None:
     """List the data keys, newest first, and the wrapping key that a process needs to start.
 
-    The newest data key encrypts; all of them decrypt. The keys themselves are not shown.
+    The newest data key encrypts; all of them decrypt. The keys themselves are not shown. With --check, what
+    is still under an old key is named with the remedy.
     """
     with open_database(db, keys=keys) as database:
         found = _keys_in(database)
+        state = _check(database) if check else None
     if as_json:
-        _print_json(found, {})
+        _print_json(found, {}, state)
         return
     out.print(_describe(found), soft_wrap=True)
     for number, each in enumerate(found.data_keys):
         what = "decrypts" if number else "encrypts and decrypts"
+        if state is not None:
+            what += f" {several(state.values.get(each.id, 0), 'value')}"
         out.print(f"{each.id}  {each.created_at:%Y-%m-%d %H:%M} UTC  {what}", soft_wrap=True)
+    if state is not None:
+        for remedy in _find_remedies(found, state):
+            err.print(escape(remedy), soft_wrap=True)
+
+
+class _KeyState(NamedTuple):
+    """The key with which the provider wraps now, and the number of values by data key."""
+
+    provider_key: str
+    values: Mapping[str, int]
+
+
+def _check(database: SyncDatabase) -> _KeyState:
+    from perdure import admin
+
+    wrapping_key = admin.rotate_keys(database, dry_run=True).wrapping_key
+    return _KeyState(wrapping_key, admin.count_by_data_key(database))
+
+
+def _find_remedies(keys: EncryptionKeys, state: _KeyState) -> Iterator[str]:
+    if state.provider_key != keys.wrapping_key:
+        yield (
+            f"The provider wraps with {printable(state.provider_key)} now: run perdure keys rotate, then "
+            f"take {printable(keys.wrapping_key)} out of its configuration."
+        )
+    if older := sum(state.values.get(each.id, 0) for each in keys.data_keys[1:]):
+        yield (
+            f"{several(older, 'value')} under earlier data keys can be read as before. To encrypt everything "
+            "anew, copy the database to an empty one: perdure copy SOURCE TARGET --from-keys … --to-keys …"
+        )
+    if clear := state.values.get("", 0):
+        yield (
+            f"{several(clear, 'value')} in the clear, which are refused: written by a process without the "
+            "keys. Find the threads with perdure fsck --all-tenants."
+        )
 
 
 @keys.command()
@@ -79,7 +132,7 @@ def rotate(
         before = _keys_in(database)
         after = admin.rotate_keys(database, data_key=data_key, dry_run=dry_run)
     if as_json:
-        _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run})
+        _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run}, None)
         return
     if dry_run:
         err.print(
@@ -87,7 +140,10 @@ def rotate(
         )
     out.print(_describe(after), soft_wrap=True)
     if data_key:
-        name = "a new data key" if dry_run else f"the new data key {after.data_keys[0].id}"
+        if dry_run:
+            name = "a new data key"
+        else:
+            name = f"the new data key {after.data_keys[0].id}"
         older = several(len(after.data_keys) - 1, "earlier data key")
         out.print(f"{name} encrypts new values; {older} for older values", soft_wrap=True)
     if before.wrapping_key != after.wrapping_key:
@@ -117,8 +173,10 @@ def _describe(keys: EncryptionKeys) -> str:
     return f"wrapped with {name} at {keys.wrapped_at:%Y-%m-%d %H:%M} UTC"
 
 
-def _print_json(keys: EncryptionKeys, more: dict[str, object]) -> None:
+def _print_json(keys: EncryptionKeys, more: dict[str, object], state: _KeyState | None) -> None:
     for number, each in enumerate(keys.data_keys):
+        if state is not None:
+            more = {"provider_key": state.provider_key, "values": state.values.get(each.id, 0)}
         print_json(
             {
                 "data_key": each.id,

@@ -1,4 +1,4 @@
-"""Commands on limits over all processes: what is used now and what waits, and changing what they allow."""
+"""Commands on limits over all processes: their usage and waiting calls, and changes of their amounts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def list_limits(
 ) -> None:
     """List the keys of limits that are in use: what is used now, what waits, and when there is more.
 
-    A key that nobody has used for a while is not stored. What `perdure limits set` has set is listed, too.
+    A key that was not used for a while is not stored. Amounts set by `perdure limits set` are listed, too.
     """
     from perdure.runtime.operations import limit_states
 
@@ -111,7 +111,7 @@ def set_(
     burst: Annotated[int | None, typer.Option(help="How many may begin at once after a pause")] = None,
     tokens: Annotated[float | None, typer.Option(help="Tokens of models a minute")] = None,
     budget: Annotated[float | None, typer.Option(help="Money a day")] = None,
-    at_end: Annotated[str | None, typer.Option(help="What a used up budget does: refuse or wait")] = None,
+    at_end: Annotated[str | None, typer.Option(help="When a budget is used up: refuse or wait")] = None,
     wait: Annotated[float | None, typer.Option(help="Seconds that a call waits in its node")] = None,
     clear: Annotated[
         bool, typer.Option("--clear", help="Let what is configured count again, without the rest")
@@ -121,10 +121,11 @@ def set_(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set what a limit allows, in place of what is configured, for all processes and the keys of a tenant.
+    """Set the amounts of a limit, in place of the configured ones, for all processes and the keys of a
+    tenant.
 
-    Processes follow within about 10 seconds; who waits goes on if there is room then. The values that are set
-    stay until --clear.
+    Processes follow within about 10 seconds; callers that wait go on if there is room then. The values that
+    are set stay until --clear.
     """
     from perdure.runtime.operations import limit_states
 
@@ -163,9 +164,9 @@ def reset(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the rate, the tokens and the budget of a key begin anew, as if nothing was used yet.
+    """Reset the rate, the tokens and the budget of a key, as if nothing was used yet.
 
-    What is under way keeps its place.
+    Calls and runs that are under way keep their places.
     """
     from perdure.runtime.operations import limit_states
 
@@ -200,8 +201,14 @@ def _print(entry: dict[str, Any]) -> None:
         parts.append(f"{places['used']} of {places['most']} at once")
     for what in ("rate", "tokens"):
         if rate := entry.get(what):
-            more = f", more at {when(rate['next_at'])}" if rate["next_at"] else ""
-            unit = "a minute" if what == "rate" else "tokens a minute"
+            if rate["next_at"]:
+                more = f", more at {when(rate['next_at'])}"
+            else:
+                more = ""
+            if what == "rate":
+                unit = "a minute"
+            else:
+                unit = "tokens a minute"
             parts.append(f"{rate['left']:,} left now of {rate['most']:,g} {unit}{more}")
     if budget := entry.get("budget"):
         left = max(0.0, budget["most"] - budget["spent"] - budget["held"])

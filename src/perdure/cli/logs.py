@@ -1,8 +1,7 @@
-"""Log of a long-running command."""
+"""Levels of the log of a long-running command."""
 
 from __future__ import annotations
 
-import logging
 from enum import StrEnum
 
 
@@ -13,9 +12,3 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
-
-
-def write_log(level: LogLevel) -> None:
-    """Write the log to the standard error, with that of libraries from warnings on."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("perdure").setLevel(level.upper())

@@ -1,4 +1,4 @@
-"""Commands on what is known of users: list, export, forget."""
+"""Commands on the memories of users: list, export, forget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ memory = typer.Typer(
 )
 
 
-def _check_user(user: str | None) -> str | None:
+def check_user(user: str | None) -> str | None:
+    """Return the id of a user as it was passed; raise ``BadParameter`` if no memory can have it."""
     from perdure.memory.users import namespace_of
 
     if user is not None:
@@ -61,7 +62,7 @@ def _check_namespace(labels: list[str] | None) -> list[str] | None:
     return labels
 
 
-User = Annotated[str, typer.Option("--user", help="The user's id", callback=_check_user)]
+User = Annotated[str, typer.Option("--user", help="The user's id", callback=check_user)]
 Namespace = Annotated[
     list[str] | None,
     typer.Option(
@@ -79,7 +80,7 @@ def group() -> None:
 def list_memory(
     user: Annotated[
         str | None,
-        typer.Option("--user", help="List the facts of this user; all users without", callback=_check_user),
+        typer.Option("--user", help="List the facts of this user; all users without", callback=check_user),
     ] = None,
     *,
     history: Annotated[
@@ -91,11 +92,11 @@ def list_memory(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the users of whom something is known, or what is known of one, oldest first."""
+    """List the users with memories, or the memories of one user, oldest first."""
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with _open_store(db, tenant, keys) as kept:
+    with open_store(db, tenant, keys) as kept:
         if user is None:
             for name in users(kept.store(), root=root):
                 if as_json:
@@ -106,7 +107,7 @@ def list_memory(
         known = Memory(kept.store(), user, root=root)
         facts, summaries = known.facts(history=history), known.summaries()
         if not facts and not summaries:
-            _refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, tenant, user, root)
     if as_json:
         for fact in facts:
             print_json({"id": fact.id, **fact.dump()})
@@ -114,7 +115,10 @@ def list_memory(
             print_json({"thread": summary.thread, **summary.dump()})
         return
     for fact in facts:
-        ended = "" if fact.known_until is None else f" (until {fact.known_until:%Y-%m-%d})"
+        if fact.known_until is None:
+            ended = ""
+        else:
+            ended = f" (until {fact.known_until:%Y-%m-%d})"
         typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_line(fact.text)}{ended}")
     for summary in summaries:
         typer.echo(f"thread {printable(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
@@ -137,10 +141,10 @@ def export_memory(
     from perdure.memory import Memory
 
     root = _root(namespace)
-    with _open_store(db, tenant, keys) as kept:
+    with open_store(db, tenant, keys) as kept:
         exported = Memory(kept.store(), user, root=root).export()
         if not exported["facts"] and not exported["summaries"]:
-            _refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, tenant, user, root)
     typer.echo(json.dumps(exported, indent=2))
 
 
@@ -167,16 +171,19 @@ def forget(
     from perdure.runtime.agent_memory.memory_turns import lane_of
 
     key, root = keys_of(keys), _root(namespace)
-    with open_database(db, tenant, key) as database, _open_store(db, tenant, key) as kept:
+    with open_database(db, tenant, key) as database, open_store(db, tenant, key) as kept:
         known = Memory(kept.store(), user, root=root)
-        what = "all that is known of" if id is None else f"{printable(id)} of"
+        if id is None:
+            what = "all that is known of"
+        else:
+            what = f"{printable(id)} of"
         require_consent(f"Remove {what} the user {printable(user)}?", yes)
         if id is None:
-            # First, so that no waiting turn adds to what is removed.
+            # First, so that no waiting turn adds memories during the removal.
             database.checkpointer().delete_thread(lane_of(user))
         removed = known.forget(id)
         if not removed:
-            _refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, tenant, user, root)
     if as_json:
         print_json({"user": user, "removed": removed})
     elif id is None and not removed:
@@ -186,7 +193,7 @@ def forget(
 
 
 @contextmanager
-def _open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> Iterator[SyncDatabase]:
+def open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> Iterator[SyncDatabase]:
     """Open the database of the store in which servers and workers with these settings keep memories: one of
     its own, if the settings name one, or else that of the threads.
 
@@ -202,9 +209,9 @@ def _open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> 
         yield database
 
 
-def _refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str, ...]) -> None:
-    """Raise ``NotFound`` if no tenant was named, and something is known of the user in another one: a command
-    that says that nothing is known would be taken for an answer about all of them."""
+def refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str, ...]) -> None:
+    """Raise ``NotFound`` if no tenant was named, and another tenant has memories of the user: an empty result
+    would be taken for an answer about all tenants."""
     from perdure.engine.items.items import namespaces
     from perdure.memory import users
     from perdure.memory.users import namespace_of

@@ -31,6 +31,7 @@ from perdure.model.records import Partition
 if TYPE_CHECKING:
     from perdure.runtime.operations.open_questions import AskedQuestion
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
+    from perdure.runtime.threads.rows import ThreadRow
 
 questions = typer.Typer(
     cls=Group, help="Look at the questions that wait for an answer, and answer them.", no_args_is_help=True
@@ -93,14 +94,29 @@ async def _all(
 
 def _print(entry: dict[str, Any], now: int) -> None:
     line = f"{age(now - entry['since']):>7}  {printable(entry['thread_id'])}"
-    line += f"  of {printable(entry['user'])}" if entry["user"] else ""
+    if entry["user"]:
+        line += f"  of {printable(entry['user'])}"
+    else:
+        line += ""
     line += f"  {legible(entry['title'])}" if entry["title"] else ""
-    line += f"  until {when(entry['until'])}" if entry["until"] else ""
-    line += f"  deadline {when(entry['deadline'])}" if entry["deadline"] else ""
-    line += f"  interrupt {printable(entry['interrupt_id'])}" if entry["interrupt_id"] else ""
+    if entry["until"]:
+        line += f"  until {when(entry['until'])}"
+    else:
+        line += ""
+    if entry["deadline"]:
+        line += f"  deadline {when(entry['deadline'])}"
+    else:
+        line += ""
+    if entry["interrupt_id"]:
+        line += f"  interrupt {printable(entry['interrupt_id'])}"
+    else:
+        line += ""
     out.print(escape(line), soft_wrap=True)
     text = entry["fault"] or entry["text"]
-    shown = text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
+    if len(text) <= _TEXT_MAX:
+        shown = text
+    else:
+        shown = f"{text[:_TEXT_MAX]}…"
     for part in legible(shown, keep="\n").splitlines():
         out.print(escape(f"         {part}"), soft_wrap=True)
     form = entry["form"]
@@ -147,15 +163,20 @@ def answer(
     decided = [approve, reject is not None, edit is not None, value is not None]
     if decided.count(True) != 1:
         raise typer.BadParameter("give one answer: a VALUE, --approve, --reject REASON or --edit ARGUMENTS")
+    from perdure.model.missing_thread import missing_thread
     from perdure.runtime.operations import open_questions
+    from perdure.runtime.threads.rows import look
 
     partition = Partition(tenant, thread_id)
     with open_walk(db, tenant, keys) as found:
         given: Any
+        row = found.walk.database.run(look(partition))
+        if row is None:
+            raise missing_thread(partition)
         if value is not None:
             given = value if as_text else _json_or_text(value)
         else:
-            asked = run_coroutine(_find_asked(found.walk, thread_id, interrupt))
+            asked = run_coroutine(_find_asked(found.walk, row, interrupt))
             given = _decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
         run_id = run_coroutine(
@@ -167,15 +188,10 @@ def answer(
     out.print(escape(f"{printable(thread_id)}: answered; it goes on as run {run_id}"), soft_wrap=True)
 
 
-async def _find_asked(walk: ThreadWalk, thread_id: str, interrupt: str | None) -> AskedQuestion:
-    from perdure.model.missing_thread import missing_thread
+async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -> AskedQuestion:
     from perdure.runtime.operations import open_questions
-    from perdure.runtime.threads.rows import look
 
-    partition = Partition(walk.tenant, thread_id)
-    row = await walk.database.arun(look(partition))
-    if row is None:
-        raise missing_thread(partition)
+    thread_id = row.thread_id
     found = await walk.database.arun(open_questions.of_thread(walk.database, walk.tenant, row))
     matching = [each for each in found if interrupt in (None, each.interrupt_id)]
     if not matching:
@@ -234,7 +250,10 @@ def signal(
     if as_json:
         print_json(receipt._asdict())
         return
-    what = "kept until it waits for it" if receipt.run_id is None else f"it goes on as run {receipt.run_id}"
+    if receipt.run_id is None:
+        what = "kept until it waits for it"
+    else:
+        what = f"it goes on as run {receipt.run_id}"
     again = ", as it had been before" if receipt.is_duplicate else ""
     out.print(escape(f"{printable(thread_id)}: {what}{again}"), soft_wrap=True)
 

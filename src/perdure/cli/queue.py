@@ -143,11 +143,10 @@ def dead(
 
     rows: list[dict[str, Any]] = []
     with open_database(db, tenant, keys) as database:
-        partitions = (
-            [p for p in admin.partitions(database, tenant) if p.space == THREADS]
-            if thread_id is None
-            else [Partition(tenant, thread_id)]
-        )
+        if thread_id is None:
+            partitions = [p for p in admin.partitions(database, tenant) if p.space == THREADS]
+        else:
+            partitions = [Partition(tenant, thread_id)]
         hidden = len(partitions) == 1 or not sys.stderr.isatty()
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
             found = handle_in(database).run(inboxes.read_failures(partition))
@@ -179,28 +178,28 @@ def stuck(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count threads on which no worker makes progress, by the name of the graph or channel.
+    """Count threads on which no worker makes progress, by the name of the graph or channel, and say what can
+    be done.
 
     Threads that wait have been due for long because no running worker has the graph or channel. Threads that
     fail are retried, and the workers log the errors. For damaged threads run `perdure fsck`.
     """
+    from perdure.runtime.operations.entries import stuck_entry
+
     with open_database(db, tenant, keys) as database:
         found = database.find_stuck(older, all_tenants=all_tenants, most=most)
-    rows = [
-        {
-            "problem": one.problem,
-            "what": one.what,
-            "name": one.name,
-            "threads": one.threads,
-            "oldest": _time(one.since),
-            "attempts": one.attempts,
-            "tenant": one.example.tenant,
-            "example": one.example.thread,
-        }
-        for one in found.stuck
-    ]
+    rows: list[dict[str, Any]] = []
+    for one in found.stuck:
+        entry = stuck_entry(one)
+        since = _time(entry.pop("since"))
+        rows.append({**entry, "oldest": since})
     headings = ("problem", "what", "name", "threads", "oldest", "attempts", "tenant", "example")
     _print(rows, headings, "Nothing is stuck.", as_json)
+    if not as_json:
+        for row in rows:
+            named = legible(f"{row['problem']} {row['what']} {row['name']}".rstrip())
+            out.print(escape(f"{named}: {legible(row['advice'])}"), soft_wrap=True)
+        out.print("`perdure threads dead` has what was given up, `perdure questions ls` what asks people.")
     if not found.is_whole:
         err.print(f"There is more than {most} queues; pass --most to look at more of them.")
 
@@ -262,11 +261,10 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
     from perdure.errors import PerdureError, Unavailable
 
     tried = refused = 0
-    partitions = (
-        [p for p in admin.partitions(database, tenant) if p.space == THREADS]
-        if thread_id is None
-        else [Partition(tenant, thread_id)]
-    )
+    if thread_id is None:
+        partitions = [p for p in admin.partitions(database, tenant) if p.space == THREADS]
+    else:
+        partitions = [Partition(tenant, thread_id)]
     for partition in partitions:
         found = handle_in(database).run(inboxes.read_failures(partition))
         if thread_id is not None:
@@ -300,7 +298,10 @@ def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tup
 
 
 def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:
-    how = "had been scheduled to run again" if was_repeated else "is scheduled to run again"
+    if was_repeated:
+        how = "had been scheduled to run again"
+    else:
+        how = "is scheduled to run again"
     return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again)}"
 
 
@@ -344,7 +345,9 @@ def _message(standing: Standing, text: bool) -> dict[str, Any]:
         "run": run.id if run is not None else None,
         "bytes": _size(message.payload),
     }
-    return {**row, "payload": message.payload} if text else row
+    if text:
+        return {**row, "payload": message.payload}
+    return row
 
 
 def _run(run: Run) -> dict[str, Any]:
@@ -374,7 +377,9 @@ def _reply(reply: Reply, text: bool) -> dict[str, Any]:
         "bytes": _size(reply.payload),
         "error": reply.error,
     }
-    return {**row, "payload": reply.payload} if text else row
+    if text:
+        return {**row, "payload": reply.payload}
+    return row
 
 
 def _print(

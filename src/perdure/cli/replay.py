@@ -41,17 +41,17 @@ def replay(
         typer.Option(metavar="MODULE:GRAPH", help="The graph or Agent as it is now, e.g. ./agent.py:graph"),
     ],
     last: Annotated[
-        int | None, typer.Option(min=1, help="Begin so many checkpoints before the latest; all without it")
+        int | None, typer.Option(min=1, help="Number of latest checkpoints to begin before; by default all")
     ] = None,
     to_the_end: Annotated[
         bool, typer.Option("--all", help="Show every step that differs, not only the first")
     ] = False,
     ignore: Annotated[
-        list[str] | None, typer.Option(metavar="CHANNEL", help="A channel whose values do not count")
+        list[str] | None, typer.Option(metavar="CHANNEL", help="A channel whose values are not compared")
     ] = None,
     live_tool: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Run this tool, without connections, instead of answering for it"),
+        typer.Option(metavar="NAME", help="Run this tool, without connections, instead of its recording"),
     ] = None,
     context: Annotated[
         str | None, typer.Option(metavar="JSON", help="The graph's context, a JSON object")
@@ -137,7 +137,10 @@ def _print(report: ReplayReport) -> None:
     for each in report.differences:
         out.print(f"{name}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
         _print_values(each)
-    steps = "1 step" if report.replayed == 1 else f"{report.replayed} steps"
+    if report.replayed == 1:
+        steps = "1 step"
+    else:
+        steps = f"{report.replayed} steps"
     if report.differences:
         first = report.differences[0]
         out.print(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}", soft_wrap=True)

@@ -29,6 +29,7 @@ from perdure.cli.app import (
     several,
 )
 from perdure.cli.suggestions import Group
+from perdure.errors import NotFound
 from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
@@ -38,19 +39,20 @@ if TYPE_CHECKING:
 
 runs = typer.Typer(
     cls=Group,
-    help="Look at the runs of all threads, find out why some failed, and run them again.",
+    help="Look at the runs of all threads, find out why some failed, run them again, and stop them.",
     no_args_is_help=True,
 )
 
 _MESSAGE_MAX = 100
 _FAULTS_MAX = 10
+_SECOND, _MINUTE, _HOUR = 1_000_000, 60_000_000, 3_600_000_000
 
 
 _CLOCK_TIME = re.compile(r"\d{1,2}:\d{2}")
 
 
 def check_span(value: str | None) -> str | None:
-    """Return a span of time as it was given; raise ``BadParameter`` if it is none."""
+    """Return a span of time as it was given; raise ``BadParameter`` if it is not one."""
     if value is not None:
         from perdure.model.retention_policy import duration_us
 
@@ -71,7 +73,9 @@ def _state(value: str | None) -> str | None:
 
 def _check_since(value: str | None) -> str | None:
     """Return a span or a time as it was given; ``BadParameter`` if it is neither."""
-    return value if value is not None and _time_in(value, 0) is not None else check_span(value)
+    if value is not None and _time_in(value, 0) is not None:
+        return value
+    return check_span(value)
 
 
 def _time_in(text: str, now: int) -> int | None:
@@ -92,17 +96,23 @@ def _time_in(text: str, now: int) -> int | None:
 Since = Annotated[
     str | None,
     typer.Option(
-        help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time, e.g. 12:00 or "
-        "2026-03-01T09:30",
+        help="Only what changed within this time, e.g. 15m, 1h or 7d, or since a time of this machine, "
+        "e.g. 12:00 or 2026-03-01T09:30",
         callback=_check_since,
     ),
 ]
 User = Annotated[
     str | None,
-    typer.Option(help="Only threads whose metadata names this user, under user_id, owner or user"),
+    typer.Option(
+        help="Only threads of this user, as their metadata names one: user_id, langgraph_auth_user_id, owner "
+        "or user"
+    ),
 ]
 ErrorText = Annotated[
     str | None, typer.Option("--error", help="Only errors whose type or message contains this text")
+]
+GraphVersion = Annotated[
+    str | None, typer.Option("--graph-version", help="Only runs of this version of their graph")
 ]
 Prefix = Annotated[str, typer.Option(help="Only threads whose id begins with this")]
 
@@ -127,14 +137,15 @@ def open_walk(db: str | None, tenant: str, keys: Any, prefix: str = "") -> Itera
 
 
 def since_us(since: str | None, now: int) -> int | None:
-    """Return the time that is named, or is a span before now, in microseconds since 1970; ``None`` for
-    none."""
+    """Return a time in microseconds since 1970 from a time or from a span before now; ``None`` for none."""
     from perdure.model.retention_policy import duration_us
 
     if since is None:
         return None
     named = _time_in(since, now)
-    return now - duration_us(since) if named is None else named
+    if named is None:
+        return now - duration_us(since)
+    return named
 
 
 def list_runs(
@@ -146,33 +157,45 @@ def list_runs(
     user: User = None,
     since: Since = None,
     error: ErrorText = None,
+    version: GraphVersion = None,
     prefix: Prefix = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The maximum number, newest first")] = 30,
     by_error: Annotated[
         bool, typer.Option("--by-error", help="Count failed runs by error instead of listing runs")
+    ] = False,
+    by_duration: Annotated[
+        bool, typer.Option("--slowest", help="The slowest of all matching runs first")
     ] = False,
     db: Db = None,
     tenant: Tenant = "",
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a tenant, newest first, each with its thread, its state and its error.
+    """List the runs of a tenant, newest first, each with its state, thread, graph, duration and error.
 
-    Errors are of one group if they have the same type, and the same message but for ids, numbers and times.
-    With --by-error all failed runs count that match, whatever --limit is.
+    The duration counts from the start of a run, which may have waited before. `perdure threads show` has the
+    durations of a thread's nodes.
+
+    Errors are in one group if they have the same type, and the same message except for ids, numbers and
+    times. --by-error counts all matching failed runs, whatever --limit is.
     """
     from perdure.runtime.operations import entries
-    from perdure.runtime.operations.run_search import RunQuery, newest
+    from perdure.runtime.operations.run_search import RunQuery, newest, slowest
 
+    if by_error and by_duration:
+        raise typer.BadParameter("--by-error counts runs, and --slowest lists them; leave one out")
     with open_walk(db, tenant, keys, prefix) as found:
         state = "failed" if by_error else status
-        query = RunQuery(state=state, user=user, since=since_us(since, found.now), error=error)
+        query = RunQuery(
+            state=state, user=user, since=since_us(since, found.now), error=error, version=version
+        )
         if by_error:
             groups = run_coroutine(_group(found.walk, query))
             _print_groups(groups[:limit], as_json)
             return
         faults: list[str] = []
-        listed = run_coroutine(newest(found.walk, query, limit, faults.append))
+        first = slowest if by_duration else newest
+        listed = run_coroutine(first(found.walk, query, limit, faults.append))
     _print_faults(faults)
     for run in listed:
         if as_json:
@@ -209,6 +232,10 @@ def _print_faults(faults: list[str]) -> None:
         err.print(f"{several(more, 'more thread')} cannot be read: run perdure fsck")
 
 
+def _node_shown(node: str) -> str:
+    return printable(node.replace("|", " > "))
+
+
 def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
     for group in groups:
         if as_json:
@@ -217,10 +244,14 @@ def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
         example = group["example"]
         line = f"{several(group['runs'], 'run')}  {legible(group['kind'] + ': ' + group['message'])}"
         out.print(escape(line), soft_wrap=True)
-        last = (
-            f"  last {when(group['last_at'])} in {printable(example['thread_id'])}, run {example['run_id']}"
-        )
+        if group["nodes"]:
+            out.print(escape(f"  in {', '.join(map(_node_shown, group['nodes']))}"), soft_wrap=True)
+        last = f"  first {when(group['first_at'])}, last {when(group['last_at'])}"
+        last += f" in {printable(example['thread_id'])}, run {example['run_id']}"
         out.print(escape(last), soft_wrap=True)
+        if group["versions"]:
+            counts = (f"{printable(name)} ({count:,})" for name, count in group["versions"].items())
+            out.print(escape(f"  of the graph's version {', '.join(counts)}"), soft_wrap=True)
     if not groups and not as_json:
         out.print("No run has failed.")
 
@@ -252,13 +283,18 @@ def show(
     name = f"[bold]{escape(printable(run.id))}[/] of {escape(printable(detail.found.thread_id))}"
     out.print(name, soft_wrap=True)
     end = "last change" if run.state == "open" else "ended"
-    line = f"{run.state}  graph {printable(run.graph)}  {several(run.attempts, 'attempt')}"
+    line = f"{run.state}  graph {printable(run.graph)}"
+    if run.graph_version is not None:
+        line += f", version {printable(run.graph_version)}"
+    line += f"  {several(run.attempts, 'attempt')}"
     line += f"  started {when(run.started_at)}  {end} {when(run.updated_at)}"
     out.print(escape(line), soft_wrap=True)
     if detail.repeats is not None:
         out.print(escape(f"runs again {printable(detail.repeats)}"), soft_wrap=True)
     if failure is not None:
-        out.print(escape(legible(f"{failure.kind}: {failure.message}", keep="\n\t")), soft_wrap=True)
+        error = f"{failure.kind}: {failure.message}"
+        if failure.traceback is None or not failure.traceback.startswith(error):
+            out.print(escape(legible(error, keep="\n\t")), soft_wrap=True)
         if failure.traceback is not None:
             out.print(escape(legible(failure.traceback, keep="\n\t").rstrip("\n")), soft_wrap=True)
     out.print(escape(_next_step(detail)), soft_wrap=True)
@@ -284,7 +320,10 @@ def rerun(
     run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The failed run's id")] = None,
     *,
     failed: Annotated[
-        bool, typer.Option("--failed", help="All failed runs that were not made good since")
+        bool,
+        typer.Option(
+            "--failed", help="All failed runs that were not run again, and whose thread has not gone on"
+        ),
     ] = False,
     thread: Annotated[str | None, typer.Option(help="The thread of the run, if you know it")] = None,
     since: Since = None,
@@ -353,6 +392,57 @@ async def _rerun_standing(found: _Open, query: RunQuery, as_json: bool) -> tuple
     return accepted, stay + len(faults)
 
 
+def stop(
+    run_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The run's id")] = None,
+    *,
+    user: User = None,
+    all_runs: Annotated[bool, typer.Option("--all", help="All open and waiting runs")] = False,
+    prefix: Prefix = "",
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Remove what the runs stored in their threads, too")
+    ] = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    keys: Keys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Stop an open or waiting run, those of a user, or all of them.
+
+    A worker ends an open run when it hears of it, within seconds; what the run stored stays. A run that waits
+    never begins. Questions that wait for an answer stay open.
+
+    Typical: `perdure runs stop --user ada`.
+    """
+    if [run_id is not None, user is not None, all_runs].count(True) != 1:
+        raise typer.BadParameter("name one run by its id, or pass --user USER, or --all")
+    if run_id is not None and prefix:
+        raise typer.BadParameter("--prefix is for --user and --all")
+    from perdure.runtime.operations.stops import stop_runs
+
+    async def end_all(walk: ThreadWalk) -> int:
+        count = 0
+        async with aclosing(stop_runs(walk, user=user, run_id=run_id, rollback=rollback)) as found:
+            async for each in found:
+                count += 1
+                if as_json:
+                    print_json(each._asdict())
+                    continue
+                how = "is stopped" if each.was_open else "had not begun, and never does"
+                whose = "" if each.user is None else f" of {printable(each.user)}"
+                line = f"{printable(each.thread_id)}{whose}: run {printable(each.run_id)} {how}"
+                out.print(escape(line), soft_wrap=True)
+        return count
+
+    with open_walk(db, tenant, keys, prefix) as found:
+        count = run_coroutine(end_all(found.walk))
+    if run_id is not None and not count:
+        raise NotFound(
+            f"no run {run_id!r} is open or waits; `perdure runs ls --status open` has those that are"
+        )
+    if not as_json and run_id is None:
+        out.print(f"{several(count, 'run')} stopped.")
+
+
 async def repeat(database: SyncDatabase, tenant: str, found: FoundRun) -> tuple[str, bool]:
     """Run a failed run again, for a worker; return the new run's id, and whether it had been repeated."""
     from perdure.model.records import Partition
@@ -372,21 +462,37 @@ def _print_rerun(entry: dict[str, Any], as_json: bool) -> None:
         err.print(escape(legible(f"{line}was not repeated: {entry['reason']}")), soft_wrap=True)
         return
     was_repeated = entry["outcome"] == "repeated before"
-    how = "had been scheduled to run again" if was_repeated else "is scheduled to run again"
+    if was_repeated:
+        how = "had been scheduled to run again"
+    else:
+        how = "is scheduled to run again"
     out.print(escape(f"{line}{how}, as {printable(entry['again'])}"), soft_wrap=True)
 
 
 def _line(found: FoundRun, now: int) -> str:
     run, failure = found.run, found.failure
     line = f"{age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {printable(found.thread_id)}"
+    if run.state == "open":
+        took = f"for {span(now - run.started_at)}"
+    else:
+        took = f"took {span(run.updated_at - run.started_at)}"
+    line += f"  {printable(run.graph)} {took}"
     if found.user is not None:
         line += f"  of {printable(found.user)}"
     if run.state == "failed" and not found.stands:
-        line += "  (run again)" if found.is_repeated else "  (the thread went on)"
+        if found.is_repeated:
+            line += "  (run again)"
+        else:
+            line += "  (the thread went on)"
     if failure is not None:
         message = " ".join(legible(failure.message, keep="\n").split())
-        cut = message if len(message) <= _MESSAGE_MAX else f"{message[: _MESSAGE_MAX - 1]}…"
+        if len(message) <= _MESSAGE_MAX:
+            cut = message
+        else:
+            cut = f"{message[: _MESSAGE_MAX - 1]}…"
         line += f"\n         {legible(failure.kind)}: {cut}"
+        if failure.node is not None:
+            line += f"  in {_node_shown(failure.node)}"
     return line
 
 
@@ -399,6 +505,19 @@ def age(micros: int) -> str:
     return f"{seconds // 86400}d"
 
 
+def span(micros: int) -> str:
+    """Return a duration as people read it: ``1.5 ms``, ``12.3 s``, ``4 min 5 s``."""
+    if micros < _SECOND:
+        if micros < 10_000:
+            return f"{micros / 1000:.3g} ms"
+        return f"{micros // 1000} ms"
+    if micros < _MINUTE:
+        return f"{micros / _SECOND:.1f} s"
+    if micros < _HOUR:
+        return f"{micros // _MINUTE} min {micros % _MINUTE // _SECOND} s"
+    return f"{micros // _HOUR} h {micros % _HOUR // _MINUTE} min"
+
+
 def when(micros: int) -> str:
     """Return a time in microseconds since 1970 as text, in UTC."""
     return to_datetime(micros).strftime("%Y-%m-%d %H:%M:%SZ")
@@ -407,3 +526,4 @@ def when(micros: int) -> str:
 add_listing(runs, list_runs)
 runs.command()(show)
 runs.command()(rerun)
+runs.command()(stop)

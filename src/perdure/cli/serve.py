@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import Keys, err
-from perdure.cli.logs import LogLevel, write_log
+from perdure.cli.logs import LogLevel
 from perdure.errors import BadSetting, MissingExtra
 from perdure.storage.url import redact
 
@@ -83,6 +83,8 @@ def serve(
             f"perdure serve needs {error.name}, which is not installed; pip install 'perdure[server]'"
         ) from error
 
+    from perdure.runtime.log_output import write_log
+
     write_log(log_level)
     asked = load(
         file=config,
@@ -122,7 +124,10 @@ def serve(
 
 def announce_address(asked: Config, port: int) -> None:
     """Print what a server serves and where, its database, and where its configuration is from."""
-    host = f"[{asked.http.host}]" if ":" in asked.http.host else asked.http.host
+    if ":" in asked.http.host:
+        host = f"[{asked.http.host}]"
+    else:
+        host = asked.http.host
     address = f"http://{host}:{port}{asked.http.mount_prefix or ''}"
     err.print(f"[bold]Perdure[/] serves {escape(', '.join(asked.graphs))} at {address}", soft_wrap=True)
     pages = [

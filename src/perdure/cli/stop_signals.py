@@ -1,4 +1,4 @@
-"""Signals that stop a worker's process, and the exit of a process whose nodes cannot be interrupted.
+"""Signals that stop a worker's process.
 
 The first SIGTERM or SIGINT requests a stop, which other modules carry out. The second one ends the process at
 once.
@@ -7,24 +7,18 @@ once.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_THREADS_END_S = 1.0
 _ONE_REQUEST_S = 0.5
 """Seconds within which several signals count as one request: a launcher may forward a signal that the whole
 process group receives too."""
-
-_log = logging.getLogger("perdure.worker")
 
 
 @contextmanager
@@ -52,18 +46,6 @@ def watch_stop_signals() -> Iterator[asyncio.Future[str]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def leave(threads: ThreadPoolExecutor) -> None:
-    """End the process if nodes that cannot be interrupted still occupy threads. Their runs were handed over,
-    and their results are not stored."""
-    threads.shutdown(wait=False, cancel_futures=True)
-    waiting = threading.Thread(target=threads.shutdown, daemon=True)
-    waiting.start()
-    waiting.join(_THREADS_END_S)
-    if waiting.is_alive():
-        _log.warning("nodes that cannot be interrupted are left behind; their runs were handed over")
-        _end(0)
 
 
 def _end(code: int) -> NoReturn:

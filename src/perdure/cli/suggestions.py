@@ -1,4 +1,4 @@
-"""Suggests what was meant by a command or an option that there is not, in every group of commands."""
+"""Suggests the intended name for an unknown command or option, in every group of commands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _BEHIND = "; it belongs behind the command"
 
 
 class Group(TyperGroup):
-    """A group of commands that names, beside a word that it does not know, the one that was meant."""
+    """A group of commands that suggests the intended command for an unknown one."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first word names; the usage error for another word has a suggestion."""
@@ -64,7 +64,7 @@ class Group(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; the usage error for an option that it has not has a suggestion."""
+        """Run the command; the usage error for an unknown option has a suggestion."""
         try:
             return super().invoke(ctx)
         except Exception as error:
@@ -93,12 +93,13 @@ def _names(command: Any) -> list[str]:
 
 
 def _question(commands: Iterable[str]) -> str:
-    return f"Did you mean {' or '.join(f'`{command}`' for command in commands)}?"
+    *others, last = [f"`{command}`" for command in commands]
+    return f"Did you mean {', '.join(others)} or {last}?" if others else f"Did you mean {last}?"
 
 
 def _suggest_option(error: Any) -> None:
     """Complete a usage error of typer's; any other error stays as it is. Each group around the command does
-    this in turn. The classes of these errors move from release to release: they are told by their
+    this in turn. The classes of these errors move from release to release, so they are recognised by their
     attributes."""
     command = getattr(getattr(error, "ctx", None), "command", None)
     if command is None or not hasattr(error, "message"):

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import handle_in, out, printable
-from perdure.cli.thread_steps import span
+from perdure.cli.runs import span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,10 @@ def print_agents(found: Mapping[str, Any]) -> None:
         step = "" if each["step"] is None else str(each["step"])
         micros = each["began_at"]
         # A time that is ahead of this machine's clock is not shown.
-        passed = 0 if micros is None else time.time_ns() // 1000 - micros
+        if micros is None:
+            passed = 0
+        else:
+            passed = time.time_ns() // 1000 - micros
         table.add_row(
             escape(printable(each["name"])),
             _STATES.get(each["state"], each["state"]),

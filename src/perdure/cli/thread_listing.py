@@ -1,9 +1,11 @@
-"""Commands that list threads: all by id, and the largest by bytes."""
+"""Commands that list threads: all by id, those that are searched for, and the largest by bytes."""
 
 from __future__ import annotations
 
+import heapq
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -15,20 +17,24 @@ from perdure.cli.app import (
     Keys,
     Tenant,
     err,
+    handle_in,
     legible,
     open_database,
     out,
+    prices_here,
     print_json,
     printable,
     run_coroutine,
+    several,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, since_us
+from perdure.cli.thread_steps import money
 from perdure.errors import Contention, Corrupt
 from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.runtime.operations.thread_search import ThreadQuery
+    from perdure.runtime.operations.thread_search import ThreadMatch, ThreadQuery
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
     from perdure.runtime.threads.rows import ThreadRow
 
@@ -47,6 +53,12 @@ def _status(value: str | None) -> str | None:
     return value
 
 
+def _cost(value: float | None) -> float | None:
+    if value is not None and not 0 <= value < math.inf:
+        raise typer.BadParameter(f"a cost is a number from 0 on, not {value}")
+    return value
+
+
 def list_threads(
     *,
     status: Annotated[
@@ -59,6 +71,13 @@ def list_threads(
     ] = None,
     error: ErrorText = None,
     tag: Annotated[str | None, typer.Option(help="Only threads with this tag")] = None,
+    cost: Annotated[
+        float | None,
+        typer.Option(
+            help="Only threads whose calls of models cost at least this much, by the prices of perdure.toml",
+            callback=_cost,
+        ),
+    ] = None,
     since: Since = None,
     prefix: Prefix = "",
     limit: Annotated[
@@ -78,36 +97,60 @@ def list_threads(
 ) -> None:
     """List the threads of a tenant, with the time since their last change, their status, title and user.
 
-    They come by id; with --limit, the ones with the latest activity come first, except on Redis and DynamoDB,
-    which have no order by time, and for a --prefix. Threads of the runtime itself, on which the memory of
-    users is extracted, are left out. The title is the title or name in the metadata.
+    They are ordered by id. With --limit the latest activity comes first, unless --prefix is given or the
+    database is Redis or DynamoDB, which have no order by time. Threads of the runtime itself, on which the
+    memory of users is extracted, are left out. The title is the title or name in the metadata.
     """
+    from perdure.model.model_calls import NO_PRICES
     from perdure.runtime.operations.thread_search import ThreadQuery
 
     with open_walk(db, tenant, keys, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
+        prices = NO_PRICES if cost is None else prices_here()
         query = ThreadQuery(
-            title=title, user=user, error=error, tag=tag, since=since_us(since, found.now), words=words
+            title=title,
+            user=user,
+            error=error,
+            tag=tag,
+            since=since_us(since, found.now),
+            words=words,
+            cost=cost,
+            prices=prices,
         )
 
-        def show(row: ThreadRow, number: int) -> None:
-            size = _size(found.database, row.thread_id) if sizes else None
+        def show(match: ThreadMatch, row: ThreadRow, number: int) -> None:
+            if sizes:
+                size = _size(found.database, row.thread_id)
+            else:
+                size = None
             if as_json:
-                print_json(_entry(row, size, sizes))
+                entry = _entry(row, size, sizes)
+                if match.cost is not None:
+                    entry |= {"cost": match.cost, "currency": prices.currency}
+                print_json(entry)
                 return
             if number == 1:
-                measured = f"{'bytes':>{_BYTES_WIDTH}}  " if sizes else ""
+                if sizes:
+                    measured = f"{'bytes':>{_BYTES_WIDTH}}  "
+                else:
+                    measured = ""
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
-            typer.echo(_line(row, found.now, size, sizes))
+            line = _line(row, found.now, size, sizes)
+            if match.cost is not None:
+                line += f"  cost {money(match.cost, prices.currency)}"
+            typer.echo(line)
 
         count = run_coroutine(_list_matching(walk, query, limit, show))
     if not count and not as_json:
-        has_conditions = any((status, user, title, words, error, tag, since, prefix))
+        has_conditions = any((status, user, title, words, error, tag, since, prefix, cost is not None))
         out.print("No thread matches." if has_conditions else "No threads yet.")
 
 
 async def _list_matching(
-    walk: ThreadWalk, query: ThreadQuery, limit: int | None, show: Callable[[ThreadRow, int], None]
+    walk: ThreadWalk,
+    query: ThreadQuery,
+    limit: int | None,
+    show: Callable[[ThreadMatch, ThreadRow, int], None],
 ) -> int:
     from perdure.runtime.operations.thread_search import search
 
@@ -116,7 +159,7 @@ async def _list_matching(
         async for step in steps:
             if step.row is not None:
                 count += 1
-                show(step.row, count)
+                show(step, step.row, count)
             if count == limit:
                 break
     return count
@@ -126,7 +169,10 @@ def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
     from perdure.runtime.threads.user_and_title import title_in, user_in
 
     shown = _UNREADABLE if row.fault is not None else row.status
-    measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  " if sizes else ""
+    if sizes:
+        measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
+    else:
+        measured = ""
     line = f"{age(now - row.updated_at):<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
     line += printable(row.thread_id)
     if title := title_in(row.metadata):
@@ -144,15 +190,19 @@ def top(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """List a tenant's largest threads, by their bytes in the database, each with its largest channel.
+    """List a tenant's largest threads, by their bytes in the database, each with its largest channel, and the
+    bytes of all of its threads and of the database.
 
-    Every thread is read; that takes a while where there are many.
+    Every thread is read; that takes a while where there are many. The database has the other tenants, the
+    store and indexes, too; its size is not known on each kind of database. With --json the sums are in the
+    last line.
     """
     from rich.progress import track
 
-    with open_database(db, tenant, keys) as database:
-        names = [thread.thread_id for thread in database.threads()]
-        found: list[tuple[int, str, str]] = []
+    total = count = 0
+
+    def measure_each(database: SyncDatabase, names: list[str]) -> Iterator[tuple[int, str, str]]:
+        nonlocal total, count
         hidden = as_json or not sys.stderr.isatty()
         for name in track(names, "Measuring", console=err, transient=True, disable=hidden):
             try:
@@ -161,17 +211,28 @@ def top(
                 err.print(f"thread {name!r} was not measured: {error}", soft_wrap=True, markup=False)
                 continue
             largest = max(measured.channels, key=lambda c: measured.channels[c].bytes, default="")
-            found.append((measured.total, name, largest))
-    found.sort(key=lambda each: (-each[0], each[1]))
-    if not names and not as_json:
+            total += measured.total
+            count += 1
+            yield measured.total, name, largest
+
+    with open_database(db, tenant, keys) as database:
+        names = [thread.thread_id for thread in database.threads()]
+        found = heapq.nsmallest(limit, measure_each(database, names), key=lambda each: (-each[0], each[1]))
+        whole = run_coroutine(handle_in(database).acount_bytes())
+    if as_json:
+        for size, name, channel in found:
+            print_json({"thread_id": name, "bytes": size, "largest_channel": channel})
+        print_json({"threads": count, "bytes": total, "database_bytes": whole})
+        return
+    if not names:
         out.print("No threads yet.")
-    elif not as_json:
-        typer.echo(f"{'bytes':>{_BYTES_WIDTH}}  {'largest channel':<20}  thread")
-    for total, name, channel in found[:limit]:
-        if as_json:
-            print_json({"thread_id": name, "bytes": total, "largest_channel": channel})
-        else:
-            typer.echo(f"{total:>{_BYTES_WIDTH},}  {printable(channel):<20}  {printable(name)}")
+        return
+    typer.echo(f"{'bytes':>{_BYTES_WIDTH}}  {'largest channel':<20}  thread")
+    for size, name, channel in found:
+        typer.echo(f"{size:>{_BYTES_WIDTH},}  {printable(channel):<20}  {printable(name)}")
+    typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {several(count, 'thread')}")
+    if whole is not None:
+        typer.echo(f"{whole:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
 
 
 def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
@@ -187,11 +248,15 @@ def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
     }
     if row.fault is not None:
         entry["error"] = str(row.fault)
-    return {**entry, "bytes": size} if sizes else entry
+    if sizes:
+        return {**entry, "bytes": size}
+    return entry
 
 
 def _iso(micros: int) -> str | None:
-    return to_datetime(micros).isoformat() if micros else None
+    if micros:
+        return to_datetime(micros).isoformat()
+    return None
 
 
 def _size(database: SyncDatabase, thread_id: str) -> int | None:

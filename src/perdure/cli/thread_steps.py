@@ -1,62 +1,52 @@
-"""The way of a thread by its nodes, with times, tokens and costs, for ``perdure threads show``."""
+"""Path of a thread through its nodes, with times, tokens and costs, for ``perdure threads show``."""
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import handle_in, legible, out, prices_here, printable
-from perdure.cli.runs import when
+from perdure.cli.runs import span, when
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from perdure.database.blocking import SyncDatabase
-    from perdure.model.model_calls import ModelCall, Prices
 
-_SECOND, _MINUTE, _HOUR = 1_000_000, 60_000_000, 3_600_000_000
 _UNPRICED_MAX = 3
 
 
 def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int) -> dict[str, Any]:
-    """Return the newest steps of a thread, oldest first, the way that they are, and what the models of the
-    whole thread counted."""
-    from perdure.langgraph.reading.thread_messages import load_title
+    """Return the newest steps of a thread, oldest first, with their path through the nodes, the nodes that
+    wrote its last messages, by the messages' ids, and the usage of models in the whole thread."""
+    from perdure.langgraph.reading.thread_calls import load_all_calls
+    from perdure.langgraph.reading.thread_messages import load_messages, load_title
     from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
+    from perdure.model.model_calls import total
     from perdure.runtime.operations import entries, open_questions
     from perdure.runtime.threads.rows import look
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
     page = handle.run(load_steps(partition, handle.digest, namespace, limit=limit))
+    said = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
     row = handle.run(look(partition))
-    open_now = open_questions.of_thread(handle, partition.tenant, row, with_waits=True) if row else None
+    if row:
+        open_now = open_questions.of_thread(handle, partition.tenant, row, with_waits=True)
+    else:
+        open_now = None
     return {
         **entries.wait_entries(() if open_now is None else handle.run(open_now)),
         "title": handle.run(load_title(partition, handle.digest)),
+        "authors": {each["id"]: each["node"] for each in said.messages if each["id"] and each["node"]},
         "way": way_of(reversed(page.steps)),
         "steps": [show_step(step, prices) for step in reversed(page.steps)],
         "has_earlier_steps": page.cursor is not None,
-        "usage": _usage(database, thread_id, prices),
+        "usage": total(handle.run(load_all_calls(partition, handle.digest)), prices),
     }
-
-
-def _usage(database: SyncDatabase, thread_id: str, prices: Prices) -> dict[str, Any]:
-    from perdure.langgraph.reading.thread_steps import load_calls
-    from perdure.model.model_calls import distinct, total
-
-    handle = handle_in(database)
-    partition = handle.partition(thread_id)
-    calls: list[ModelCall] = []
-    after: tuple[str | int, ...] | None = None
-    while True:
-        part = handle.run(load_calls(partition, handle.digest, after))
-        calls += part.calls
-        after = part.cursor
-        if after is None:
-            return total(distinct(calls), prices)
 
 
 def print_way(found: Mapping[str, Any]) -> None:
@@ -67,7 +57,7 @@ def print_way(found: Mapping[str, Any]) -> None:
     way = " → ".join(_together(nodes) for nodes in found["way"])
     if way:
         out.print(
-            f"\n[bold]way[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
+            f"\n[bold]path[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
         )
     table = Table("step", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
     notes = {"asked": "waits for an answer", "failed": "failed", "open": "not over"}
@@ -77,7 +67,10 @@ def print_way(found: Mapping[str, Any]) -> None:
         _add_step(table, step, 0, notes)
     out.print(table)
     for wait in found["waits"]:
-        until = f"  until {when(wait['until'])}" if wait["until"] else ""
+        if wait["until"]:
+            until = f"  until {when(wait['until'])}"
+        else:
+            until = ""
         out.print(f"[bold]waits[/] {escape(legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
@@ -96,7 +89,10 @@ def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[
 
 def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     began, ended, usage = task["began_at"], task["ended_at"], task["usage"]
-    took = "" if began is None or ended is None else span(ended - began)
+    if began is None or ended is None:
+        took = ""
+    else:
+        took = span(ended - began)
     name = printable(task["node"] or "a task")
     table.add_row(
         f"{'  ' * depth}{escape(name)}",
@@ -118,7 +114,11 @@ def _together(nodes: list[str]) -> str:
     shown = [
         f"{printable(node)} ×{count}" if count > 1 else printable(node) for node, count in counts.items()
     ]
-    return shown[0] if len(shown) == 1 else f"({', '.join(shown)})" if shown else ""
+    if len(shown) == 1:
+        return shown[0]
+    if shown:
+        return f"({', '.join(shown)})"
+    return ""
 
 
 def _counts(usage: Mapping[str, Any]) -> str:
@@ -139,15 +139,11 @@ def _counts(usage: Mapping[str, Any]) -> str:
 
 
 def _money(usage: Mapping[str, Any]) -> str:
-    return "" if usage["cost"] is None else f"{usage['cost']:.4g} {printable(usage['currency'])}"
+    if usage["cost"] is None:
+        return ""
+    return money(usage["cost"], usage["currency"])
 
 
-def span(micros: int) -> str:
-    """Return a duration as people read it."""
-    if micros < _SECOND:
-        return f"{micros / 1000:.3g} ms" if micros < 10_000 else f"{micros // 1000} ms"
-    if micros < _MINUTE:
-        return f"{micros / _SECOND:.1f} s"
-    if micros < _HOUR:
-        return f"{micros // _MINUTE} min {micros % _MINUTE // _SECOND} s"
-    return f"{micros // _HOUR} h {micros % _HOUR // _MINUTE} min"
+def money(cost: float, currency: str) -> str:
+    """Return a cost as people write it: 0.000084, not 8.4e-05."""
+    return f"{Decimal(f'{cost:.4g}'):,f} {printable(currency)}"

@@ -40,6 +40,8 @@ from perdure.model.missing_thread import missing_thread
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from perdure.langgraph.reading.plain_reading import ChannelView
 
 threads = typer.Typer(
@@ -63,8 +65,8 @@ def show(
     keys: Keys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and the way by its
-    nodes with the times of their tasks and the tokens of their models.
+    """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and its path through
+    the nodes with the times of their tasks and the tokens of their models.
 
     Costs are shown if the table "prices" of perdure.toml has the models.
     """
@@ -77,15 +79,24 @@ def show(
         channels = [shallow(each) for each in view.channels]
         print_json({"thread_id": thread_id, **entry, "channels": channels, **way, **agents})
         return
-    title = f"  {escape(printable(way['title']))}" if way["title"] else ""
+    if way["title"]:
+        title = f"  {escape(printable(way['title']))}"
+    else:
+        title = ""
     out.print(f"[bold]{escape(printable(thread_id))}[/]{title}", soft_wrap=True)
     out.print(f"checkpoint {view.checkpoint_id}", soft_wrap=True)
-    tags = f"  tags {', '.join(map(printable, view.tags))}" if view.tags else ""
+    if view.tags:
+        tags = f"  tags {', '.join(map(printable, view.tags))}"
+    else:
+        tags = ""
     line = f"{view.created_at}  source {printable(view.source or '')}  step {view.step}{tags}"
     out.print(escape(line), soft_wrap=True)
     table = Table("channel", "bytes", "items", box=None, pad_edge=False)
     for channel in view.channels:
-        length = "" if channel.length is None else str(channel.length)
+        if channel.length is None:
+            length = ""
+        else:
+            length = str(channel.length)
         table.add_row(escape(printable(channel.name)), f"{channel.size:,}", length)
     out.print(table)
     for task, name, _ in view.pending:
@@ -93,7 +104,7 @@ def show(
     print_way(way)
     print_agents(agents)
     for channel in view.channels:
-        _print_messages(channel)
+        _print_messages(channel, way["authors"])
 
 
 @threads.command()
@@ -204,8 +215,8 @@ def fork(
 ) -> None:
     """Go on from an earlier checkpoint: its copy becomes the latest one, and the next message builds on it.
 
-    What came after it stays as a branch. With --into the thread itself is left as it is. Refused while a run
-    of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
+    The checkpoints after it stay as a branch. With --into the thread itself is left as it is. Refused while a
+    run of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
     with open_database(db, tenant, keys) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
@@ -280,16 +291,21 @@ def delete(
     out.print(escape(f"{printable(thread_id)} is gone"), soft_wrap=True)
 
 
-def _print_messages(channel: ChannelView) -> None:
-    """Print the messages of a channel, if it holds any."""
+def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
+    """Print the messages of a channel, if it holds any, with the nodes that wrote them."""
     items = channel.value if isinstance(channel.value, list) else []
     for item in items:
         inner = item.get("value") if isinstance(item, dict) else None
         if not isinstance(inner, dict) or "content" not in inner or "type" not in inner:
             continue
         content = inner["content"]
-        text = content if isinstance(content, str) else json_text(content)
-        out.print(f"\n[bold]{escape(printable(str(inner['type'])))}[/]")
+        if isinstance(content, str):
+            text = content
+        else:
+            text = json_text(content)
+        node = authors.get(str(inner.get("id")))
+        by = f" by {escape(printable(node))}" if node else ""
+        out.print(f"\n[bold]{escape(printable(str(inner['type'])))}[/]{by}")
         if text:
             out.print(escape(legible(text, keep="\n\t")))
         for call in inner.get("tool_calls") or ():

@@ -4,34 +4,54 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from decimal import Decimal
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import set_cell_size
 from rich.markup import escape
+from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
     Db,
     Keys,
     Tenant,
+    err,
     handle_in,
     open_database,
     out,
     print_json,
     printable,
+    progress_bar,
     run_coroutine,
+    several,
 )
-from perdure.cli.runs import age
+from perdure.cli.runs import Since, age, open_walk, since_us, span, when
+
+if TYPE_CHECKING:
+    from perdure.runtime.operations.node_times import NodeTimes
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _BARS = "▁▂▃▄▅▆▇█"
 _EVERY_S = 2.0
+_PART_S = 1.0
+_LONG_US = 60_000_000
+_WHY_WAITING = "`perdure threads stuck` says why threads wait for long, and what can be done."
 
 
 def top(
     *,
     once: Annotated[bool, typer.Option("--once", help="Show it once, also on a terminal")] = False,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Show the times of nodes, by reading the steps of threads")
+    ] = False,
+    since: Since = None,
+    growth: Annotated[
+        bool, typer.Option("--growth", help="Show how the database and its threads grew, day by day")
+    ] = False,
     db: Db = None,
     tenant: Tenant = "",
     keys: Keys = None,
@@ -39,14 +59,32 @@ def top(
 ) -> None:
     """Show how it is going: runs a minute, what waits, errors, latencies, tokens and cost.
 
-    On a terminal it is shown anew every two seconds until Ctrl-C; otherwise, and with --json, once. Workers
+    On a terminal it is refreshed every two seconds until Ctrl-C; otherwise, and with --json, once. Workers
     store their counts every ten seconds. Latencies are from the acceptance of a message, to its run's end and
     to the first token of a model.
+
+    With --nodes it shows how often each node ran and how long it took, the slowest first, in the last day or
+    since the time that --since names. Every thread that changed since then is read.
+
+    With --growth it shows the size of the database and the number of the tenant's threads, on those of the
+    last 92 days on which runs ended, and now. D1 and Redis do not tell the size, nor DynamoDB and Redis the
+    number.
     """
+    from perdure.runtime.operations.growth import read as read_growth
     from perdure.runtime.operations.overview import read
 
+    if nodes and growth:
+        raise typer.BadParameter("--nodes and --growth show different things; leave one out")
+    if since is not None and not nodes:
+        raise typer.BadParameter("--since is for --nodes: the other numbers are of the last hour and day")
+    if nodes:
+        _show_nodes(since or "1d", db, tenant, keys, as_json)
+        return
     with open_database(db, tenant, keys) as database:
         handle = handle_in(database)
+        if growth:
+            _show_growth(run_coroutine(read_growth(handle, tenant))["samples"], as_json)
+            return
         found = run_coroutine(read(handle, tenant))
         if as_json:
             print_json(found)
@@ -62,6 +100,68 @@ def top(
                 live.update(_show(run_coroutine(read(handle, tenant))), refresh=True)
 
 
+def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        for each in samples:
+            print_json(each)
+        return
+    table = Table("time", box=None, pad_edge=False)
+    for title in ("bytes of the database", "growth", "threads", "growth"):
+        table.add_column(title, justify="right")
+    for before, each in pairwise([{}, *samples]):
+        cells: list[str] = []
+        for name in ("bytes", "threads"):
+            size, earlier = each[name], before.get(name)
+            cells.append("not known" if size is None else f"{size:,}")
+            cells.append("" if size is None or earlier is None else f"{size - earlier:+,}")
+        table.add_row(when(each["at"]), *cells)
+    out.print(table)
+
+
+def _show_nodes(since: str, db: str | None, tenant: str, keys: str | None, as_json: bool) -> None:
+    with open_walk(db, tenant, keys) as opened:
+        times, examined, unreadable = run_coroutine(
+            _read_nodes(opened.walk, since_us(since, opened.now) or 0, is_shown=not as_json)
+        )
+    if unreadable:
+        err.print(f"{several(unreadable, 'thread')} cannot be read: run perdure fsck", soft_wrap=True)
+    entries = times.entries()
+    if as_json:
+        for each in entries:
+            print_json({name: value for name, value in each.items() if name != "classes"})
+        return
+    if not entries:
+        out.print(f"No node ran: {several(examined, 'thread')} examined.")
+        return
+    table = Table("graph", "node", box=None, pad_edge=False)
+    for title in ("runs", "failed", "half within", "95% within", "longest"):
+        table.add_column(title, justify="right")
+    for each in entries:
+        names = (escape(printable(each["graph"] or "")), escape(printable(each["node"].replace("|", " > "))))
+        lengths = (span(each[name]) for name in ("p50", "p95", "longest"))
+        table.add_row(*names, f"{each['count']:,}", f"{each['failed']:,}", *lengths)
+    out.print(table)
+    out.print(f"{several(examined, 'thread')} examined.")
+
+
+async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:
+    """Return the times of nodes in all threads, and how many were examined, and could not be read."""
+    from perdure.runtime.operations.node_times import NodeTimes, read_part
+
+    times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
+    with progress_bar("threads") if is_shown else nullcontext() as bar:
+        task = None if bar is None else bar.add_task("Reading steps", total=None)
+        while True:
+            part = await read_part(walk, since, cursor, _PART_S)
+            times.merge(part.times)
+            examined, unreadable = examined + part.examined, unreadable + part.unreadable
+            if bar is not None and task is not None:
+                bar.update(task, completed=examined)
+            if part.cursor is None:
+                return times, examined, unreadable
+            cursor = part.cursor
+
+
 def _show(found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
     full = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
@@ -74,6 +174,7 @@ def _show(found: dict[str, Any]) -> str:
         f"{hour['failed']} failed  {day['runs']} in the last day, {day['failed']} failed",
         f"waiting {queue['due']}{oldest}  under way {queue['under_way']}  replies {queue['replies']}  "
         f"scheduled {queue['scheduled']}  {'  '.join(known)}".rstrip(),
+        *([_WHY_WAITING] if queue["oldest"] and found["now"] - queue["oldest"] > _LONG_US else []),
         f"hour  {_sparkline(found['minutes'])}",
         f"day   {_sparkline(found['hours'])}",
         f"latency in the last hour  to the end {_latency(hour['end'])}  "
@@ -92,6 +193,13 @@ def _show(found: dict[str, Any]) -> str:
                     line += f"  end {_latency(each['end'])}  first token {_latency(each['first'])}"
                 lines.append(line + (f"  {_usage(each)}" if each["calls"] else ""))
             lines.append("")
+    if day["versions"]:
+        lines.append(f"[bold]{'version of a graph, last day':<30}{'runs':>8}{'failed':>8}[/]")
+        for each in day["versions"][:10]:
+            shown = f"{printable(each['graph'] or 'all others')} {printable(each['version'] or 'all others')}"
+            line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
+            lines.append(f"{line}  since about {age(found['now'] - each['since'])} ago")
+        lines.append("")
     if hour["models"]:
         lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")
         for each in hour["models"][:10]:
@@ -113,7 +221,9 @@ def _usage(found: dict[str, Any]) -> str:
     shown = f"{found['input_tokens']:,} tokens in, {found['output_tokens']:,} out"
     # As a person would write it: 0.000084, not 8.4e-05.
     cost = found["cost"]
-    return shown if cost is None else f"{shown}, cost {Decimal(f'{cost:.4g}'):,f}"
+    if cost is None:
+        return shown
+    return f"{shown}, cost {Decimal(f'{cost:.4g}'):,f}"
 
 
 def _column(name: str) -> str:

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from perdure.cli.app import Keys, Tenant
-from perdure.cli.logs import LogLevel, write_log
+from perdure.cli.logs import LogLevel
 from perdure.errors import BadUrl, NotAllowed
 from perdure.storage.url import backend_of, redact
 
 
 class OnFailure(StrEnum):
-    """Treatment of what a failed run stored."""
+    """Treatment of the checkpoints of a failed run."""
 
     ROLLBACK = "rollback"
     KEEP = "keep"
@@ -130,6 +130,8 @@ def worker(
             f"--all-tenants and the tenant {tenant!r} exclude each other; leave one out (PERDURE_TENANT sets "
             "the tenant, too)"
         )
+    from perdure.runtime.log_output import write_log
+
     write_log(log_level)
 
     from perdure.cli.worker_process import For, work

@@ -12,25 +12,25 @@ import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from perdure.care.sweeper import RetentionOptions
-from perdure.cli.stop_signals import leave, watch_stop_signals
+from perdure.cli.stop_signals import watch_stop_signals
 from perdure.config.resolve import add_import_folders, make_folder_of, set_variables
-from perdure.config.stores import store_database
+from perdure.config.store_database import store_database
 from perdure.config.worker import HostPort, WorkerConfig
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Agent, Channel, Logs, Observer, Runtime
 from perdure.runtime.agents.loading import LoadedGraph, find, load_agent, load_channels
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.observers import Observers
 from perdure.runtime.options import WEBHOOK
 from perdure.runtime.retention_loop import RetentionLoop
+from perdure.runtime.worker.node_threads import run_with_node_threads
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
@@ -63,19 +63,23 @@ def work(config: WorkerConfig, whose: For) -> None:
     set_variables(config.env)
     add_import_folders(config.import_folders)
     graphs = {name: find(graph.place, root=config.root) for name, graph in config.graphs.items()}
-    channels = None if config.channels is None else find(config.channels, root=config.root)
-    asyncio.run(_work(config, whose, graphs, channels))
+    if config.channels is None:
+        channels = None
+    else:
+        channels = find(config.channels, root=config.root)
+    working = _work(config, whose, graphs, channels)
+    asyncio.run(run_with_node_threads(config.settings.concurrency, working))
 
 
 async def _work(
     config: WorkerConfig, whose: For, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
-    # Nodes that are plain functions run in threads: one for each run, so that none waits for another.
-    threads = ThreadPoolExecutor(config.settings.concurrency + 4, thread_name_prefix="node")
-    asyncio.get_running_loop().set_default_executor(threads)
     found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     agents = config.agents.apply(found, config.root)
-    replying = {} if channels is None else await load_channels(channels)
+    if channels is None:
+        replying = {}
+    else:
+        replying = await load_channels(channels)
     if WEBHOOK in replying:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
     chats = _chats(config)
@@ -118,7 +122,6 @@ async def _work(
                     line = "worker %s got %s: it claims nothing more and ends within %g s"
                     _log.info(line, name, asked, config.settings.drain)
         _log.info("worker %s has stopped: %s", name, tally)
-        leave(threads)
 
 
 def _runtime(
@@ -132,7 +135,8 @@ def _runtime(
     name: str,
 ) -> Runtime:
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
-    server accepted. ``databases`` are that of the threads, and that of the store if it is another one."""
+    server accepted. ``databases`` are the one with the threads, and the one with the store if that is
+    another."""
     hooks = _webhooks(config)
     try:
         runtime = Runtime(
@@ -224,4 +228,6 @@ class RunCounts(Observer):
 
     def __str__(self) -> str:
         text = ", ".join(f"{count} {what}" for what, count in sorted(self._counts.items()))
-        return f"runs: {text}" if text else "it had no runs"
+        if text:
+            return f"runs: {text}"
+        return "it had no runs"

@@ -1,6 +1,6 @@
 """Settings of single graphs: the schema of each, and the policy under which its conversations are kept.
 
-They are for graphs whose code stays as it is. What an ``Agent`` itself was given is never replaced.
+They are for graphs whose code stays as it is. Arguments of an ``Agent`` in code are never replaced.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ class ConversationSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs that have a
-    policy written for them alone; ``memory`` is the policy of all graphs that have none in their code;
-    ``questions`` are rules for the questions of a graph, ``None`` for all, after those in its code."""
+    """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs for which a
+    policy was written by name. ``memory`` is the policy of all graphs without one in their code.
+    ``questions`` are rules with the graph that they are for, ``None`` for all; rules in a graph's code come
+    first."""
 
     schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     conversations: Mapping[str, ConversationSettings] = field(default_factory=dict[str, ConversationSettings])
@@ -92,11 +93,14 @@ class AgentSettings:
             root: The project's folder.
 
         Raises:
-            BadSetting: A setting does not fit an agent, or it has one of its own.
+            BadSetting: A setting does not fit an agent, or the agent has its own in the code.
             GraphLoadError: There is no object at a place.
         """
         out: dict[str, Agent] = {}
-        memory = None if self.memory is None else self.memory.load(root)
+        if self.memory is None:
+            memory = None
+        else:
+            memory = self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:
                 agent = _with_schema(name, agent, place, root)
@@ -158,7 +162,7 @@ def schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -> dic
 
     Args:
         configuration: The configuration.
-        graphs: The names of the graphs that there are.
+        graphs: The names of all graphs.
 
     Raises:
         BadSetting: The setting names an unknown graph.
@@ -167,7 +171,10 @@ def schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -> dic
     if isinstance(schemas, str):
         schemas = dict.fromkeys(graphs, schemas)
     _require_known(configuration.name("schema"), schemas, graphs)
-    base = configuration.entries["schema"].base if "schema" in configuration else configuration.root
+    if "schema" in configuration:
+        base = configuration.entries["schema"].base
+    else:
+        base = configuration.root
     return {name: configuration.resolve_place(place, base) for name, place in schemas.items()}
 
 

@@ -59,8 +59,8 @@ async def checkpoint_lifespan(
         migrate: Migrate a database without this release's schema, as is the default in development;
             otherwise it raises ``MigrationRequired``, which names the command.
         tenant: The tenant that owns the threads.
-        encryption_key: The wrapping key or its provider, as for ``connect``; by default the one that
-            ``PERDURE_KEYS`` names.
+        encryption_key: The wrapping key or its provider, as for ``connect``; by default that of
+            ``PERDURE_KEYS``.
 
     Raises:
         BadSetting: No database is set.
@@ -122,7 +122,9 @@ def compile_graph(
         graph = builder.copy(update if store is None else {**update, "store": store})
     # The server of ``langgraph dev``, which has this name, refuses graphs with persistence.
     is_langgraph_dev = getattr(sys.modules.get("langgraph_api.config"), "API_VARIANT", None) == "local_dev"
-    return _without_persistence(graph) if is_langgraph_dev and is_development() else graph
+    if is_langgraph_dev and is_development():
+        return _without_persistence(graph)
+    return graph
 
 
 def _without_persistence(graph: Graph) -> Graph:
@@ -146,13 +148,16 @@ def _tell_of_langgraph_dev(name: str) -> None:
 
 
 def keys_of(given: EncryptionKey | None) -> EncryptionKey | None:
-    """Return what wraps the keys of stored data: what the caller gave, or what the environment names.
+    """Return the key or provider that wraps the keys of stored data: the caller's, or the one that the
+    environment names.
 
     Raises:
         BadSetting: There is none of this name.
     """
     named = next((os.environ[name] for name in SETTINGS["keys"].variables if os.environ.get(name)), None)
-    return provider_named(named) if given is None and named else given
+    if given is None and named:
+        return provider_named(named)
+    return given
 
 
 def url_of(given: str | None = None) -> str:

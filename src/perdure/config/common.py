@@ -23,7 +23,7 @@ class CommonConfig:
 
     Attributes:
         database_url: URL of the database.
-        keys: What wraps the keys of stored data, if it is encrypted.
+        keys: Wraps the keys of stored data, if it is encrypted.
         graphs: Places of the graphs by name.
         agents: Schemas and policies of conversations by graph.
         assistants: Configs of the graphs' default assistants.

@@ -51,4 +51,6 @@ def in_url(host: str) -> str:
     """Return a host to listen on as it stands in a URL that this machine can open."""
     if host in ANY_ADDRESS:
         return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
+    if ":" in host:
+        return f"[{host}]"
+    return host

@@ -88,7 +88,9 @@ class ResolvedConfig:
 
     def name(self, key: str) -> str:
         """Return the name under which a setting was given; its key if it was not given."""
-        return self.entries[key].name if key in self.entries else key
+        if key in self.entries:
+            return self.entries[key].name
+        return key
 
     def select_given(self, prefix: str) -> dict[str, Any]:
         """Return the given settings of a table, without defaults."""
@@ -122,7 +124,9 @@ class ResolvedConfig:
                 "which database? Pass --db postgresql://user@host/database, set PERDURE_DB or DATABASE_URL, "
                 f"or write database_url in perdure.toml; in development it is {DEVELOPMENT_URL}"
             )
-        return DEVELOPMENT_URL if url is None else plain_url(str(url))
+        if url is None:
+            return DEVELOPMENT_URL
+        return plain_url(str(url))
 
     def key_provider(self) -> KeyProvider | None:
         """Return the provider that wraps the keys of the databases, or ``None`` if they are not encrypted.
@@ -228,13 +232,18 @@ class ResolvedConfig:
             for key in ("store.redis_url", "store.postgres_dsn"):
                 # REDIS_URL and POSTGRES_DSN are set for other purposes as well.
                 if key in self and self.entries[key].name not in ("REDIS_URL", "POSTGRES_DSN"):
-                    wanted = "redis" if key == "store.redis_url" else "postgres"
+                    if key == "store.redis_url":
+                        wanted = "redis"
+                    else:
+                        wanted = "postgres"
                     raise BadSetting(
                         f"{self.entries[key].name} is set, but the store's type is not; set "
                         f"LANGGRAPH_STORE_TYPE={wanted}, or leave the URL out"
                     )
             own: str | None = self["store.database_url"]
-            return None if own is None else plain_url(own)
+            if own is None:
+                return None
+            return plain_url(own)
         if "store.database_url" in self:
             raise BadSetting(
                 f"{self.name('store.type')} and {self.name('store.database_url')} both name the store's "
@@ -248,7 +257,10 @@ class ResolvedConfig:
                     "threads. Memory is allowed in development"
                 )
             return "memory://"
-        key = "store.redis_url" if kind == "redis" else "store.postgres_dsn"
+        if kind == "redis":
+            key = "store.redis_url"
+        else:
+            key = "store.postgres_dsn"
         if key not in self:
             variables = " or ".join(SETTINGS[key].variables)
             raise BadSetting(f"{self.name('store.type')} is {kind}, but its URL is not set; set {variables}")
@@ -296,11 +308,17 @@ def resolve_config(
         BadSetting: A source cannot be read, or has an invalid setting.
     """
     here = Path.cwd()
-    paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()] if file is None else [file]
+    if file is None:
+        paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()]
+    else:
+        paths = [file]
     files = [sources.of_file(path) for path in paths]
     root = paths[-1].absolute().parent if paths else here
     entries = _merge(files)
-    env, env_file = sources.of_env_file(entries["env"], environ) if "env" in entries else ({}, Layer({}))
+    if "env" in entries:
+        env, env_file = sources.of_env_file(entries["env"], environ)
+    else:
+        env, env_file = ({}, Layer({}))
     environment = sources.of_environment(environ, env, here)
     every = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
     given = {

@@ -123,7 +123,10 @@ def _questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
 
 
 def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
-    unknown = sorted(table.keys() - set(_RULE)) if isinstance(table, dict) else []
+    if isinstance(table, dict):
+        unknown = sorted(table.keys() - set(_RULE))
+    else:
+        unknown = []
     if unknown or not isinstance(table, dict):
         what = f"has {unknown[0]!r}" if unknown else "is not a table"
         raise ValueError(f"rule {number} {what}; a rule has {', '.join(_RULE)}")
@@ -308,6 +311,7 @@ _LISTED = [
     _setting("limits.total_streams", whole(1), 1000),
     _setting("limits.total_waiting_runs", whole(1), 256),
     _setting("limits.page_max", whole(1), _PAGE),
+    _setting("limits.recheck", SPAN, 30.0),
     _setting("conversation.limit", whole(1), langgraph=True),
     _setting(
         "conversation.summary", whole(1), langgraph=True, derived="an eighth of the limit with `summarize`"

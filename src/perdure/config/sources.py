@@ -138,16 +138,29 @@ def value_of(setting: Setting, entry: GivenValue) -> Any:
         if has_advice and isinstance(entry.value, dict):
             # The message names the entry of the table.
             raise BadSetting(f"{entry.name}: {error}") from None
-        advice = str(error) if has_advice else f"it has to be {kind.wants}"
-        shown = "cannot be used" if setting.secret else f"is {_format(entry.value)}"
+        if has_advice:
+            advice = str(error)
+        else:
+            advice = f"it has to be {kind.wants}"
+        if setting.secret:
+            shown = "cannot be used"
+        else:
+            shown = f"is {_format(entry.value)}"
         raise BadSetting(f"{entry.name} {shown}; {advice}") from None
 
 
 def _format(value: object) -> str:
     if isinstance(value, dict):
-        return "a table" if value else "an empty table"
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
+        if value:
+            return "a table"
+        return "an empty table"
+    if isinstance(value, bool):
+        text = {True: "true", False: "false"}[value]
+    else:
+        text = repr(value)
+    if len(text) <= 80:
+        return text
+    return f"{text[:79]}…"
 
 
 def _text_of(path: Path) -> str:
@@ -174,7 +187,10 @@ def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Ite
         elif isinstance(value, dict):
             yield from _flat(value, path, f"{key}.", is_own)
         elif value is not None:
-            advice = f"write it as a table, [{key}]" if is_own else "write it as an object"
+            if is_own:
+                advice = f"write it as a table, [{key}]"
+            else:
+                advice = "write it as an object"
             raise BadSetting(f"{key} in {path} is {_format(value)}; {advice}")
 
 
@@ -187,7 +203,9 @@ def _suggest_key(key: str) -> str:
     those of other programs."""
     known = {name for name, setting in SETTINGS.items() if setting.langgraph}
     near = get_close_matches(key, known | IGNORED.keys() | REFUSED.keys(), 1, 0.8)
-    return f"; did you mean {near[0]}?" if near else ""
+    if near:
+        return f"; did you mean {near[0]}?"
+    return ""
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
@@ -203,7 +221,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {near[0]}?"
     there = [each for each in known if each.rpartition(".")[0] == table]
-    return f"there is {', '.join(there)}" if there else "take it out"
+    if there:
+        return f"there is {', '.join(there)}"
+    return "take it out"
 
 
 def _variables(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Keys of ``langgraph.json`` that are no settings here, and their treatment.
+"""Keys of ``langgraph.json`` that are not settings here, and their treatment.
 
 Other keys of LangGraph's server are settings of the same name. ``docs/configuration.md`` lists all of them,
 and a test compares that list with these.

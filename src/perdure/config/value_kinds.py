@@ -96,7 +96,10 @@ def whole(least: int, most: int | None = None) -> ValueKind:
             raise ValueError
         return value
 
-    span = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if most is None:
+        span = f"of at least {least}"
+    else:
+        span = f"from {least} to {most}"
     return ValueKind(f"a whole number {span}", int, check)
 
 
@@ -168,9 +171,10 @@ def graph_name(name: Any) -> str:
 
 
 def _graph(name: str, graph: Any) -> tuple[str, str | None]:
-    place, description = (
-        (graph.get("path"), graph.get("description")) if isinstance(graph, dict) else (graph, None)
-    )
+    if isinstance(graph, dict):
+        place, description = (graph.get("path"), graph.get("description"))
+    else:
+        place, description = (graph, None)
     if isinstance(graph, dict) and (unknown := set(graph) - {"path", "description"}):
         raise ValueError(f"{name} has {min(unknown)!r}; a graph has path and description")
     if description is not None and not isinstance(description, str):
@@ -217,7 +221,9 @@ def _env(value: Any) -> str | dict[str, str]:
 
 def _duration(value: Any) -> str | float:
     duration_us(value)
-    return value if isinstance(value, str) else float(value)
+    if isinstance(value, str):
+        return value
+    return float(value)
 
 
 def _policies(value: Any) -> dict[str, Retention]:

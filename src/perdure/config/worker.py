@@ -102,4 +102,6 @@ def _metrics(configuration: ResolvedConfig) -> HostPort | None:
             f"{configuration.name('metrics.host')} is the host for metrics, but no port is set for them; "
             "set metrics.port, or pass --metrics-port"
         )
-    return None if port is None else HostPort(host, port)
+    if port is None:
+        return None
+    return HostPort(host, port)

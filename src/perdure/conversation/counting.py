@@ -90,4 +90,6 @@ def tools_as_text(tools: Sequence[Any]) -> str:
 
 def count_tools(counter: Counter, tools: Sequence[Any]) -> int:
     """Return the number of tokens of tools' definitions: tools, functions, classes or JSON schemas."""
-    return counter([SystemMessage(tools_as_text(tools))]) if tools else 0
+    if tools:
+        return counter([SystemMessage(tools_as_text(tools))])
+    return 0

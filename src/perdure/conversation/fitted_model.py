@@ -1,4 +1,4 @@
-"""Chat model that sends another one a window of what it is given."""
+"""Chat model that passes a window of its messages to another model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fit_model(
     Args:
         model: The model; not one that tools were bound to: bind them to the result.
         limit: Maximum number of tokens that are sent to the model, tools and system messages included. Leave
-            room for the answer in what the model's context holds.
+            room for the answer in the model's context.
         counter: Counts the tokens of a message; ``"model"`` asks the model, see ``counter_of``.
         on_window: Is called with each window before it is sent, for logs and metrics.
 
@@ -104,7 +104,7 @@ class FittedModel(BaseChatModel):
         return self.model.get_num_tokens_from_messages(messages, **given)
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        """Bind tools as the model itself does; their definitions count as part of what is sent."""
+        """Bind tools as the model itself does; their definitions count as part of the prompt."""
         bound = self.model.bind_tools(tools, **kwargs)
         if not isinstance(bound, RunnableBinding) or bound.bound is not self.model:
             return self._step(tools) | bound
@@ -118,7 +118,7 @@ class FittedModel(BaseChatModel):
         return self._step([schema]) | chain
 
     def fit(self, messages: Sequence[BaseMessage], tools: Sequence[Any] = ()) -> list[BaseMessage]:
-        """Return what the model is sent of some messages."""
+        """Return the part of some messages that is sent to the model."""
         chosen = window(messages, self.limit, counter=self.counter, tools=tools)
         if self.on_window is not None:
             self.on_window(chosen)
@@ -192,7 +192,9 @@ class FittedModel(BaseChatModel):
 
     async def _off_loop(self, function: Callable[..., list[BaseMessage]], *args: Any) -> list[BaseMessage]:
         # A counter that takes long, or makes requests, would stop the event loop for everyone.
-        return function(*args) if self.counter is approximate else await asyncio.to_thread(function, *args)
+        if self.counter is approximate:
+            return function(*args)
+        return await asyncio.to_thread(function, *args)
 
     def _fit(self, messages: Sequence[BaseMessage], kwargs: dict[str, Any]) -> list[BaseMessage]:
         return self.fit(messages, [*kwargs.get("tools", ()), *kwargs.get("functions", ())])
@@ -202,7 +204,7 @@ def messages_of(given: LanguageModelInput) -> list[BaseMessage]:
     """Return the messages of a model's input: a text, a prompt, or messages in any form of LangChain's.
 
     Raises:
-        ValueError: It is none of these.
+        ValueError: It is neither.
     """
     if isinstance(given, PromptValue):
         return given.to_messages()

@@ -66,12 +66,14 @@ def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
 
 
 async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the update of a state with a summary that covers more, or ``None`` if there is nothing to do, or
-    if it failed, which is logged."""
+    """Return the update of a state with a summary that covers more, or ``None`` if there is nothing to do. A
+    failure is logged, and returns ``None``, too."""
     summary = summary_of(state)
     try:
         leaving = await off_loop(conversation, conversation.to_fold, state[conversation.key], summary)
-        return None if leaving is None else _update(await conversation.fold(summary, leaving))
+        if leaving is None:
+            return None
+        return _update(await conversation.fold(summary, leaving))
     except NoWindow:
         return None
     except Exception as error:
@@ -84,7 +86,9 @@ def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> d
     summary = summary_of(state)
     try:
         leaving = conversation.to_fold(state[conversation.key], summary)
-        return None if leaving is None else _update(conversation.fold_sync(summary, leaving))
+        if leaving is None:
+            return None
+        return _update(conversation.fold_sync(summary, leaving))
     except NoWindow:
         return None
     except Exception as error:
@@ -116,4 +120,6 @@ def _log_failure(error: Exception) -> None:
 def summary_of(state: Mapping[str, Any]) -> Summary | None:
     """Return the summary that a state holds, or ``None``."""
     held = state.get(SUMMARY_KEY)
-    return Summary(held["text"], held["covers"], keeps=tuple(held["keeps"])) if held else None
+    if held:
+        return Summary(held["text"], held["covers"], keeps=tuple(held["keeps"]))
+    return None

@@ -56,11 +56,15 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
 
     def after_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Fold what left the window, or soon will, into the summary."""
-        return None if self._conversation.summarize is None else next_summary_sync(self._conversation, state)
+        if self._conversation.summarize is None:
+            return None
+        return next_summary_sync(self._conversation, state)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Fold what left the window, or soon will, into the summary."""
-        return None if self._conversation.summarize is None else await next_summary(self._conversation, state)
+        if self._conversation.summarize is None:
+            return None
+        return await next_summary(self._conversation, state)
 
     def _fit(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         chosen = self._conversation.window(

@@ -1,4 +1,5 @@
-"""Policy of a conversation: its limit, how it is counted, and who summarises what leaves its window."""
+"""Policy of a conversation: its limit, the counting of tokens, and the summary of messages that leave the
+window."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class Conversation:
         tools: Tools that the model is given, which count; a middleware knows them by itself.
         system: The system prompt that the graph adds to the messages; it counts.
         summarize: Makes the running summary: a chat model, or a function, see ``Summarize``. Without one,
-            what leaves the window is not summarised.
+            messages that leave the window are not summarised.
         key: The key of the messages in the state.
     """
 
@@ -52,7 +53,10 @@ class Conversation:
     @property
     def bounds(self) -> Limit:
         """Limit with the room for a summary, if one is made."""
-        limit = self.limit if isinstance(self.limit, Limit) else Limit(self.limit)
+        if isinstance(self.limit, Limit):
+            limit = self.limit
+        else:
+            limit = Limit(self.limit)
         if self.summarize is None or limit.summary:
             return limit
         return replace(limit, summary=limit.tokens // _RESERVED)
@@ -85,7 +89,9 @@ class Conversation:
             chosen = self._window(messages, bounds, summary, None, None)
         pending = () if summary is None else summary.pending
         leaving = [*pending, *find_uncovered(chosen.left_out, summary)]
-        return Leaving(leaving, chosen.cut) if leaving else None
+        if leaving:
+            return Leaving(leaving, chosen.cut)
+        return None
 
     async def fold(self, summary: Summary | None, leaving: Leaving) -> Summary:
         """Return a summary that covers some messages too, as ``to_fold`` found them.
@@ -94,7 +100,7 @@ class Conversation:
         oldest sentences.
 
         Raises:
-            SummaryRefused: What was made is not a summary.
+            SummaryRefused: The result is not a summary.
             ValueError: The policy makes no summaries.
         """
         given = self._summarizer()
@@ -137,8 +143,8 @@ class Conversation:
 
 
 def find_uncovered(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
-    """Return the messages that a summary does not cover: those after the last one that it covers, or all if
-    that one is not among them, and those before it that it excepts."""
+    """Return the messages that a summary does not cover: those after the last covered one (all, if it is
+    missing), and the earlier ones that the summary excepts."""
     if summary is None or summary.covers is None:
         return list(messages)
     places = [place for place, message in enumerate(messages) if message.id == summary.covers]

@@ -1,8 +1,8 @@
 """Convert calls and results that are content blocks of a provider to LangChain's tool calls and messages.
 
 Histories that LangChain did not write have them: Anthropic's ``tool_use`` in an assistant's content, and
-``tool_result`` in a user's. Other providers refuse these blocks, and what reads ``tool_calls`` does not see
-them.
+``tool_result`` in a user's. Other providers refuse these blocks, and programs that read ``tool_calls`` do not
+see them.
 """
 
 from __future__ import annotations
@@ -44,17 +44,22 @@ def with_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
         if call_id in answered and call_id not in known and isinstance(name, str) and isinstance(given, dict):
             known.add(call_id)
             calls.append(ToolCall(name=name, args=given, id=call_id, type="tool_call"))
-    return message.model_copy(update={"tool_calls": [*message.tool_calls, *calls]}) if calls else message
+    if calls:
+        return message.model_copy(update={"tool_calls": [*message.tool_calls, *calls]})
+    return message
 
 
 def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Return what a user's message with results becomes: a message for each of them, and one of the rest, if
-    there is any. The last one keeps the id."""
+    """Split a user's message with results into a message for each result, and one with the rest, if there is
+    any. The last one keeps the id."""
     rest = [block for block in message.content if not _is_result(block)]
     parts: list[BaseMessage] = []
     for number, block in enumerate(results):
         is_last = not rest and number == len(results) - 1
-        made_id = f"{message.id}-result-{number}" if message.id else None
+        if message.id:
+            made_id = f"{message.id}-result-{number}"
+        else:
+            made_id = None
         parts.append(
             ToolMessage(
                 block.get("content") or "",
@@ -63,7 +68,9 @@ def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) ->
                 id=message.id if is_last else made_id,
             )
         )
-    return [*parts, message.model_copy(update={"content": rest})] if rest else parts
+    if rest:
+        return [*parts, message.model_copy(update={"content": rest})]
+    return parts
 
 
 def _is_result(block: Any) -> bool:

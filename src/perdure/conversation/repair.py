@@ -1,5 +1,5 @@
-"""Repair of a list of messages that no provider takes: calls without results, results without calls, and what
-is empty. It adds results, and nothing else."""
+"""Repair of messages that no provider accepts: calls without results, results without calls, and empty
+messages. It adds results, and nothing else."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     """Make a list of messages one that a provider takes, as far as calls, results and ids are concerned.
 
     - A call without a result gets one with the status ``error`` and the content ``NO_RESULT``.
-    - Results stand right after the message with their call, in their order. Of several results of a call the
-      first one counts, and a real one before one that a repair added. Results without a call are removed.
+    - Results stand right after the message with their call, in their order. If a call has several results,
+      the first one counts, and a real one before one that a repair added. Results without a call are removed.
     - Calls and results that are content blocks of Anthropic's become tool calls and messages.
     - Calls for tools that the provider runs, and their results, are blocks of an answer. Those without the
       other are removed, except calls at the end of the list: the provider continues them.
-    - Ids of calls are unique in the list, and those of messages. Of messages with one id the last one counts,
-      in the place of the first, as in LangGraph's ``add_messages``.
+    - Ids of calls are unique in the list, and those of messages. If several messages have one id, the last
+      one counts, in place of the first, as in LangGraph's ``add_messages``.
     - Blank text is removed, and messages in which nothing is left to send; reasoning alone is nothing.
     - Reasoning at the end of a message is removed; an answer that was cut off ends with it.
 
@@ -311,7 +311,9 @@ def _result(ledger: _Ledger, call: _ToolCall) -> BaseMessage:
         ledger.note("result_moved", message, call.id)
     if call.id != call.old:
         message = message.model_copy(update={"tool_call_id": call.id})
-    return _without_blank(ledger, message) if isinstance(message.content, list) else message
+    if isinstance(message.content, list):
+        return _without_blank(ledger, message)
+    return message
 
 
 def _stays(ledger: _Ledger, place: int) -> bool:
@@ -356,9 +358,13 @@ def _without_late_reasoning(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
 def _drop_blank(content: str | list[Any]) -> str | list[Any]:
     """Return content without blank text, which some providers refuse."""
     if isinstance(content, str):
-        return content if content.strip() else ""
+        if content.strip():
+            return content
+        return ""
     kept = [block for block in content if not _is_blank(block)]
-    return content if len(kept) == len(content) else kept
+    if len(kept) == len(content):
+        return content
+    return kept
 
 
 def _is_blank(block: Any) -> bool:

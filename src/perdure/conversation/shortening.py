@@ -13,7 +13,7 @@ _SENTENCES = re.compile("(?<=[.!?\u3002\uff01\uff1f\n])\\s*")
 def cut(text: str, fits: Callable[[str], bool]) -> str:
     """Return the longest end of a text that fits: in whole sentences, or else words, or else characters.
 
-    A running summary has what it learned last at its end. What left is marked by an ellipsis.
+    A running summary has what it learned last at its end. An ellipsis marks removed text.
 
     Args:
         text: The text, which does not fit.
@@ -35,4 +35,6 @@ def _longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool]) -> s
 
     starts = range(1, len(parts))
     found = bisect_left(starts, True, key=lambda start: fits(end_from(start)))
-    return end_from(starts[found]) if found < len(starts) else ""
+    if found < len(starts):
+        return end_from(starts[found])
+    return ""

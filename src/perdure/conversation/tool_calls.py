@@ -58,7 +58,9 @@ def server_result(block: Any) -> str | None:
 def type_of(block: Mapping[str, Any]) -> str:
     """Return the type of a content block; empty if it has none."""
     kind = block.get("type")
-    return kind if isinstance(kind, str) else ""
+    if isinstance(kind, str):
+        return kind
+    return ""
 
 
 def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
@@ -86,7 +88,9 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     if isinstance(message.content, list):
         fields["content"] = _rename_blocks(message.content, new_ids)
     changed = {name: value for name, value in fields.items() if value != getattr(message, name)}
-    return message.model_copy(update=changed) if changed else message
+    if changed:
+        return message.model_copy(update=changed)
+    return message
 
 
 def _rename_ids(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:
@@ -104,6 +108,12 @@ def _rename_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
     kept: list[Any] = []
     counted: Counter[str] = Counter()
     for block in content:
-        key = _ID_IN_BLOCK.get(type_of(block)) if isinstance(block, dict) else None
-        kept += [block] if key is None else _rename_ids([block], key, new_ids, counted)
+        if isinstance(block, dict):
+            key = _ID_IN_BLOCK.get(type_of(block))
+        else:
+            key = None
+        if key is None:
+            kept += [block]
+        else:
+            kept += _rename_ids([block], key, new_ids, counted)
     return kept

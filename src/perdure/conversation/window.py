@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -151,7 +151,7 @@ def window(
 
     The list is one that providers take: it is repaired as by ``repair``, its system messages come first and
     all stay, it begins with a message of the user, and calls stay with their results. The latest message is
-    always part of it. Of a turn that does not fit as a whole the user's message stays, and the latest calls.
+    always part of it. If a turn does not fit as a whole, the user's message and the latest calls stay.
 
     The window moves in steps: it grows with the conversation until the limit is reached, then it moves so far
     that ``Limit.keep`` of the room is filled. In between its beginning stays the same, as caches of prompts
@@ -278,20 +278,13 @@ def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _V
             if not unit.is_turn:
                 continue
             view.begin(place)
-        for count in _arrivals(unit):
+        # A message of the user arrives alone, calls arrive with all their results.
+        for count in unit.counts if unit.is_turn else (unit.tokens,):
             view.total += count
             if view.total > room:
                 while view.total > target and view.advance(place):
                     pass
     return view
-
-
-def _arrivals(unit: _Unit) -> Iterator[int]:
-    """Yield the tokens of what arrives at once: a message of the user, or calls with all their results."""
-    if unit.is_turn:
-        yield from unit.counts
-    else:
-        yield unit.tokens
 
 
 def _next_turns(units: Sequence[_Unit]) -> list[int]:
@@ -306,8 +299,8 @@ def _next_turns(units: Sequence[_Unit]) -> list[int]:
 
 
 def _after(units: Sequence[_Unit], covered: str | None) -> tuple[int, int, int]:
-    """Return the first unit after what a summary covers, with the turn that it belongs to and the first unit
-    of that turn that is sent, or -1 without a turn."""
+    """Return the first unit that a summary does not cover, its turn, and the first unit of that turn that is
+    sent; -1 without a turn."""
     if covered is None:
         return 0, -1, 0
     turn = -1

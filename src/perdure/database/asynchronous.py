@@ -11,7 +11,6 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.database import thread_entries
 from perdure.database.base import DatabaseBase, report_changes
 from perdure.database.thread_entries import Thread
@@ -30,6 +29,7 @@ from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import CheckpointView
 from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
 from perdure.model.records import Partition
+from perdure.retention.sweeper import RetentionOptions
 
 
 class Database(DatabaseBase[AsyncPerdureStore]):
@@ -47,13 +47,13 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         return Histories(self._handle.driver, tenant=self.tenant if tenant is None else tenant, ttl=ttl)
 
     async def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
-        """Remove what the retention policies let go: old checkpoints, expired threads and items.
+        """Remove data that the retention policies do not keep: old checkpoints, expired threads and items.
 
         It sweeps every thread of the tenant once, or as ``options`` have it, and is safe to interrupt: the
         next sweep continues.
 
         Returns:
-            What was removed; ``None`` if another process sweeps.
+            Counts of removed objects; ``None`` if another process sweeps.
         """
         sweeper = self._handle.sweeper(options)
         return await sweeper.arun(sweeper.apply())
@@ -167,8 +167,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
     async def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
 
-        Nothing is invented: lost bytes stay lost. What is left of the thread is reported if it is damaged,
-        and is the thread from now on if it is sound.
+        Nothing is invented: lost bytes stay lost. If the rest of the thread is sound, it becomes the thread;
+        if it is damaged, it is reported.
 
         Raises:
             Fenced: A run is open.
@@ -179,7 +179,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         repaired = await self._handle.arun(program())
         if not await self._handle.atrust(at):
             return Repaired(repaired.fixed, (*repaired.left, *changed))
-        # A head that was not the one that was written last is readable now.
+        # A head that an older copy of the database has brought back is readable now.
         again = await self._handle.arun(program())
         return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
 

@@ -1,4 +1,4 @@
-"""Base of ``Database`` and ``SyncDatabase``: what neither of them awaits."""
+"""Base of ``Database`` and ``SyncDatabase``: the methods that neither of them awaits."""
 
 from __future__ import annotations
 
@@ -88,7 +88,10 @@ class DatabaseBase(Generic[Store]):
         refuse_text("metadata_keys", metadata_keys)
         if on_conflict not in ("raise", "fork"):
             raise ValueError(f"on_conflict is 'raise' or 'fork', not {on_conflict!r}")
-        large = None if warn_bytes is None else self._handle.large_channels(warn_bytes)
+        if warn_bytes is None:
+            large = None
+        else:
+            large = self._handle.large_channels(warn_bytes)
         saver = PerdureSaver(
             self._handle.driver,
             tenant=self._owner(tenant),

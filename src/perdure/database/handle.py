@@ -6,13 +6,11 @@ Not part of the public surface: ``perdure.database.base.handle_of`` returns the 
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
-from perdure.care.sweeper import RetentionOptions, Sweeper
 from perdure.engine.retention import checkpoint_removal
 from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.transact import Budget
@@ -24,6 +22,8 @@ from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.values.chunks import Digester
 from perdure.model.well_formed import require_text
+from perdure.retention.sweeper import RetentionOptions, Sweeper
+from perdure.storage.own_threads import in_own_thread
 from perdure.storage.port import (
     Answers,
     CommitLimits,
@@ -51,11 +51,11 @@ class DatabaseHandle:
         driver: The driver, which ``close`` closes.
         tenant: The tenant of threads unless a call names another.
         digest: Names chunks of stored values.
-        retention: What is kept of the threads; everything by default.
+        retention: The retention policies of the threads; everything is kept by default.
         keys: The keys with which it is encrypted, if it is.
 
     Attributes:
-        closed_first: What ``close`` closes while the database still answers.
+        closed_first: Closed by ``close`` while the database still answers.
     """
 
     def __init__(
@@ -77,12 +77,13 @@ class DatabaseHandle:
         self.closed_first: list[Closeable] = []
 
     def sweeper(self, options: RetentionOptions | None = None) -> Sweeper:
-        """Return what applies retention to the threads of the tenant, or of all with these options."""
+        """Return a sweeper that applies retention to the threads of the tenant, or of all with these
+        options."""
         return Sweeper(self.driver, self.digest, self.tenant, self.retention, options or RetentionOptions())
 
     def large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each
-        request, and a thread's channel is named once. Raises ``ValueError`` for what is not a size."""
+        request, and a thread's channel is named once. Raises ``ValueError`` for anything but a size."""
         return self._large_channels.setdefault(warn_bytes, LargeChannels(warn_bytes))
 
     def run(self, program: Program[R]) -> R:
@@ -114,16 +115,26 @@ class DatabaseHandle:
         database as a whole."""
         require_text(partition or ())
         examiner = self.driver.capabilities.examiner
-        return [] if examiner is None else examiner.examine(partition)
+        if examiner is None:
+            return []
+        return examiner.examine(partition)
 
     async def aexamine(self, partition: Partition | None) -> list[str]:
         """Return the same as ``examine``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
             return self.examine(partition)
-        return await asyncio.to_thread(self.examine, partition)
+        return await in_own_thread(self.examine, partition)
+
+    async def acount_bytes(self) -> int | None:
+        """Return the bytes that the database takes, of all tenants, as ``port.Capabilities.count_bytes``;
+        ``None`` if it cannot tell."""
+        count = self.driver.capabilities.count_bytes
+        if count is None or not self.driver.capabilities.has_threads:
+            return None
+        return await in_own_thread(count)
 
     def trust(self, partition: Partition) -> bool:
-        """Take the records of a partition for the ones that were written last; see ``port.Examines``."""
+        """Accept the records of a partition as the latest ones; see ``port.Examines``."""
         require_text(partition)
         examiner = self.driver.capabilities.examiner
         return examiner is not None and examiner.trust(partition)
@@ -132,7 +143,7 @@ class DatabaseHandle:
         """Trust the records like ``trust``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
             return self.trust(partition)
-        return await asyncio.to_thread(self.trust, partition)
+        return await in_own_thread(self.trust, partition)
 
     @property
     def limits(self) -> CommitLimits:
@@ -172,8 +183,8 @@ class DatabaseHandle:
         return (lambda: None) if bell is None else bell.listen(notify)
 
     def alias(self, *names: str) -> str:
-        """Return 16 hex digits that stand for names. In an encrypted database they reveal nothing without its
-        keys, and stay the same when these are rotated."""
+        """Return an alias of 16 hex digits for names. In an encrypted database they reveal nothing without
+        its keys, and stay the same when these are rotated."""
         text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 
@@ -218,6 +229,6 @@ class DatabaseHandle:
     async def aclose(self) -> None:
         """Close without blocking the event loop."""
         if self.driver.capabilities.has_threads:
-            await asyncio.to_thread(self.close)
+            await in_own_thread(self.close)
         else:
             self.close()

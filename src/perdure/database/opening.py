@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 
-from perdure.care.expiring_driver import ExpiringDriver
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
@@ -16,9 +15,11 @@ from perdure.database.unopened import Unopened, UnopenedSync
 from perdure.model.arguments import require_text
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.values.chunks import Digester
+from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.storage.credentials import Password
 from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.key_providers import EncryptionKey, provider_of
+from perdure.storage.own_threads import in_own_thread
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
 from perdure.storage.stored_keys import StoredKeys, load_or_create_keys
@@ -41,7 +42,10 @@ def open_database(
     that fails on purpose.
     """
     require_text("tenant", tenant)
-    provider = None if encryption_key is None else provider_of(encryption_key)
+    if encryption_key is None:
+        provider = None
+    else:
+        provider = provider_of(encryption_key)
     driver = open_driver(url, migrate=migrate, password=password)
     try:
         keyring = load_or_create_keys(driver, provider, redact(url))
@@ -60,7 +64,10 @@ def open_for_reading(
     store does not postpone its expiry.
     """
     require_text("tenant", tenant)
-    provider = None if encryption_key is None else provider_of(encryption_key)
+    if encryption_key is None:
+        provider = None
+    else:
+        provider = provider_of(encryption_key)
     driver = open_read_only(url)
     try:
         keyring = load_or_create_keys(driver, provider, redact(url))
@@ -84,10 +91,13 @@ def over(
         driver: The driver.
         tenant: As for ``connect``.
         keyring: The keys of the database, from ``load_or_create_keys``.
-        retention: What is kept of the threads; everything by default.
+        retention: The retention policies of the threads; everything is kept by default.
         wrap: As for ``open_database``: a driver around the encrypting one.
     """
-    digest = Digester() if keyring is None else Digester(keyring.digest_key)
+    if keyring is None:
+        digest = Digester()
+    else:
+        digest = Digester(keyring.digest_key)
     # Also without keys: it checks names.
     whole = wrap(EncryptedDriver(driver, keyring))
     shown = whole
@@ -141,7 +151,7 @@ def connect(
         encryption_key: A provider that wraps the keys of the database, such as ``perdure.keys.FileKeys``, or
             a wrapping key of 32 bytes, or several such keys, the first of which wraps and all of which
             unwrap.
-        retention: What is kept of the threads; everything by default.
+        retention: The retention policies of the threads; everything is kept by default.
         password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or it
             and the time at which it ends (a ``datetime``, or seconds since 1970), at once or awaited. It is
             called in another thread, for each renewal and when the server refuses a password. A credential
@@ -176,13 +186,13 @@ async def _close_here(database: Database) -> None:
 
 
 async def _open_in_thread(opened_with: Callable[[], SyncDatabase]) -> Database:
-    opening = asyncio.create_task(asyncio.to_thread(opened_with))
+    opening = asyncio.create_task(in_own_thread(opened_with))
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:
         # The thread cannot be stopped, and no other code would close what it opens.
         await asyncio.wait([opening])
         if opening.exception() is None:
-            await asyncio.to_thread(opening.result().close)
+            await in_own_thread(opening.result().close)
         raise
     return Database(handle_of(opened))

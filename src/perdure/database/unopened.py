@@ -1,11 +1,11 @@
-"""What ``connect`` and ``connect_sync`` return: databases that are open within a block, and that of
-``connect`` also from an ``await`` on.
+"""Results of ``connect`` and ``connect_sync``: databases that are open within a block; that of ``connect``
+can be awaited instead.
 
-They are classes, as the end of a generator would close a database whose block has not ended: when the
-context manager is collected, or when the event loop that entered it is closed.
+They are classes and not generators: a generator ends, and would close the database before its block has
+ended, when the context manager is collected or the event loop that entered it is closed.
 
 A database that is used before it is open, or with the wrong kind of block, raises an error with the line to
-write. Type checkers see the ways to open it alone, and report the same mistakes.
+write. Type checkers see only the ways to open it, so they report the same mistakes.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ Agent = CompiledStateGraph[DemoState, None, DemoState, DemoState]
 
 def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     """Return the compiled graph. ``context_tokens`` limits the prompt, instructions included."""
-    # What it streams is not yet the outline that the state gets.
+    # The streamed text is not yet the outline that the state gets.
     planner = model.with_config(tags=[TAG_NOSTREAM])
 
     async def answer(state: DemoState) -> dict[str, Any]:
@@ -90,7 +90,10 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
 
     async def paragraph(state: DemoState, *, number: int) -> dict[str, Any]:
         title = state.get("outline", [])[number - 1]
-        how = f"Begin with: {title}." if number == 1 else f"Go on with something new: {title}."
+        if number == 1:
+            how = f"Begin with: {title}."
+        else:
+            how = f"Go on with something new: {title}."
         asked = HumanMessage(f"{how} Write one short paragraph.")
         return {"messages": [await model.ainvoke(prompt([*state["messages"], asked], context_tokens))]}
 
@@ -128,15 +131,21 @@ def parse_titles(text: str) -> list[str]:
         title = _EXPLAINED.split(line.strip(" *"))[0].strip(" *\"'“”.,-")[:TITLE_CHARACTERS].rstrip()
         if title and title not in titles:
             titles.append(title)
-    return titles[:PARTS_MAX] if len(titles) > 1 else list(UNPLANNED)
+    if len(titles) > 1:
+        return titles[:PARTS_MAX]
+    return list(UNPLANNED)
 
 
 def _first(state: DemoState) -> str:
-    return OUTLINE if asks_for_much(_question(state["messages"])) else ANSWER
+    if asks_for_much(_question(state["messages"])):
+        return OUTLINE
+    return ANSWER
 
 
 def _route_next(state: DemoState, *, number: int) -> str:
-    return paragraph_node(number) if number <= len(state.get("outline", [])) else END
+    if number <= len(state.get("outline", [])):
+        return paragraph_node(number)
+    return END
 
 
 def _question(messages: Sequence[AnyMessage]) -> str:
@@ -144,9 +153,8 @@ def _question(messages: Sequence[AnyMessage]) -> str:
 
 
 def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMessage]:
-    """Return the instructions and the latest messages that fit, the first of them the user's. What is
-    recalled of the user is a part of the instructions. The paragraphs of an answer are one message, without
-    its outline.
+    """Return the instructions and the latest messages that fit, the first of them the user's. Recalled
+    memories are a part of the instructions. The paragraphs of an answer are one message, without its outline.
 
     If the user's last message is too long by itself, the prompt has its end: without a question a model would
     invent one.

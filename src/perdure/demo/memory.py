@@ -48,4 +48,6 @@ def demo_policy() -> MemoryPolicy:
 
 def _subject(text: str) -> str | None:
     found = _SAME_SUBJECT.match(text)
-    return None if found is None else found[0].casefold()
+    if found is None:
+        return None
+    return found[0].casefold()

@@ -88,7 +88,12 @@ async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
 
 def _text(message: dict[str, object]) -> str:
     """Return the text of a piece of an answer."""
-    content = message.get("content") if str(message.get("type")).startswith(("ai", "AI")) else None
+    if str(message.get("type")).startswith(("ai", "AI")):
+        content = message.get("content")
+    else:
+        content = None
     if isinstance(content, list):
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content if isinstance(content, str) else ""
+    if isinstance(content, str):
+        return content
+    return ""

@@ -48,7 +48,9 @@ def serve_replaced(serve: Serve, listener: socket.socket) -> int:
                 break
             is_again = True
         code = None if child is None else child.exitcode
-        return _STOPPED if code is None or code < 0 else code
+        if code is None or code < 0:
+            return _STOPPED
+        return code
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

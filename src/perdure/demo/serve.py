@@ -50,7 +50,7 @@ def main_demo(
             from perdure.demo.one_message import answer_once
 
             return asyncio.run(answer_once(once, db_url, model, thread))
-        # All that it imports is there for the process that replaces a killed one, too.
+        # Its imports are shared with the process that replaces a killed one.
         from perdure.demo.page_server import PageServer
 
         with _listen(host, port) as listener:
@@ -64,7 +64,10 @@ def main_demo(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the port, or if that is taken on one of the next ports, or on any."""
-    candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0] if port else [0]
+    if port:
+        candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0]
+    else:
+        candidates = [0]
     for candidate in candidates[:-1]:
         try:
             return bind(host, candidate)

@@ -45,7 +45,9 @@ more than once, each time with the latest document."""
 def get(partition: Partition, collection: str, name: str) -> Program[Document | None]:
     """Return the document of a name, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
-    return Document.read(found[0]) if found else None
+    if found:
+        return Document.read(found[0])
+    return None
 
 
 def put(
@@ -77,7 +79,9 @@ def put(
     stored = encode(dict(body), "document")
     write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
     outcome = yield from ask(Commit(partition, (write,)))
-    return _to_document(write) if isinstance(outcome, Committed) else None
+    if isinstance(outcome, Committed):
+        return _to_document(write)
+    return None
 
 
 def plan_create(
@@ -125,9 +129,14 @@ def _put_unread(
         (version,) = view
         if version is None and expect is Expect.PRESENT:
             return (None,)
-        present: Expectation = Expect.ABSENT if version is None else version
+        if version is None:
+            present: Expectation = Expect.ABSENT
+        else:
+            present = version
         after = yield from put(partition, collection, name, body, now, present, fresh=fresh)
-        return None if after is None else (after,)
+        if after is None:
+            return None
+        return (after,)
 
     (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
@@ -142,9 +151,14 @@ def change(
     """
 
     def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document] | None]:
-        expect: Expectation = before.version if before is not None else Expect.ABSENT
+        if before is not None:
+            expect: Expectation = before.version
+        else:
+            expect = Expect.ABSENT
         after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
-        return None if after is None else (after,)
+        if after is None:
+            return None
+        return (after,)
 
     return (yield from _change(partition, collection, name, change, store))
 
@@ -164,7 +178,9 @@ def change_in_thread(
         outcome = yield from ask(Commit(partition, (check, write)))
         if isinstance(outcome, Committed):
             return (_to_document(write),)
-        return (None,) if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD) else None
+        if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD):
+            return (None,)
+        return None
 
     return (yield from _change(partition, collection, name, change, store))
 
@@ -184,7 +200,9 @@ def _change(
     def attempt(view: tuple[Document | None]) -> Program[tuple[Document | None] | None]:
         (before,) = view
         body = change(before)
-        return view if body is None else (yield from store(before, body))
+        if body is None:
+            return view
+        return (yield from store(before, body))
 
     (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
@@ -205,7 +223,7 @@ def list_newest(
 
     ``before`` is the inclusive time at which a listing continues. As several documents may have been changed
     in one microsecond, the caller skips those that it has seen, and asks for more than it saw of that time.
-    Documents of the same time are in no particular order. One that cannot be read has an empty body and a
+    Documents of the same time are in no particular order. An unreadable document has an empty body and a
     ``fault``.
     """
     after = None if before is None else before + 1
@@ -220,8 +238,7 @@ def list_newest(
 
 
 def get_many(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
-    """Return those of the named documents that exist. One that cannot be read has an empty body and a
-    ``fault``."""
+    """Return the named documents that exist. An unreadable one has an empty body and a ``fault``."""
     gets = tuple(Get(DOCUMENT, (collection, name)) for name in names)
     if not gets:
         return ()

@@ -1,7 +1,7 @@
 """Limits that processes share: the stored state of each key of a limit, changed by compare-and-set.
 
 Each key has a partition of its own: a document with its state, and a queue record that is due when the state
-may say nothing any more, so that workers remove the keys of users who are gone.
+may be obsolete, so that workers remove the keys of users who are gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STATE = ("limit", "state")
 _AMOUNTS = "limit_amounts"
 _PAGE = 200
 _IDLE_US = 600_000_000
-"""Time after which a key is looked at that may be idle, and up to as long again."""
+"""Time after which a possibly idle key is checked, at the latest after twice as long."""
 _SHOWN_MAX = 200
 """Characters of a part of a key that are stored, to be shown."""
 
@@ -35,7 +35,7 @@ class LimitPlace(NamedTuple):
     Attributes:
         partition: Its own partition, so that no key waits for another.
         limit: Name of the limit.
-        key: What the key is made of, e.g. the user, to be shown: long names are cut.
+        key: The parts of the key, e.g. the user, for display: long names are cut.
     """
 
     partition: Partition
@@ -47,7 +47,7 @@ class Taken(NamedTuple):
     """Share of a process, with the state that it was taken from.
 
     Attributes:
-        share: What it was given.
+        share: The granted share.
         before: Time of the last change before, 0 if there was none.
         document: The state as it is stored now, ``None`` if it is not.
         is_first: True if no other writer came in between.
@@ -64,7 +64,7 @@ class KeyState(NamedTuple):
 
     Attributes:
         place: Where it is stored, with its key.
-        amounts: What the limit allows, as the process saw it that wrote the state last.
+        amounts: The limit's amounts, as known to the process that wrote the state last.
         state: The state.
     """
 
@@ -109,7 +109,7 @@ def take_share(
     Args:
         at: Where its state is stored.
         limit: The limit.
-        demand: What the process asks for.
+        demand: The demand of the process.
         now: Time of the database.
         fresh: A number that was never used before.
         known: The state as it was stored the last time, ``None`` to read it.
@@ -126,16 +126,23 @@ def take_share(
         nonlocal tries
         tries += 1
         (document,) = view
-        before = LimitState() if document is None else LimitState.of_body(document.body["state"])
+        if document is None:
+            before = LimitState()
+        else:
+            before = LimitState.of_body(document.body["state"])
         after, share = take(limit, before, demand, now)
         if after == before:
-            # Nothing was given, and what it holds need not be renewed yet.
+            # Nothing was granted, and the process's lease need not be renewed yet.
             return Taken(share, before.at, document, tries == 1)
         if document is not None and is_blank(limit, after, now):
             removed = yield from _remove(at.partition, document)
-            return Taken(share, before.at, None, tries == 1) if removed else None
+            if removed:
+                return Taken(share, before.at, None, tries == 1)
+            return None
         stored = yield from _store(at, limit, after, now, document, fresh)
-        return None if stored is None else Taken(share, before.at, stored, tries == 1)
+        if stored is None:
+            return None
+        return Taken(share, before.at, stored, tries == 1)
 
     return (yield from retry_attempt(at.partition, known, load, attempt))
 
@@ -147,10 +154,12 @@ def _store(
     if before is not None:
         return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
     write, stored = documents.plan_create(*_STATE, body, now, fresh)
-    # Keys that were made at once are not looked at all at once.
+    # Keys that were made at the same time are not checked at the same time.
     lane = _lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
     outcome = yield from ask(Commit(at.partition, (write, lane)))
-    return stored if isinstance(outcome, Committed) else None
+    if isinstance(outcome, Committed):
+        return stored
+    return None
 
 
 def _lane(due_at: int) -> Lane:
@@ -163,8 +172,8 @@ def _remove(partition: Partition, document: Document) -> Program[bool]:
 
 
 def forget(partition: Partition, now: int) -> Program[bool]:
-    """Remove the state of a key if it says nothing any more, or look again when it may; ``False``, as there
-    is never more of it."""
+    """Remove the state of a key if it limits nothing any more; otherwise schedule the next look. Return
+    ``False``: there is never more to do."""
     lanes, found = yield from ask(Fetch(partition, (Get(LANE, (LIMITS,)), Get(DOCUMENT, _STATE))))
     lane = Lane.read(LIMITS, lanes)
     if not lane.version:
@@ -195,7 +204,7 @@ def read_states(
 
     Args:
         tenant: The tenant.
-        most: How many places are looked at.
+        most: Maximum number of places to check.
         prefix: That of one limit, see ``prefix_of``.
         after: Place to go on from.
 
@@ -213,18 +222,23 @@ def read_states(
 def read_state(partition: Partition) -> Program[KeyState | None]:
     """Return the state of a key, ``None`` if none is stored."""
     document = yield from documents.get(partition, *_STATE)
-    return None if document is None else _read(partition, document)
+    if document is None:
+        return None
+    return _read(partition, document)
 
 
 def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:
-    """Let the rate, the tokens and the budget of a key begin anew, as if nothing was used; who is under way
+    """Reset the rate, the tokens and the budget of a key, as if nothing was used; a call that is under way
     keeps its place. ``False`` if no state is stored."""
 
     def renew(document: Document | None) -> Mapping[str, Any] | None:
         if document is None:
             return None
         state = LimitState.of_body(document.body["state"])
-        return {**document.body, "state": state._replace(next_call=0, next_token=0, spent=0).to_body()}
+        return {
+            **document.body,
+            "state": state._replace(next_call=0, next_token=0, spent=0, other_spent=0).to_body(),
+        }
 
     return (yield from documents.change(partition, *_STATE, renew, now, fresh)) is not None
 

@@ -8,9 +8,9 @@ reads and one write, and writes no more than before however long the history is.
 
 A segment is never changed: the commit of a head decides which segments the session has, and nothing that
 precedes that commit is seen by anyone else. A segment has twice the time to live of a head; when a head would
-outlive one, or never end while it does, the turn stores a copy under another key and names that. What a turn
-has stored and no head names is removed by the turn itself if it is refused, and by ``sweep`` if it died.
-Times are microseconds since the epoch.
+outlive one, or never end while it does, the turn stores a copy under another key and names that. Segments
+that a turn has stored and no head names are removed by the turn itself if it is refused, and by ``sweep`` if
+it died. Times are microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Session(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An addition to a session. ``budget`` replaces the stored one unless it is ``None``; ``key`` is the
-    sender's, or empty. ``replaces`` puts it in the place of all that the session has."""
+    sender's, or empty. ``replaces`` puts it in place of all that the session has."""
 
     messages: Sequence[Mapping[str, Any]]
     budget: Mapping[str, Any] | None = None
@@ -168,7 +168,10 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
     sealed = sum(segment.messages for segment in held.segments)
     tail = held.messages[sealed:]
     groups = _group_by_size(tail, added)
-    keys = (*held.keys, digest_of(turn.key))[-KEYS:] if turn.key else held.keys
+    if turn.key:
+        keys = (*held.keys, digest_of(turn.key))[-KEYS:]
+    else:
+        keys = held.keys
     after = Session(
         held.messages + added,
         held.budget if turn.budget is None else dict(turn.budget),
@@ -220,8 +223,8 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
 
 
 def _commit_head(partition: Partition, ops: tuple[Op, ...], head: Put, now: int) -> Program[bool]:
-    """Commit a turn, the head last of its operations, in the place of what was read; a session that was read
-    as absent may still be stored, expired."""
+    """Commit a turn, its head last, in place of the head that was read; a session that was read as absent may
+    still be stored, expired."""
     if isinstance((yield from ask(Commit(partition, ops))), Committed):
         return True
     if head.expect is not Expect.ABSENT:
@@ -247,16 +250,24 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
         return 0
     try:
         found = yield from _read_head(partition)
-        head = None if found is None or is_over(found, now) else _read(found)
+        if found is None or is_over(found, now):
+            head = None
+        else:
+            head = _read(found)
     except Corrupt:
         return 0
-    named = {(segment.key,) for segment in head.segments} if head is not None else set()
+    if head is not None:
+        named = {(segment.key,) for segment in head.segments}
+    else:
+        named = set()
     loose = [record for record in stored if record.key != HEAD and record.key not in named]
     left = [record for record in loose if record.fields["created_at"] + LEASE_US <= now]
     unchanged = Check(ITEM, HEAD, Expect.ABSENT if found is None else found.version)
     if head is None and left and len(left) == len(loose):
         gone = isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed)
-        return (len(left) + (found is not None)) if gone else 0
+        if gone:
+            return len(left) + (found is not None)
+        return 0
     removed = 0
     # In order of their keys: a turn that is still alive checks its first segment, and is refused.
     for some in batches([Delete(ITEM, record.key, record.version) for record in left], limits, reserve=1):
@@ -281,7 +292,9 @@ def names(
 
 def _read_head(partition: Partition) -> Program[Record | None]:
     (found,) = yield from ask(Fetch(partition, (Get(ITEM, HEAD),)))
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None
 
 
 def _renew_expiring(

@@ -42,8 +42,8 @@ def commit_with_chunks(
     budget: Budget,
     statements: tuple[ApplicationStatement, ...] = (),
 ) -> Program[Committed | Refused]:
-    """Commit with the chunks inside if they fit; otherwise stage the chunks first. ``statements`` go with the
-    operations.
+    """Commit with the chunks inside if they fit; otherwise stage the chunks first. ``statements`` are
+    executed in the same commit.
 
     Raises:
         TooLarge: ``ops`` alone exceed the budget.
@@ -66,13 +66,13 @@ def _stage_and_commit(
     budget: Budget,
     statements: tuple[ApplicationStatement, ...],
 ) -> Program[Committed | Refused]:
-    # A thread without a generation is given one before anything is staged: a drop in between takes both, and
-    # the commit is refused instead of referring to what is gone.
+    # A thread without a generation is given one before anything is staged: a drop in between removes both,
+    # and the commit is refused instead of referring to removed chunks.
     born = next(
         (op for op in ops if isinstance(op, Put) and op.kind is GC and op.expect is Expect.ABSENT), None
     )
     if born is not None:
-        # What else says that the thread is not there yet holds here, too.
+        # The other checks that the thread does not exist yet hold here, too.
         absent = (op for op in ops if isinstance(op, Check) and op.expect is Expect.ABSENT)
         begun: Committed | Refused = yield Commit(partition, (born, *absent))
         if not isinstance(begun, Committed):
@@ -105,7 +105,7 @@ def retry_attempt(
         view: first view to try; ``None`` to load one.
         load: reads the view again; returns ``None`` if it changed between two requests.
         attempt: returns ``None`` if the view was stale.
-        refusals: errors of ``attempt`` that rest on what it read after the view: they count if the view is
+        refusals: errors of ``attempt`` that depend on records read after the view: they count if the view is
             still the same then.
 
     Raises:
@@ -115,7 +115,10 @@ def retry_attempt(
         if view is None:
             view = yield from load()
         try:
-            answer = None if view is None else (yield from attempt(view))
+            if view is None:
+                answer = None
+            else:
+                answer = yield from attempt(view)
         except refusals:
             before, view = view, (yield from load())
             if view == before:

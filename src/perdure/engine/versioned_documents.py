@@ -44,7 +44,9 @@ Change = Callable[[Versioned], Mapping[str, Any]]
 def get(partition: Partition, collection: str, name: str) -> Program[Versioned | None]:
     """Return the current version of a document, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (collection, name)),)))
-    return _read(found[0]) if found else None
+    if found:
+        return _read(found[0])
+    return None
 
 
 def everything(partition: Partition, collection: str) -> Program[list[Versioned]]:
@@ -91,7 +93,9 @@ def revise(
         after = held._replace(body=change(held), number=number, last=number, updated_at=now)
         older = held if held.revision is None else None
         stored = yield from _store(partition, collection, after, older, now, fresh)
-        return None if stored is None else (stored,)
+        if stored is None:
+            return None
+        return (stored,)
 
     (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found
@@ -115,7 +119,9 @@ def choose(
             return (None,)
         after = held._replace(body=older.body, number=number, updated_at=now)
         stored = yield from _store(partition, collection, after, None, now, fresh, is_new=False)
-        return None if stored is None else (stored,)
+        if stored is None:
+            return None
+        return (stored,)
 
     (found,) = yield from retry_attempt(partition, None, load, attempt)
     return found

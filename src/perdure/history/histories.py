@@ -42,7 +42,7 @@ class TaskBudget:
     used: int = 0
 
     def rest_of(self, most: int) -> int:
-        """Return what is left of ``most``, at least 0."""
+        """Return the rest of ``most``, at least 0."""
         return max(0, most - self.used)
 
     def spend(self, count: int = 1) -> TaskBudget:
@@ -51,7 +51,9 @@ class TaskBudget:
 
     def of(self, task: str | None) -> TaskBudget:
         """Return the budget of a task: this one for ``None`` or its own task, an unused one for another."""
-        return self if task is None or task == self.task else TaskBudget(task)
+        if task is None or task == self.task:
+            return self
+        return TaskBudget(task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,10 @@ class _Programs:
             raise ValueError(f"ttl has to be above 0, not {ttl}; None means no end")
         self._driver = driver
         self._tenant = tenant
-        self._ttl = None if ttl is None else ttl // timedelta(microseconds=1)
+        if ttl is None:
+            self._ttl = None
+        else:
+            self._ttl = ttl // timedelta(microseconds=1)
         self._limits = Budget(driver.limits.ops, driver.limits.bytes)
 
     def _partition(self, session_id: str) -> Partition:
@@ -108,7 +113,10 @@ class _Programs:
     def _commit(
         self, history: SessionHistory, turn: NewTurn, key: str | None, *, replaces: bool = False
     ) -> Program[SessionHistory]:
-        budget = None if turn.budget is None else {"task": turn.budget.task, "used": turn.budget.used}
+        if turn.budget is None:
+            budget = None
+        else:
+            budget = {"task": turn.budget.task, "used": turn.budget.used}
         added = cast("list[Mapping[str, Any]]", to_neutral(turn.messages))
         fresh = (1 + secrets.randbelow(1 << 30)) << 22
         terms = Terms(_now(), self._ttl, fresh, self._limits)
@@ -145,8 +153,8 @@ class Histories(_Programs):
     async def load(self, session_id: str) -> SessionHistory:
         """Return the history of a session, empty at version 0 if there is none.
 
-        It is one read of what was acknowledged last, and a second one if the session has more than 128 KB of
-        messages.
+        One read returns the last acknowledged state; a second one follows if the session has more than 128 KB
+        of messages.
 
         Raises:
             Corrupt: a part of the history is missing or damaged.
@@ -215,8 +223,8 @@ class Histories(_Programs):
     async def replace(
         self, history: SessionHistory, messages: Messages, *, budget: TaskBudget | None = None
     ) -> SessionHistory:
-        """Put messages and a budget in the place of all that a session has, if it was not changed since it
-        was read; raises as ``commit`` does."""
+        """Replace a session by messages and a budget, if it was not changed since it was read; raises as
+        ``commit`` does."""
         return await arun(self._commit(history, NewTurn(messages, budget), None, replaces=True), self._driver)
 
     async def delete(self, session_id: str, *, version: int | None = None) -> None:
@@ -238,9 +246,9 @@ class Histories(_Programs):
             page, after = await arun(self._page(after), self._driver)
 
     async def sweep(self) -> int:
-        """Remove what has expired, of the tenant's store as well, and what processes that died left of
-        sessions a day ago or earlier; return the number of items. Answers do not depend on it. DynamoDB
-        removes expired items itself; there it finds none."""
+        """Remove expired items, also of the tenant's store, and the remains of sessions that dead processes
+        left a day ago or earlier; return the number of items. Answers do not depend on it. DynamoDB removes
+        expired items itself; there it finds none."""
         return await arun(self._sweep(), self._driver)
 
 

@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 
 Summarise = Callable[[Sequence[NeutralMessage]], Mapping[str, Any] | None]
-"""Function from messages that follow each other to the one that replaces them, ``None`` for no message."""
+"""Function from successive messages to the message that replaces them, ``None`` for none."""
 
 Policy = Literal["keep", "drop"] | Summarise
 """Treatment of the messages with a tag."""
@@ -22,10 +22,11 @@ def rebuild(messages: Iterable[Mapping[str, Any]], policies: Mapping[str, Policy
     Args:
         messages: neutral messages, e.g. ``SessionHistory.messages``.
         policies: the treatment by tag: ``"keep"``, ``"drop"``, or a function that summarises successive
-            messages with the tag. A message has the first policy whose tag it has; without one it is kept.
+            messages with the tag. The first policy whose tag a message has applies to it; other messages are
+            kept.
 
     Raises:
-        ValueError: a policy is none of these.
+        ValueError: a policy has another value.
         Unserialisable: a message is not a neutral one.
     """
     for tag, policy in policies.items():
@@ -56,7 +57,8 @@ def rebuild(messages: Iterable[Mapping[str, Any]], policies: Mapping[str, Policy
 
 
 def tag_by_prefix(messages: Iterable[Mapping[str, Any]], prefixes: Mapping[str, str]) -> list[NeutralMessage]:
-    """Return messages with the tags that older programs expressed by how the text begins.
+    """Return messages with tags that are derived from prefixes of their texts, which older programs used as
+    tags.
 
     Args:
         messages: neutral messages, or ``{role, content}``.

@@ -2,9 +2,9 @@
 
 A neutral message is ``{"role", "content", "tool_calls"?, "tool_call_id"?, "name"?, "tags"?}``, and has
 ``id``, ``status`` (of a failed tool) and ``invalid_tool_calls`` if the LangChain message had them. Roles,
-text, content in parts, tool calls and their results are converted both ways without loss. What only one
-provider or one call has (``response_metadata``, ``usage_metadata``, a tool's ``artifact``,
-``additional_kwargs``) is left out.
+text, content in parts, tool calls and their results are converted both ways without loss. Fields that only
+one provider or one call has (``response_metadata``, ``usage_metadata``, a tool's ``artifact``,
+``additional_kwargs``) are left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FIELDS = frozenset(
 
 
 class NeutralCall(TypedDict):
-    """Call of a tool: ``args`` is a JSON object, ``id`` is what the tool's result refers to."""
+    """Call of a tool: ``args`` is a JSON object, ``id`` is the id to which the tool's result refers."""
 
     id: str | None
     name: str
@@ -86,7 +86,8 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
             f"{', '.join(sorted(_FIELDS))}"
         )
     role = message.get("role")
-    role = _ALIASES.get(role, role) if isinstance(role, str) else role
+    if isinstance(role, str):
+        role = _ALIASES.get(role, role)
     if role not in ROLES:
         raise Unserialisable(f"the role of {where} has to be one of {', '.join(ROLES)}")
     out: NeutralMessage = {"role": role, "content": _content(message, role, where)}
@@ -111,7 +112,7 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         out["status"] = "error"
     if invalid := _objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
         out["invalid_tool_calls"] = invalid
-    # Last, as it is the only check of what is inside the parts and the arguments.
+    # Last, as it is the only check of the contents of parts and arguments.
     return cast("NeutralMessage", _plain(out, where))
 
 
@@ -184,7 +185,9 @@ def _role(message: BaseMessage, at: int) -> str:
         case AIMessage():
             return "assistant"
         case SystemMessage():
-            return "developer" if message.additional_kwargs.get(_OPENAI_ROLE) == "developer" else "system"
+            if message.additional_kwargs.get(_OPENAI_ROLE) == "developer":
+                return "developer"
+            return "system"
         case ToolMessage():
             return "tool"
         case FunctionMessage():
@@ -203,7 +206,10 @@ def _langchain(message: NeutralMessage) -> BaseMessage:
     role = message["role"]
     fields = cast("Mapping[str, Any]", message)
     more: dict[str, Any] = {name: fields[name] for name in ("name", "id") if name in fields}
-    kwargs: dict[str, Any] = {TAGS: list(message["tags"])} if "tags" in message else {}
+    if "tags" in message:
+        kwargs: dict[str, Any] = {TAGS: list(message["tags"])}
+    else:
+        kwargs = {}
     if role == "developer":
         kwargs[_OPENAI_ROLE] = "developer"
     if kwargs:

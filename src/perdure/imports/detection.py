@@ -15,8 +15,8 @@ from typing import Any
 from perdure.errors import BadUrl
 from perdure.imports.histories.session_sources import SQLITE_MAGIC
 from perdure.imports.histories.session_tables import COLUMNS, KEY, SessionTable
+from perdure.imports.homemade_tables import CHECKPOINT_COLUMNS
 from perdure.imports.kinds import SourceKind, require_extra
-from perdure.imports.plain_tables import CHECKPOINT_COLUMNS
 from perdure.imports.sqlite import STOCK_TABLES
 from perdure.imports.sqlite_rows import SqliteRows
 from perdure.storage.archive import MAGIC as ARCHIVE_MAGIC
@@ -26,7 +26,7 @@ _POSTGRES = ("postgresql://", "postgres://")
 _REDIS = ("redis://", "rediss://")
 _HTTP = ("http://", "https://")
 _HEAD = 1 << 16
-"""Bytes of a text file that are looked at first."""
+"""Bytes at the beginning of a text file that are examined."""
 
 Tables = Mapping[str, Set[str]]
 """Columns by table, all names in small letters."""
@@ -130,7 +130,9 @@ def _postgres_tables(url: str) -> Tables:
         )
     tables = _group_by_table(found)
     # One server has both more often than not: Perdure's is asked for by `perdure copy` only if it is alone.
-    return tables if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)) else _group_by_table(own)
+    if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)):
+        return tables
+    return _group_by_table(own)
 
 
 def _group_by_table(rows: Any) -> Tables:

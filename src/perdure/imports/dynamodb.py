@@ -42,7 +42,10 @@ _DESERIALIZER = TypeDeserializer()
 
 
 def _error_name(error: Exception) -> str:
-    code = error.response["Error"]["Code"] if isinstance(error, aws.ClientError) else ""
+    if isinstance(error, aws.ClientError):
+        code = error.response["Error"]["Code"]
+    else:
+        code = ""
     return code or type(error).__name__
 
 
@@ -69,7 +72,7 @@ def key_names(url: str) -> list[str]:
 
 
 def read_key_names(client: Any, table: str) -> list[str]:
-    """Return what ``key_names`` does, with the errors of the client."""
+    """Return the names of a table's keys; errors are those of the client."""
     keys = client.describe_table(TableName=table)["Table"]["KeySchema"]
     return [key["AttributeName"] for key in keys]
 
@@ -103,7 +106,10 @@ class DynamoSource:
         self._check()
         self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
         self._saver = self._stock_saver(target.region, target.endpoint)
-        self.verifier = PACKAGE if self._saver is not None else self.name
+        if self._saver is not None:
+            self.verifier = PACKAGE
+        else:
+            self.verifier = self.name
 
     @reading
     def _check(self) -> None:
@@ -140,8 +146,8 @@ class DynamoSource:
                 yield thread
 
     def outline(self, thread: str) -> Outline:
-        """Return what there is of a thread. Writes without a checkpoint can be found only by reading the
-        whole table, and are left out."""
+        """Return the outline of a thread. Writes without a checkpoint can be found only by reading the whole
+        table, and are left out."""
         outline = Outline()
         for item in self._query(_CHECKPOINTS + thread, "ns, id, parent_checkpoint_id"):
             parent = item.get("parent_checkpoint_id", {}).get("S")
@@ -166,7 +172,9 @@ class DynamoSource:
     def _slots_of(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
         """Return the writes of a checkpoint as the thread's last outline has them."""
         held, by_entry = self._slots
-        return by_entry[entry] if held == thread and entry in by_entry else self._read_slots(thread, entry)
+        if held == thread and entry in by_entry:
+            return by_entry[entry]
+        return self._read_slots(thread, entry)
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
@@ -265,7 +273,7 @@ class DynamoSource:
             answer = self._batch(asked)
             for item in answer["Responses"].get(self._table, ()):
                 found[item["PK"]["S"], item["SK"]["S"]] = item
-            # What is too much for one answer, or for the table's capacity, is asked for again.
+            # Items that do not fit one answer, or the table's capacity, are requested again.
             rest += answer.get("UnprocessedKeys", {}).get(self._table, {}).get("Keys", ())
         for key in keys:
             if key not in found:
@@ -304,7 +312,10 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
         # DynamoDBStore keeps when an item expires, not for how long it lives.
-        expires = int(row["expires_at"]["N"]) * 1_000_000 if "expires_at" in row else None
+        if "expires_at" in row:
+            expires = int(row["expires_at"]["N"]) * 1_000_000
+        else:
+            expires = None
         ttl = None if expires is None else max(expires - updated, 1)
         return SourceItem(tuple(prefix.split(":")), key, value, created, updated, ttl, expires)
     except DAMAGED as error:
@@ -325,7 +336,9 @@ def read_value(attribute: Mapping[str, Any], *, decodes: bool = False) -> Any:
 
     def plain(value: Any) -> Any:
         if isinstance(value, Decimal):
-            return int(value) if value == value.to_integral_value() else float(value)
+            if value == value.to_integral_value():
+                return int(value)
+            return float(value)
         if isinstance(value, dict):
             return {key: plain(held) for key, held in value.items()}
         if isinstance(value, list):

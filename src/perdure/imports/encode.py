@@ -19,6 +19,7 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.records import Partition
 from perdure.model.removal_plan import ORIGIN
 from perdure.model.values.chunks import Digester
+from perdure.model.well_formed import require_text
 
 
 class ThreadEncoder:
@@ -57,7 +58,7 @@ class ThreadEncoder:
             stored: The checkpoints that are at the target when this one is stored.
         """
         namespace, checkpoint_id, parent = found.entry
-        translate.require_text(namespace, checkpoint_id, parent or "")
+        require_text((namespace, checkpoint_id, parent))
         checkpoint = translate_versions(found.checkpoint)
         if checkpoint.get("id") != checkpoint_id:
             raise Unserialisable(
@@ -98,9 +99,7 @@ class ThreadEncoder:
     def write(self, found: SourceWrite) -> tuple[PendingWrite, Mapping[bytes, bytes]]:
         """Return a pending write's record, and the chunks that were not returned before."""
         slot = found.slot
-        translate.require_text(
-            slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel
-        )
+        require_text((slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel))
         encoding = self._make_encoding(slot.namespace, None)
         ref = encoding.write(Frozen(payload=(found.kind, found.body)))
         chunks = dict(encoding.chunks)

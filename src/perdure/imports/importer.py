@@ -1,7 +1,7 @@
 """Imports threads: read an outline, translate what is new in batches, write, verify, and make it visible.
 
-What was imported is derived from what is stored at the target: nothing else is noted. So an import can be
-stopped at any point and run again, and run again later for what came since.
+The progress of an import is derived from the records at the target: nothing else is noted. So an import can
+be stopped at any point and run again, and run again later for newer data.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Importer:
             try:
                 return self._thread(thread)
             except (Contention, Corrupt, Differs) as error:
-                # What is compared may have been removed at the target meanwhile.
+                # The compared records may have been removed at the target meanwhile.
                 if not left:
                     return ThreadReport(thread, "skipped", why=str(error))
             except Unavailable:
@@ -143,7 +143,8 @@ class Importer:
         if not found.exists:
             found = StoredThread(found.view, {}, {}, {}, found.is_partial)
         numbers = importing.last_numbers(found)
-        # What another attempt has left is stored anew, and refused if the thread went on without it.
+        # Records that another attempt has left are stored again, and refused if the thread went on without
+        # them.
         left = find_unfinished(outline.checkpoints, found.checkpoints, found.extent)
         arrived = {key: seq for key, seq in found.checkpoints.items() if key not in left}
         found = replace(found, checkpoints=arrived)
@@ -178,14 +179,17 @@ class Importer:
             written = self._write(plan, encoder, arrival, touched)
             if not any(written) and not heads:
                 return ThreadReport(thread, "unchanged")
-            verified = self._verify(plan, touched) if self._options.verify else 0
+            if self._options.verify:
+                verified = self._verify(plan, touched)
+            else:
+                verified = 0
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
             self._db.run(importing.finish(arrival, last, extent(outline.checkpoints)))
             self._db.run(packing.pack(partition, self._db.digest, self._budget))
         except Unavailable:
             raise
         except Exception:
-            # Another import may have taken the name over: then what is stored is that one's.
+            # Another import may have taken the name over: then the stored thread is that import's.
             with suppress(Contention):
                 self._db.run(importing.abandon(arrival))
             raise
@@ -261,7 +265,7 @@ class Importer:
                 there = self._db.run(verify.load(partition, namespace, ids, digest))
                 expected = self.source.read_expected(partition.thread, some)
                 for entry, wanted in zip(some, expected, strict=True):
-                    # What an earlier import has brought may have changed at the source: its saver may let
+                    # Values brought by an earlier import may have changed at the source: its saver may let
                     # one branch of a thread overwrite values of another.
                     verify.compare(entry, wanted, there.get(entry.id), whole=entry[:2] in new)
         return len(entries)
@@ -279,7 +283,9 @@ class _Plan:
 
     @property
     def state(self) -> State:
-        return "extended" if self.found.exists else "imported"
+        if self.found.exists:
+            return "extended"
+        return "imported"
 
     def refuse_diverged(self) -> None:
         """Refuse what came since to a thread whose latest checkpoint at the target is not the source's."""
@@ -305,7 +311,7 @@ class _Plan:
 
 
 class _Ancestors:
-    """The ancestors of new checkpoints at the source, of which some were pruned at the target."""
+    """The ancestors of new checkpoints at the source; some were pruned at the target."""
 
     def __init__(self, source: Source, plan: _Plan) -> None:
         self._source = source
@@ -325,8 +331,8 @@ class _Ancestors:
     def carry_over(
         self, record: CheckpointRecord, encoder: ThreadEncoder
     ) -> tuple[CheckpointRecord, Mapping[bytes, bytes]]:
-        """Return a checkpoint whose parent is not at the target with what its DeltaChannels are replayed from
-        there, and the chunks that this adds."""
+        """Return a checkpoint whose parent is not at the target, with the values from which its DeltaChannels
+        are replayed there, and the chunks that these add."""
         thread, namespace = self._plan.partition.thread, record.namespace
         writes: dict[str, list[CarriedWrite]] = {channel: [] for channel in record.deltas}
         seeds: dict[str, bytes] = {}

@@ -84,11 +84,11 @@ def _history(where: str) -> Source:
 
 
 def _plain(where: str) -> Source:
-    from perdure.imports.plain_sqlite import of_d1, of_file
+    from perdure.imports.homemade_sqlite import of_d1, of_file
 
     if where.startswith(("postgresql://", "postgres://")):
         with require_extra("postgres"):
-            from perdure.imports.plain_postgres import of_postgres
+            from perdure.imports.homemade_postgres import of_postgres
         return of_postgres(where)
     if where.startswith("d1://"):
         with require_extra("d1"):

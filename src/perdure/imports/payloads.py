@@ -30,7 +30,7 @@ class StockSerde:
     """The serializer for a stock saver that is read for comparison: it builds no object either."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Return the payload of plain data, for what a saver translates while it reads."""
+        """Return the payload of plain data, for values that a saver translates while it reads."""
         kind, body = SERDE.payload(obj)
         return _NAMES[kind], body
 
@@ -44,7 +44,12 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
     Raises:
         Unserialisable: the payload is pickled, encrypted, or JSON of LangChain objects.
     """
-    raw = b"" if body is None else body.encode() if isinstance(body, str) else bytes(body)
+    if body is None:
+        raw = b""
+    elif isinstance(body, str):
+        raw = body.encode()
+    else:
+        raw = bytes(body)
     found = _KINDS.get(kind or "null")
     if found == refs.MSGPACK and not raw:
         raise Unserialisable("a value is empty: the source is damaged")

@@ -61,7 +61,10 @@ class RedisSource:
         self._namespaces: dict[str, list[str]] = {}
         self._registered = 0
         self._saver = self._stock_saver()
-        self.verifier = PACKAGE if self._saver is not None else self.name
+        if self._saver is not None:
+            self.verifier = PACKAGE
+        else:
+            self.verifier = self.name
 
     @_reading
     def _check(self) -> None:
@@ -93,7 +96,7 @@ class RedisSource:
 
     @_reading
     def outline(self, thread: str) -> Outline:
-        """Return what there is of a thread. Writes without a checkpoint are not in the saver's lists."""
+        """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists."""
         outline = Outline()
         for namespace in self._registry().get(thread, ()):
             names = self._timeline(thread, namespace)
@@ -138,7 +141,10 @@ class RedisSource:
             keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
             blobs: Any = self._client.mget(keys)
             for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
-                kind, body = ("empty", b"") if blob is None else _parse_value(blob)
+                if blob is None:
+                    kind, body = ("empty", b"")
+                else:
+                    kind, body = _parse_value(blob)
                 value = held if kind == "empty" else load(kind, body)
                 held[entry.namespace, channel] = (version, value)
         values = {channel: held[entry.namespace, channel][1] for channel in versions}

@@ -62,7 +62,10 @@ class PostgresSource:
                 "or store with prefix); for another schema add ?options=-csearch_path%3Dname"
             )
         self._saver = self._stock_saver()
-        self.verifier = PACKAGE if self._saver is not None else self.name
+        if self._saver is not None:
+            self.verifier = PACKAGE
+        else:
+            self.verifier = self.name
         self._blobs: dict[tuple[str, str], tuple[str, Any]] = {}
 
     def _stock_saver(self) -> Any:
@@ -78,7 +81,7 @@ class PostgresSource:
         return sum(1 for _ in self.threads())
 
     def threads(self) -> Iterator[str]:
-        """Yield the ids of the threads in order, of those that have only writes as well."""
+        """Yield the ids of the threads in order, including threads that have only writes."""
         last = ""
         while self._has_threads and (found := self._after(last)) is not None:
             yield found
@@ -98,7 +101,7 @@ class PostgresSource:
 
     @_reading
     def outline(self, thread: str) -> Outline:
-        """Return what there is of a thread, and begin to read it from this moment's state."""
+        """Return the outline of a thread, and begin to read it from this moment's state."""
         self._connection.rollback()
         self._blobs.clear()
         if not self._has_threads:
@@ -146,7 +149,10 @@ class PostgresSource:
         values = dict(checkpoint.get("channel_values") or {})
         values.update(self._values(thread, entry.namespace, versions))
         if checkpoint.get("v", 0) < 4 and entry.parent_id is not None:
-            order = "task_path, task_id, idx" if self._has_path else "task_id, idx"
+            if self._has_path:
+                order = "task_path, task_id, idx"
+            else:
+                order = "task_id, idx"
             sends = self._rows(
                 "SELECT type, blob FROM checkpoint_writes "  # noqa: S608
                 f"WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s ORDER BY {order}",
@@ -157,7 +163,10 @@ class PostgresSource:
             if sends:
                 # An older form kept them with the parent.
                 values[_TASKS] = [load(send["type"], send["blob"]) for send in sends]
-                versions[_TASKS] = max(versions.values()) if versions else f"{1:032}.0"
+                if versions:
+                    versions[_TASKS] = max(versions.values())
+                else:
+                    versions[_TASKS] = f"{1:032}.0"
         checkpoint |= {"channel_values": values, "channel_versions": versions}
         return SourceCheckpoint(entry, checkpoint, row["metadata"] or {})
 
@@ -250,7 +259,10 @@ class PostgresSource:
     @_reading
     def _items(self, last: tuple[str, str] | None, ttl: str) -> list[dict[str, Any]]:
         self._connection.rollback()
-        where = "" if last is None else "WHERE (prefix, key) > (%s, %s)"
+        if last is None:
+            where = ""
+        else:
+            where = "WHERE (prefix, key) > (%s, %s)"
         return self._rows(
             f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store {where} "  # noqa: S608
             "ORDER BY prefix, key LIMIT 500",

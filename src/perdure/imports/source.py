@@ -123,7 +123,7 @@ class Source(Protocol):
         ...
 
     def outline(self, thread: str) -> Outline:
-        """Return what there is of a thread; empty if there is no such thread."""
+        """Return the outline of a thread; empty if the thread does not exist."""
         ...
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:

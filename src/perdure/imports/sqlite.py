@@ -49,7 +49,7 @@ class SqliteSource:
         path: The file.
 
     Raises:
-        BadUrl: There is no such file, or it has not the saver's tables.
+        BadUrl: The file does not exist, or does not have the saver's tables.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,10 @@ class SqliteSource:
             self.close()
             raise
         self._saver = self._stock_saver()
-        self.verifier = PACKAGE if self._saver is not None else self.name
+        if self._saver is not None:
+            self.verifier = PACKAGE
+        else:
+            self.verifier = self.name
 
     def _refuse_other_ids(self) -> None:
         for table in sorted({"checkpoints", "writes"} & self._tables):
@@ -79,7 +82,7 @@ class SqliteSource:
             other = "thread_id IS NULL OR thread_id < '' OR thread_id >= x''"
             if self._rows(f"SELECT 1 FROM {table} WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
                 raise BadUrl(
-                    f"{self.name} has threads whose ids are no text, which {PACKAGE} does not write; delete "
+                    f"{self.name} has threads whose ids are not text, which {PACKAGE} does not write; delete "
                     f"the rows of {table} with typeof(thread_id) <> 'text', or give them ids of text"
                 )
 
@@ -97,7 +100,7 @@ class SqliteSource:
         return sum(1 for _ in self.threads())
 
     def threads(self) -> Iterator[str]:
-        """Yield the ids of the threads in order, of those that have only writes as well."""
+        """Yield the ids of the threads in order, including threads that have only writes."""
         last: str | None = None
         while (last := self._after(last)) is not None:
             yield last
@@ -112,7 +115,7 @@ class SqliteSource:
         return min(found, key=lambda name: name.encode("utf-8", "surrogateescape"), default=None)
 
     def outline(self, thread: str) -> Outline:
-        """Return what there is of a thread, and begin to read it from this moment's state."""
+        """Return the outline of a thread, and begin to read it from this moment's state."""
         if not is_utf8(thread):
             raise Corrupt("its id is not UTF-8 text: the source is damaged")
         if self._connection.in_transaction:

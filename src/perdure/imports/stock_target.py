@@ -87,11 +87,11 @@ def _require_package(name: str) -> Iterator[None]:
 def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> Departure:
     """Write a thread with its whole history to a stock saver, and compare what the saver returns.
 
-    What is there already is written again as it is, so that a call that was stopped can be repeated.
+    Records that exist already are written again unchanged, so that an interrupted call can be repeated.
 
     Raises:
         NotFound: There is no such thread.
-        Conflict: The saver has checkpoints of this thread that are not of this one.
+        Conflict: The saver has another thread with this id.
         Corrupt: The saver returns something else than was written.
     """
     found = handle.run(importing.survey(partition))
@@ -126,8 +126,8 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
 def _load_pasts(
     partition: Partition, namespace: str, loaded: Mapping[str, CheckpointTuple], digest: Digester
 ) -> Program[dict[str, CheckpointTuple]]:
-    """Return for each checkpoint that carries what its DeltaChannels are replayed from, as its ancestors were
-    pruned, an ancestor that holds it: a stock saver looks for it there."""
+    """Return an ancestor for each checkpoint whose own ancestors were pruned, with the values and writes from
+    which its DeltaChannels are replayed: a stock saver looks for these in an ancestor."""
     out: dict[str, CheckpointTuple] = {}
     for record in (yield from history.find_all(partition, namespace, list(loaded))):
         if not record.carried:
@@ -164,9 +164,11 @@ def _past_id(checkpoint_id: str) -> str:
 
 
 def _before(version: Any) -> Any:
-    """Return a version of a channel that none of its values has: to one that is a number a stock saver's
-    version adds what tells them apart."""
-    return version if isinstance(version, int) else f"{version}.0"
+    """Return a new version for a channel: a stock saver's version appends a distinguishing part to a
+    number."""
+    if isinstance(version, int):
+        return version
+    return f"{version}.0"
 
 
 def _put_and_compare(saver: StockSaver, held: CheckpointTuple) -> int:

@@ -42,7 +42,10 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
         Corrupt: the value is not a JSON object. Other damage of a row raises one of ``DAMAGED``.
     """
     expires_at, minutes = expiry
-    decoded = json.loads(value) if isinstance(value, str | bytes) else value
+    if isinstance(value, str | bytes):
+        decoded = json.loads(value)
+    else:
+        decoded = value
     if not isinstance(decoded, dict):
         raise Corrupt(f"item {key!r} of the store's namespace {prefix!r} is not a JSON object")
     return SourceItem(
@@ -59,4 +62,6 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
 def _microseconds(value: Any) -> int:
     if value is None:
         return 0
-    return to_micros(value) if isinstance(value, datetime) else read_time(str(value))
+    if isinstance(value, datetime):
+        return to_micros(value)
+    return read_time(str(value))

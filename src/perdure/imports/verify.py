@@ -63,8 +63,8 @@ def compare(
 
     Args:
         entry: The checkpoint.
-        expected: What the source has.
-        found: What the target has, ``None`` for nothing.
+        expected: The record at the source.
+        found: The record at the target, ``None`` if there is none.
         whole: Compare everything, not only the pending writes.
     """
     if found is None:

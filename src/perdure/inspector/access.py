@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -137,6 +137,18 @@ class Access(Protocol):
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
         ...
 
+    @property
+    def agents(self) -> Iterable[Agent]:
+        """The graphs that run here, whose memories of a user are removed with the user."""
+        ...
+
+    async def authorize_user_removal(
+        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+    ) -> None:
+        """Raise unless the viewer may remove the data of a user besides threads: these crons, and the items
+        in these namespaces of the store."""
+        ...
+
     async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread on which the viewer may act; raise if not. ``right`` is a right to the thread that
         the action needs besides that of the permission."""
@@ -182,7 +194,10 @@ class LocalAccess:
         self.tenant = tenant
         self.all_tenants = all_tenants
         self.url = url
-        self.runtime = None if runtime is None else runtime.for_tenant(tenant)
+        if runtime is None:
+            self.runtime = None
+        else:
+            self.runtime = runtime.for_tenant(tenant)
         self.who = "local"
         self.prices = prices
         self._whole_runtime = runtime
@@ -269,7 +284,9 @@ class LocalAccess:
     async def permissions(self) -> frozenset[str]:
         if self.runtime is not None:
             return self._allowed
-        return self._allowed & {"replay"} if self._replays is not None else frozenset()
+        if self._replays is not None:
+            return self._allowed & {"replay"}
+        return frozenset()
 
     async def authorize_listing(self) -> Sees | None:
         return None
@@ -279,6 +296,16 @@ class LocalAccess:
         if row is None:
             raise NotFound(f"there is no thread {thread_id!r}")
         return row
+
+    @property
+    def agents(self) -> Iterable[Agent]:
+        return () if self._whole_runtime is None else self._whole_runtime.graphs.values()
+
+    async def authorize_user_removal(
+        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+    ) -> None:
+        if "delete" not in await self.permissions():
+            raise NotAllowed(not_granted("delete"))
 
     async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         if permission not in await self.permissions():

@@ -1,4 +1,4 @@
-"""What the agent of a thread plans, and its subagents."""
+"""The plan of a thread's agent, and its subagents."""
 
 from __future__ import annotations
 

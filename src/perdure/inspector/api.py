@@ -21,6 +21,7 @@ from perdure.inspector import (
     steps,
     thread_health,
     timeline,
+    users,
 )
 from perdure.inspector.access import Access, ReplayGraphs
 
@@ -32,7 +33,10 @@ async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the tenant, whether others can be chosen, what the viewer may do, and the graphs to replay
     threads with."""
     permissions = await access.permissions()
-    names, compared = access.replay_graphs if "replay" in permissions else ReplayGraphs()
+    if "replay" in permissions:
+        names, compared = access.replay_graphs
+    else:
+        names, compared = ReplayGraphs()
     return {
         "tenant": access.tenant,
         "all_tenants": access.all_tenants,
@@ -62,11 +66,14 @@ VIEWS: Mapping[str, View] = {
     "diff": states.difference,
     "messages": queue.messages,
     "overview": overview.overview,
+    "nodes": overview.nodes,
+    "growth": overview.growth,
     "queue": queue.queue,
     "questions": questions.questions,
     "limits": overview.limits,
     "runs": runs.runs,
     "run": runs.run,
+    "user": users.user,
     "care": thread_health.care,
     "scan": thread_health.scan,
     "log": audit_log.entries,
@@ -93,9 +100,14 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
 
 async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Carry out an action, on a thread of the ``tenant`` that is given, if any; otherwise as
-    ``actions.act``. The action ``rerun-failed`` is one on many threads."""
+    ``actions.act``. The actions ``rerun-failed``,
+    ``stop-runs`` and ``delete-user`` are on many threads."""
     if name == "rerun-failed":
         return await runs.rerun_failed(_choose_tenant(access, given), given)
+    if name == "delete-user":
+        return await users.delete_user(_choose_tenant(access, given), given)
+    if name == "stop-runs":
+        return await runs.stop_runs(_choose_tenant(access, given), given)
     return await actions.act(_choose_tenant(access, given), name, given)
 
 

@@ -26,7 +26,7 @@ from perdure.runtime.threads.walk_by_id import WalkPlace
 _COLLECTION = "action"
 _PAGE = 100
 MOST = 10_000
-"""Number of a tenant's entries that are kept at least; the oldest beyond it are removed now and then."""
+"""Minimum number of a tenant's entries to keep; older ones are removed from time to time."""
 _TRIM_ONE_IN = 100
 """On average, one in this number of actions removes the oldest entries."""
 _TRIMMED = 25
@@ -100,7 +100,10 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         raise BadSetting("the cursor is not one of this log")
     page = await access.handle.arun(_older(access.tenant, place))
     names = {body["thread_id"] for entry in page if (body := entry.body).get("who") != access.who}
-    seen = set() if sees is None else await _find_visible(access, names, sees)
+    if sees is None:
+        seen = set()
+    else:
+        seen = await _find_visible(access, names, sees)
     for entry in page:
         body = dict(entry.body)
         if sees is not None and body.get("who") != access.who and body["thread_id"] not in seen:

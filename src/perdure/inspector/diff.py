@@ -134,11 +134,16 @@ def _keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
 
 def message_id(item: Any) -> str | None:
     """Return the id of a message in plain data, ``None`` for anything else."""
-    inner = item.get("value") if isinstance(item, dict) and isinstance(item.get("value"), dict) else item
+    if isinstance(item, dict) and isinstance(item.get("value"), dict):
+        inner = item.get("value")
+    else:
+        inner = item
     if not isinstance(inner, dict) or "type" not in inner or "content" not in inner:
         return None
     name = inner.get("id")
-    return name if isinstance(name, str) else None
+    if isinstance(name, str):
+        return name
+    return None
 
 
 def _longest_rising(numbers: Sequence[int]) -> set[int]:

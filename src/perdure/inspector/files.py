@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from perdure.inspector.timeline import number, require_parameter
 from perdure.langgraph.reading.thread_files import load_file, load_files
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
+from perdure.storage.own_threads import in_own_thread
 
 
 async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -56,5 +56,5 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         **found._asdict(),
         "file": found.file._asdict(),
-        "text": await asyncio.to_thread(plain, found.text),
+        "text": await in_own_thread(plain, found.text),
     }

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.requests import read_text, time_in
+from perdure.inspector.requests import read_cost, read_text, time_in
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.runs.messages import Run
@@ -52,17 +52,20 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
             ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
-            ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` the order
-            is that of the ids, unless it is ``size``; no other can be asked for then. Further conditions are
-            ``words`` of the conversation, ``user``, ``error`` of the newest run, ``tag``, ``since`` (a span
+            ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` threads are
+            ordered by id or, if ``sort`` says so, by ``size``; other orders are refused then. Further
+            conditions are ``words`` of the conversation, ``user``, ``error`` of the newest run, ``tag``,
+            ``cost`` (the least cost of the calls of models, in the currency of the prices), ``since`` (a span
             such as ``1h``, or a time in microseconds since 1970) and ``before`` (such a time); with one of
             them threads come by activity, on databases without a listing by their ids.
 
     Returns:
         ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size`` they are
         the largest among the threads that this request ``examined``, each with its ``bytes`` (``None`` if it
-        cannot be measured): the largest of all pages are the largest of all threads. With a further condition
-        there is the number of threads ``examined``, too, and an ``excerpt`` of the message with the words.
+        cannot be measured): the largest of all pages are the largest of all threads, and the sum of their
+        ``bytes`` is that of all threads. With a further condition
+        there is the number of threads ``examined``, too, an ``excerpt`` of the message with the words, and
+        for a ``cost`` that of each thread with its ``currency``.
 
     Raises:
         BadSetting: A value cannot be used.
@@ -83,35 +86,43 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         place = WalkPlace.read(asked.get("cursor") or "")
         steps = walk(access.handle, access.tenant, sees, place, prefix=prefix, with_rows=True)
         return await (_by_size if sort == _SIZE else _by_id)(access, steps, is_wanted)
-    skip = number(asked.get("cursor") or "0", "the cursor")
-    index = ThreadIndex(access.handle, access.tenant)
-    page: list[ThreadRow] = []
 
     def is_seen(held: Mapping[str, Any]) -> bool:
         return title in title_in(held).casefold() and (sees is None or sees(held))
 
-    may_show = is_seen if title else sees
-    search = index.search(
+    passed = number(asked.get("cursor") or "0", "the cursor")
+    listed = ThreadIndex(access.handle, access.tenant).steps(
         metadata=metadata or None,
         status=status,
-        sees=may_show,
+        sees=is_seen if title else sees,
         order=SORTS[sort],
-        skip=skip,
+        skip=passed,
         enough=PAGE + 1,
     )
-    async for row in search:
-        page.append(row)
-        if len(page) > PAGE:
-            break
-    await search.aclose()  # type: ignore[attr-defined]
-    more = len(page) > PAGE
-    return {
-        "threads": [describe_thread(row) for row in page[:PAGE]],
-        "cursor": str(skip + PAGE) if more else None,
-    }
+    return await _by_time(listed, passed)
 
 
-_SEARCHED = ("words", "user", "error", "tag", "since", "before")
+async def _by_time(steps: AsyncGenerator[tuple[int, ThreadRow | None], None], passed: int) -> dict[str, Any]:
+    """Return a page of threads in the order of a listing, after a place in it. It has fewer than ``PAGE`` if
+    finding them takes long."""
+    until = time.monotonic() + _SECONDS
+    page: list[dict[str, Any]] = []
+    cursor = None
+    async with aclosing(steps):
+        async for place, row in steps:
+            if row is not None and len(page) == PAGE:
+                cursor = str(passed)
+                break
+            passed = place
+            if row is not None:
+                page.append(describe_thread(row))
+            if time.monotonic() > until:
+                cursor = str(passed)
+                break
+    return {"threads": page, "cursor": cursor}
+
+
+_SEARCHED = ("words", "user", "error", "tag", "cost", "since", "before")
 
 
 async def _search(
@@ -134,6 +145,8 @@ async def _search(
         since=await time_in(access, asked, "since"),
         before=await time_in(access, asked, "before"),
         words=read_text(asked, "words"),
+        cost=read_cost(asked),
+        prices=access.prices,
     )
     walk = ThreadWalk(
         access.handle, access.tenant, sees, status, read_text(asked, "id") or "", is_by_id=sort == _ID
@@ -143,9 +156,12 @@ async def _search(
     until = time.monotonic() + _SECONDS
     async with aclosing(thread_search.search(walk, query, asked.get("cursor") or "", PAGE)) as steps:
         async for step in steps:
-            examined += 1
+            examined += step.examined
             if step.row is not None:
-                found.append({**describe_thread(step.row), "excerpt": step.excerpt})
+                about = {**describe_thread(step.row), "excerpt": step.excerpt}
+                if step.cost is not None:
+                    about |= {"cost": step.cost, "currency": access.prices.currency}
+                found.append(about)
             if len(found) == PAGE or time.monotonic() > until:
                 return {"threads": found, "examined": examined, "cursor": step.cursor}
     return {"threads": found, "examined": examined, "cursor": None}
@@ -173,7 +189,9 @@ def _error(run: Run) -> str | None:
     if not isinstance(text, str):
         return None
     told = text_for_clients(kind, text)
-    return told if told == text or not kind else f"{kind}: {told}"
+    if told == text or not kind:
+        return told
+    return f"{kind}: {told}"
 
 
 def describe_run(run: Run) -> dict[str, Any]:
@@ -182,6 +200,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         "run_id": run.id,
         "state": run.state,
         "graph": run.graph,
+        "graph_version": run.graph_version,
         "channel": run.channel,
         "attempts": run.attempts,
         "epoch": run.epoch,
@@ -208,7 +227,7 @@ async def _by_id(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: 
 
 
 async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
-    """Return the largest of the wanted threads among those that there is time to examine."""
+    """Return the largest of the wanted threads, as far as there is time to examine them."""
     until = time.monotonic() + _SECONDS
     found: list[dict[str, Any]] = []
     group: list[ThreadRow] = []
@@ -226,7 +245,8 @@ async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted
                 break
     found += await _measure(access, group)
     found.sort(key=lambda each: -1 if each["bytes"] is None else each["bytes"], reverse=True)
-    return {"threads": found[:PAGE], "examined": examined, "cursor": cursor}
+    total = sum(each["bytes"] or 0 for each in found)
+    return {"threads": found[:PAGE], "bytes": total, "examined": examined, "cursor": cursor}
 
 
 async def _measure(access: Access, rows: Sequence[ThreadRow]) -> list[dict[str, Any]]:
@@ -246,7 +266,9 @@ async def _size(access: Access, thread_id: str) -> int | None:
 
 def _sort(text: str | None, *, has_id: bool) -> str:
     if text is None:
-        return _ID if has_id else "activity"
+        if has_id:
+            return _ID
+        return "activity"
     if text not in (*SORTS, _ID, _SIZE):
         raise BadSetting(f"sort is one of {sorted((*SORTS, _ID, _SIZE))}, not {text[:40]!r}")
     if has_id and text in SORTS:

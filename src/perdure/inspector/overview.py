@@ -7,17 +7,20 @@ from typing import Any
 
 from perdure.errors import NotAllowed
 from perdure.inspector.access import Access
-from perdure.inspector.requests import read_text
+from perdure.inspector.requests import read_text, time_in
 from perdure.model.ops import FindThreads
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
-from perdure.runtime.operations import limit_states
+from perdure.runtime.operations import limit_states, node_times
+from perdure.runtime.operations.growth import read as read_growth
 from perdure.runtime.operations.overview import read
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _PAGE = 100
 _MOST = 100
+_SECONDS = 0.4
 _PAST_THREADS = "\U0010ffff" * 4
-"""Name of a thread that comes after those of a tenant. One that comes after it costs a request of its own."""
+"""A name past the threads of a tenant; a thread beyond it would cost a request of its own."""
 
 
 async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -30,9 +33,63 @@ async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
     """
+    await _require_all_threads(access)
+    return await read(access.handle, access.tenant)
+
+
+async def growth(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return how the database and the tenant's threads grew, as ``runtime.operations.growth`` does, without
+    the size of the database for a viewer of one of several tenants.
+
+    Args:
+        access: The viewer's rights.
+        asked: Nothing.
+
+    Raises:
+        NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
+    """
+    await _require_all_threads(access)
+    found = await read_growth(access.handle, access.tenant)
+    if not sees_database(access):
+        found["samples"] = [{**each, "bytes": None} for each in found["samples"]]
+    return found
+
+
+def sees_database(access: Access) -> bool:
+    """Return True if the viewer may know what concerns the threads of all tenants together."""
+    return not access.tenant or access.all_tenants
+
+
+async def _require_all_threads(access: Access) -> None:
     if await access.authorize_listing() is not None:
         raise NotAllowed("these numbers are of all threads, and you may see some of them only")
-    return await read(access.handle, access.tenant)
+
+
+async def nodes(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+    """Return the times of nodes in a part of the threads that the viewer may see.
+
+    Args:
+        access: The viewer's rights.
+        asked: ``since`` (a span such as ``1h``, or a time in microseconds since 1970), by default ``1d``, and
+            ``cursor`` of the part before, both optional.
+
+    Returns:
+        ``nodes``, as ``node_times.NodeTimes.entries``, whose ``classes`` of several parts can be added up;
+        the number of threads ``examined`` and how many of them are ``unreadable``; and the ``cursor`` to go
+        on from, ``None`` at the end.
+
+    Raises:
+        BadSetting: A value cannot be used.
+    """
+    walk = ThreadWalk(access.handle, access.tenant, await access.authorize_listing())
+    since = await time_in(access, {"since": "1d", **asked}, "since") or 0
+    part = await node_times.read_part(walk, since, asked.get("cursor") or "", _SECONDS)
+    return {
+        "nodes": part.times.entries(),
+        "examined": part.examined,
+        "unreadable": part.unreadable,
+        "cursor": part.cursor,
+    }
 
 
 async def limits(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:

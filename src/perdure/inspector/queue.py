@@ -1,4 +1,4 @@
-"""The queue of a tenant: work that is due, runs with their leases, replies to send, and what was given up."""
+"""The queue of a tenant: work that is due, runs with their leases, replies to send, and abandoned work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import inbox, outbox
 from perdure.engine.queue.scheduled import list_postponed
+from perdure.engine.queue.stuck import Stuck, survey
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_run, describe_thread
 from perdure.inspector.timeline import describe_lane, number, require_parameter, waits_of
@@ -19,6 +20,7 @@ from perdure.model.records import LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Reply, Run, encode
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
 from perdure.runtime.json_encoding import plain
+from perdure.runtime.operations import entries
 from perdure.runtime.threads.index import ThreadIndex
 from perdure.runtime.threads.rows import look
 
@@ -28,11 +30,13 @@ _THREADS = 100
 _SECONDS = 0.4
 _PAGE = 50
 _QUEUES = (IN, OUT, LATER)
+_OVERDUE_US = 60_000_000
 
 
 async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the threads with work now or within a day, those that wait for an answer, those that sleep or
-    wait for a signal, and those that failed.
+    wait for a signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a
+    minute.
 
     At most 100 threads of a kind are returned, those that are found in less than half a second. ``is_whole``
     is false if more may exist.
@@ -48,9 +52,13 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     work = [each for each in looked if each is not None]
     interrupted, has_all_interrupted = await _with_status(access, "interrupted", sees)
     failed, has_all_failed = await _with_status(access, "error", sees)
+    stuck: tuple[Stuck, ...] = ()
+    if sees is None:  # It counts threads that others may not see.
+        stuck = (await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))).stuck
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
         "now": now,
+        "stuck": [entries.stuck_entry(each) for each in stuck],
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
         "interrupted": [each for each in interrupted if each["asks"]],

@@ -1,7 +1,8 @@
-"""Texts and times in requests for views."""
+"""Texts, costs and times in requests for views."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from perdure.errors import BadSetting
@@ -23,6 +24,21 @@ def read_text(asked: Mapping[str, str], name: str) -> str | None:
     if value is not None and len(value) > TEXT_MAX:
         raise BadSetting(f"{name} has at most {TEXT_MAX} characters")
     return value
+
+
+def read_cost(asked: Mapping[str, str]) -> float | None:
+    """Return a cost in a request, ``None`` without one; raise ``BadSetting`` for anything but a number from 0
+    on."""
+    text = read_text(asked, "cost")
+    if text is None:
+        return None
+    try:
+        cost = float(text)
+    except ValueError:
+        cost = math.nan
+    if not 0 <= cost < math.inf:
+        raise BadSetting(f"cost is a number from 0 on, such as 0.5, not {text[:40]!r}")
+    return cost
 
 
 async def time_in(access: Access, asked: Mapping[str, str], name: str) -> int | None:

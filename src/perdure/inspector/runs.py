@@ -11,18 +11,19 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any
 
-from perdure.errors import BadSetting, NotFound
+from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
 from perdure.inspector.requests import read_text, time_in
 from perdure.inspector.timeline import require_parameter
 from perdure.model.records import Partition
-from perdure.runtime.operations import entries, failures, reruns, run_search
+from perdure.runtime.operations import entries, failures, reruns, run_search, stops
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
 _PAGE = 50
+_BUSY_MAX = 200
 
 
 async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -31,9 +32,9 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``state``, ``user``, ``since`` (a span such as ``1h``, or a time in microseconds since 1970),
-            ``error`` (a part of its type or text), ``group`` of its error, ``graph``, ``id`` (the beginning
-            of a thread's id), ``stands`` (``1`` for failed runs that were not made good since) and
-            ``cursor``, all optional.
+            ``error`` (a part of its type or text), ``group`` of its error, ``graph``, ``version`` of the
+            graph, ``id`` (the beginning of a thread's id), ``stands`` (``1`` for failed runs that still need
+            attention) and ``cursor``, all optional.
 
     Returns:
         ``runs``, newest first within the page; the ``groups`` of their errors; the number of threads
@@ -54,7 +55,7 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         async for step in steps:
             if step.is_last:
                 break
-            examined += 1
+            examined += step.examined
             unreadable += step.fault is not None
             found += step.runs
             if len(found) >= _PAGE or time.monotonic() > until:
@@ -94,12 +95,13 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Run failed runs again that stand: the next ones, for a moment. Each is an action of its own, with its
+    """Repeat the next failed runs that still stand, for a moment. Each is an action of its own, with its
     entry in the log.
 
     Args:
         access: The viewer's rights.
-        given: ``user``, ``since``, ``error``, ``group``, ``graph`` and ``cursor``, as for ``runs``.
+        given: ``user``, ``since``, ``error``, ``group``, ``graph``, ``version`` and ``cursor``, as for
+            ``runs``.
 
     Returns:
         The ``reruns`` with their outcomes, and the ``cursor`` to go on from, ``None`` at the end.
@@ -130,7 +132,46 @@ async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, An
     return {"reruns": done, "cursor": None}
 
 
-_CONDITIONS = ("state", "user", "since", "error", "group", "graph", "stands", "id")
+async def stop_runs(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
+    """End open and waiting runs, for a moment. Each is an action of its own, with its entry in the log.
+
+    Args:
+        access: The viewer's rights.
+        given: ``user`` and ``id``, as for ``runs``, both optional.
+
+    Returns:
+        The runs that were ``stopped``, the number of those that the viewer may not stop (``refused``), and
+        ``more``, true if there may be others.
+
+    Raises:
+        NotAllowed: The permission was not granted.
+        BadSetting: A value cannot be used.
+    """
+    if wrong := [name for name in ("user", "id") if not isinstance(given.get(name, ""), str)]:
+        raise BadSetting(f"{wrong[0]} has to be text")
+    sees = await access.authorize_listing()
+    await actions.require_any(access, "cancel")
+    walk = ThreadWalk(access.handle, access.tenant, sees, prefix=read_text(given, "id") or "")
+    stopped: list[dict[str, Any]] = []
+    refused = 0
+    until = time.monotonic() + _SECONDS
+    found = stops.find_unfinished(walk, user=read_text(given, "user"), most=_BUSY_MAX)
+    async with aclosing(found) as unfinished:
+        async for each in unfinished:
+            try:
+                await actions.act(access, "cancel", {"id": each.thread_id, "run_id": each.run_id})
+            except NotFound:
+                continue  # It ended meanwhile.
+            except NotAllowed:
+                refused += 1
+                continue
+            stopped.append(each._asdict())
+            if time.monotonic() > until:
+                return {"stopped": stopped, "refused": refused, "more": True}
+    return {"stopped": stopped, "refused": refused, "more": len(stopped) >= _BUSY_MAX}
+
+
+_CONDITIONS = ("state", "user", "since", "error", "group", "graph", "version", "stands", "id")
 
 
 async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
@@ -148,5 +189,6 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
         error=read_text(asked, "error"),
         group=read_text(asked, "group"),
         graph=read_text(asked, "graph"),
+        version=read_text(asked, "version"),
         stands=stands == "1",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.runtime.failures.failure_location import text_for_clients
 from perdure.runtime.json_encoding import plain
+from perdure.storage.own_threads import in_own_thread
 
 ITEMS = 40
 """Items of a list that a page shows at once."""
@@ -32,7 +32,7 @@ _DIFF_MOST = 200
 async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the state at a checkpoint: channels with sizes, metadata and pending writes by task.
 
-    Of a long list the last items are returned, and of a large value the beginning.
+    The last items are returned of a long list, and the beginning of a large value.
 
     Args:
         access: The viewer's rights.
@@ -41,7 +41,7 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     name = require_parameter(asked, "id")
     await access.thread(name)
     view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
-    return await asyncio.to_thread(_describe, view)
+    return await in_own_thread(_describe, view)
 
 
 async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return what changed between two checkpoints, by channel.
+    """Return the changes between two checkpoints, by channel.
 
     Args:
         access: The viewer's rights.
@@ -81,8 +81,11 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     await access.thread(name)
     after = await _view(access, name, await _id(access, name, asked.get("after"), namespace), namespace)
     old_id = await _id(access, name, asked.get("before"), namespace) or after.parent_id
-    before = None if old_id is None else await _view(access, name, old_id, namespace)
-    found = await asyncio.to_thread(_changes, before, after)
+    if old_id is None:
+        before = None
+    else:
+        before = await _view(access, name, old_id, namespace)
+    found = await in_own_thread(_changes, before, after)
     return {
         "before": old_id,
         "after": after.checkpoint_id,
@@ -133,7 +136,7 @@ def _describe(view: CheckpointView) -> dict[str, Any]:
 
 
 def _show_write(channel: str, value: Any) -> Any:
-    """Return the value of a write; of one that is an error, what clients are told of it."""
+    """Return the value of a write; for an error, the text that clients get."""
     if channel != ERROR:
         return value
     if isinstance(value, dict):

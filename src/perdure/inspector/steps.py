@@ -1,30 +1,33 @@
-"""The way of a thread by its nodes, with times, tokens and costs; what was said; the picture of the graph."""
+"""Path of a thread through its nodes, with times, tokens and costs; its conversation; the picture of its
+graph."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.graph_picture import draw
 from perdure.inspector.timeline import number, require_parameter
+from perdure.langgraph.reading.thread_calls import load_calls
 from perdure.langgraph.reading.thread_messages import load_messages
-from perdure.langgraph.reading.thread_steps import load_calls, load_steps, show_step, way_of
+from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
 from perdure.model.model_calls import ModelCall, distinct, show_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.user_and_title import title_in
+from perdure.storage.own_threads import in_own_thread
 
 _SECONDS = 0.4
 _CURSOR_MAX = 4096
 
 
 async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of a namespace's steps, newest first, with the way by nodes that they are.
+    """Return a page of a namespace's steps, newest first, with their path through the nodes.
 
     Args:
         access: The viewer's rights.
@@ -54,12 +57,12 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     name = require_parameter(asked, "id")
     await access.thread(name)
     after = _key(asked.get("cursor") or "")
+    at, digest = Partition(access.tenant, name), access.handle.digest
+    chunks = ChunkReader(at, digest)
     until = time.monotonic() + _SECONDS
     calls: list[ModelCall] = []
     while True:
-        part = await access.handle.arun(
-            load_calls(Partition(access.tenant, name), access.handle.digest, after)
-        )
+        part = await access.handle.arun(load_calls(at, digest, after, chunks=chunks))
         calls += part.calls
         after = part.cursor
         if after is None or time.monotonic() > until:
@@ -91,7 +94,7 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
     page = await access.handle.arun(program)
     shown = page._asdict()
     shown["title"] = title_in(row.metadata) or page.title
-    return {**shown, "messages": await asyncio.to_thread(plain, page.messages)}
+    return {**shown, "messages": await in_own_thread(plain, page.messages)}
 
 
 async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -111,13 +114,16 @@ async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _key(cursor: str) -> tuple[str | int, ...] | None:
-    """Return the key that a cursor is; raise ``BadSetting`` for one that no part gave."""
+    """Return the key in a cursor; raise ``BadSetting`` for text that is not a cursor."""
     if not cursor:
         return None
     try:
-        held = json.loads(cursor) if len(cursor) <= _CURSOR_MAX else None
+        if len(cursor) <= _CURSOR_MAX:
+            held = json.loads(cursor)
+        else:
+            held = None
     except (ValueError, RecursionError):
         held = None
     if not isinstance(held, list) or [type(each) for each in held] != [str, str, str, int]:
-        raise BadSetting(f"the cursor is one that a part gave, not {cursor[:40]!r}")
+        raise BadSetting(f"the cursor has to come from an earlier part, not {cursor[:40]!r}")
     return tuple(held)

@@ -5,23 +5,26 @@ So the memory and the time of a request do not depend on the number of threads.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.engine.checks import fsck
 from perdure.engine.queue import inbox
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError
 from perdure.inspector.access import Access
 from perdure.inspector.listing import describe_run
+from perdure.inspector.overview import sees_database
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.model.times import to_micros
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime.threads.walk_by_id import WalkPlace, number, walk
+from perdure.storage.own_threads import in_own_thread
+from perdure.storage.stored_keys import EncryptionKeys
 from perdure.storage.url import backend_of
 
 _SECONDS = 0.4
@@ -31,20 +34,30 @@ Look = Callable[[Access, Partition, Mapping[str, str]], Awaitable[list[dict[str,
 
 
 async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the state of the database as a whole: its schema, the steps that are pending, and the policies.
+    """Return the state of the database as a whole: its schema, the steps that are pending, the policies and,
+    for a viewer who may see all threads, its size, its keys if it is encrypted, and its password if that is a
+    call. The latter two name no key.
 
     Args:
         access: The viewer's rights.
         asked: Nothing.
     """
-    await access.authorize_listing()
-    policy = access.handle.retention.default
+    sees = await access.authorize_listing()
+    policy, keys = access.handle.retention.default, access.handle.keys
+    source = access.handle.driver.capabilities.password
     return {
         "alert_bytes": WARN_BYTES,
-        "schema": None if access.url is None else await asyncio.to_thread(_schema, access.url),
+        "database_bytes": await _database_bytes(access) if sees is None else None,
+        "schema": None if access.url is None else await in_own_thread(_schema, access.url),
         "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
         "checks": sorted(LOOKS),
+        "keys": None if keys is None or sees is not None else _describe_keys(keys.current),
+        "password": None if source is None or sees is not None else source.state._asdict(),
     }
+
+
+def _describe_keys(keys: EncryptionKeys) -> dict[str, Any]:
+    return {"data_keys": len(keys.data_keys), "wrapped_at": to_micros(keys.wrapped_at)}
 
 
 async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -77,6 +90,11 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
             if time.monotonic() > until:
                 return {"rows": rows, "examined": examined, "cursor": step.place.cursor}
     return {"rows": rows, "examined": examined, "cursor": None}
+
+
+async def _database_bytes(access: Access) -> int | None:
+    """Return the size of the database, ``None`` if it is not known or the viewer may not know it."""
+    return await access.handle.acount_bytes() if sees_database(access) else None
 
 
 async def _look_at(
@@ -156,7 +174,10 @@ def _rules(asked: Mapping[str, str]) -> RetentionRules | None:
     keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
     if keep_last is None and keep_for is None:
         return None
-    last = None if keep_last is None else number(keep_last, "keep_last")
+    if keep_last is None:
+        last = None
+    else:
+        last = number(keep_last, "keep_last")
     if last == 0:
         raise BadSetting("keep_last has to be a number above 0, not '0'")
     try:
@@ -172,5 +193,8 @@ def _schema(url: str) -> dict[str, Any]:
         return {"version": None, "release": None, "pending": []}
     version, release = backend.schema_version(url), backend.SCHEMA_VERSION
     # A later release may have migrated the database while this process goes on to use it.
-    pending = backend.plan_migration(url) if version <= release else []
+    if version <= release:
+        pending = backend.plan_migration(url)
+    else:
+        pending = []
     return {"version": version, "release": release, "pending": pending}

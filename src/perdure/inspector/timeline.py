@@ -77,7 +77,7 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
-    """Return what a thread waits for, apart from an answer, and whether it waits for an answer."""
+    """Return the waits of a thread, apart from questions, and whether it waits for an answer."""
     if not row.waits or row.fault is not None:
         return {"asks": row.status == "interrupted", "waits": []}
     program = open_questions.of_thread(access.handle, access.tenant, row, with_waits=True)
@@ -95,7 +95,9 @@ def require_parameter(asked: Mapping[str, str], name: str) -> str:
 def number(asked: Mapping[str, str], name: str) -> int | None:
     """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
     text = asked.get(name)
-    return walk_by_id.number(text, name) if text else None
+    if text:
+        return walk_by_id.number(text, name)
+    return None
 
 
 def _about(partition: Partition) -> Program[dict[str, Any]]:

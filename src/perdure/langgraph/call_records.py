@@ -45,8 +45,8 @@ class CallRecord:
     Attributes:
         kind: Model or tool.
         name: The model's or the tool's name.
-        parts: Digests of what was sent: of a model the system messages, the other messages, the tools and the
-            settings; of a tool its input.
+        parts: Digests of the call's parts: of a model the system messages, the other messages, the tools and
+            the settings; of a tool its input.
         answer: A model's message, or what a tool returned.
         error: Class and text of the error that it raised instead, if it did.
         missing: Type of an answer that cannot be stored, if it is of one.
@@ -113,7 +113,7 @@ def digest(value: Any) -> str:
 
 
 def prompt_parts(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digests of what is sent to a model. Ids and metadata of messages do not count."""
+    """Return the digests of a model's prompt and settings. Ids and metadata of messages do not count."""
     shown = [_message(message) for message in messages]
     rest = {name: value for name, value in settings.items() if name != "tools"}
     return {
@@ -162,7 +162,9 @@ def _key(key: Any) -> str:
         return key
     if isinstance(key, tuple):
         return f"({','.join(map(_key, key))})"
-    return f"{type(key).__name__}:{key}" if isinstance(key, int | float | None) else _type_of(key)
+    if isinstance(key, int | float | None):
+        return f"{type(key).__name__}:{key}"
+    return _type_of(key)
 
 
 def _type_of(value: Any) -> str:
@@ -239,7 +241,10 @@ class CallRecorder(BaseCallbackHandler):
         self._start(CallRecord(MODEL, name, parts), run_id, parent_run_id, metadata)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        generations = response.generations[0] if response.generations else []
+        if response.generations:
+            generations = response.generations[0]
+        else:
+            generations = []
         first = generations[0] if generations else None
         self._end(run_id, first.message if isinstance(first, ChatGeneration) else None)
 
@@ -312,7 +317,10 @@ class CallRecorder(BaseCallbackHandler):
         if call is None:
             return
         if isinstance(error, GraphInterrupt):
-            call.questions = [each.value for each in error.args[0]] if error.args else []
+            if error.args:
+                call.questions = [each.value for each in error.args[0]]
+            else:
+                call.questions = []
         elif isinstance(error, GraphBubbleUp):
             call.missing = type(error).__name__
         else:
@@ -330,7 +338,7 @@ def _storable(call: CallRecord, serde: Serde) -> CallRecord:
 
 
 def tool_parts(given: Any) -> dict[str, str]:
-    """Return the digest of what is passed to a tool."""
+    """Return the digest of a tool's input."""
     return {"input": digest(given)}
 
 
@@ -362,5 +370,5 @@ def slot_of(channel: str, position: int) -> int:
 
 
 def visible(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
-    """Return the writes that LangGraph sees: those that are no records of calls."""
+    """Return the writes that LangGraph sees: those that are not records of calls."""
     return tuple(write for write in writes if not is_of_calls(write.channel))

@@ -44,4 +44,6 @@ def _next_text(current: str) -> str:
 def _increment(digits: str) -> str | None:
     """Return the next number in as many digits, so that it is greater as text; ``None`` if it needs more."""
     raised = f"{int(digits) + 1:0{len(digits)}}"
-    return raised if len(raised) == len(digits) else None
+    if len(raised) == len(digits):
+        return raised
+    return None

@@ -19,9 +19,9 @@ from perdure.langgraph.cache.encoding import Encoding, Frozen
 from perdure.langgraph.cache.known_chunks import Reuse, WriteBasis
 from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.call_records import slot_of
-from perdure.langgraph.given_statements import GivenStatements, Writes
 from perdure.langgraph.loop_state import Loop
 from perdure.langgraph.migration.schema_migration import Migration
+from perdure.langgraph.task_statements import TaskStatements, Writes
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import Carried, CheckpointRecord, PendingWrite, TaskSpan
@@ -31,6 +31,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import Runs
+from perdure.model.well_formed import require_text
 from perdure.model.write_records import ERROR_SOURCE
 
 R = TypeVar("R")
@@ -40,7 +41,7 @@ _OPS = 12
 
 
 _ENDS = (ERROR, INTERRUPT)
-"""Reserved channels with whose write a task ends."""
+"""Reserved channels: a task ends with a write to one of them."""
 
 
 def drop_partial_output(writes: Writes) -> Writes:
@@ -102,11 +103,15 @@ class DraftEncoder:
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
         """The chunks that the last draft adds."""
-        return {} if self._last is None else self._last.chunks
+        if self._last is None:
+            return {}
+        return self._last.chunks
 
     def freeze(self) -> Mapping[tuple[str, str], Frozen]:
         """Return the values of channels as the last draft encoded them."""
-        return {} if self._last is None else self._last.freeze()
+        if self._last is None:
+            return {}
+        return self._last.freeze()
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
         """Update the cache from the last draft: the write is durable. ``record`` is the checkpoint, if it
@@ -125,7 +130,7 @@ class CheckpointPlan:
         is_copy: True if it replaces the checkpoint that the loop loaded, with its values.
         migration: Brings what it is built on to the present schema version.
         beside: Its parent, if both are to be stored by one commit.
-        is_by_hand: True if no run of a graph puts it: then each of its values is encoded anew.
+        is_by_hand: True if no run of a graph puts it: then each of its values is encoded again.
         on_durable: Called when it is durable.
         seq: Its number in the last draft.
     """
@@ -181,7 +186,10 @@ class CheckpointPlan:
         self.seq = seq
         base = yield from self._base(generation, trusts_loop=not encoder.has_drafted)
         checkpoint = self.checkpoint
-        root_head = None if self.namespace == ROOT else view.root_head
+        if self.namespace == ROOT:
+            root_head = None
+        else:
+            root_head = view.root_head
         place = translate.CheckpointPosition(self.namespace, self.parent, seq, root_head, *self._authors())
         head = view.head.checkpoint_id if view.head else None
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
@@ -205,11 +213,16 @@ class CheckpointPlan:
                         schema=self.migration.schema.version,
                     )._replace(blocks=self._blocks())
                     if self.is_copy and base is not None and base.cut:
-                        # What a removal has moved into the original is not found on the way to it.
+                        # Values that a removal has moved into the original are not found on the path to it.
                         kept = {c: base.carried[c] for c in record.deltas if c in base.carried}
                         record = record._replace(parent_id=base.parent_id, cut=True, carried=kept)
-                    more = {} if carried is None else carried(encoding.write)
-                    return record._replace(carried={**record.carried, **more}) if more else record
+                    if carried is None:
+                        more = {}
+                    else:
+                        more = carried(encoding.write)
+                    if more:
+                        return record._replace(carried={**record.carried, **more})
+                    return record
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
                     raise value_errors.on_write(encoder.serde, error, values) from error
@@ -223,7 +236,9 @@ class CheckpointPlan:
     def _blocks(self) -> Runs:
         """Return the blocks of packs in which the values were found on which the checkpoint is built."""
         before = self.beside or (None if self.loop is None else self.loop.base)
-        return () if before is None else before.blocks
+        if before is None:
+            return ()
+        return before.blocks
 
     def _prove_replayed(self) -> tuple[Check, ...]:
         """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint
@@ -246,7 +261,10 @@ class CheckpointPlan:
         channels.update(translate.delta_channels(self.metadata))
         if self.beside is not None or channels <= self.new_versions.keys():
             return self.beside
-        name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
+        if loop is not None and self.is_copy:
+            name = loop.loaded.addressed
+        else:
+            name = self.parent
         if trusts_loop and loop is not None and (known := loop.find_base(name, generation)) is not None:
             return known
         return (yield from self._read_stored(name))
@@ -254,13 +272,19 @@ class CheckpointPlan:
     def _cross_schema(
         self, base: CheckpointRecord | None, place: translate.CheckpointPosition
     ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]] | None]:
-        """Return what makes the history that the checkpoint carries over, ``None`` unless an older schema
-        version stored what it is built on."""
+        """Return the function that makes the history that the checkpoint carries over, ``None`` unless it is
+        built on a checkpoint of an older schema version."""
         loop, migration = self.loop, self.migration
         older = base
         if older is None and migration.schema.version > UNVERSIONED and self.beside is None:
-            name = loop.loaded.addressed if loop is not None and self.is_copy else self.parent
-            older = loop.base if loop is not None and loop.base is not None and loop.base.id == name else None
+            if loop is not None and self.is_copy:
+                name = loop.loaded.addressed
+            else:
+                name = self.parent
+            if loop is not None and loop.base is not None and loop.base.id == name:
+                older = loop.base
+            else:
+                older = None
             if older is None:
                 older = yield from self._read_stored(name)
         if older is None or not migration.is_due(older):
@@ -314,7 +338,7 @@ class WritesPlan:
         span: The time in which the task ran, if it is to be stored.
         beside: The checkpoint, if both are to be stored by one commit.
         statements: Statements on the application's tables, which that commit makes.
-        given: What learns whether they were made.
+        given: Notified whether the statements were executed.
     """
 
     encoder: DraftEncoder
@@ -329,7 +353,7 @@ class WritesPlan:
     refused: TypeNotAllowed | None = None
     beside: CheckpointRecord | None = None
     statements: tuple[ApplicationStatement, ...] = ()
-    given: Sequence[GivenStatements] = ()
+    given: Sequence[TaskStatements] = ()
     _last: tuple[PendingWrite, ...] = ()
 
     @contextmanager
@@ -362,12 +386,17 @@ class WritesPlan:
 
     def child(self) -> str | None:
         """Return the checkpoint that the loop has put, or tries to put, on what it loaded."""
-        return None if self.loop is None else self.loop.child
+        if self.loop is None:
+            return None
+        return self.loop.child
 
     def before(self) -> tuple[str, str] | None:
         """Return the checkpoint that the loop stored last, if the writes belong to it or to its parent and
         are in a commit of their own."""
-        base = None if self.loop is None or self.beside is not None else self.loop.base
+        if self.loop is None or self.beside is not None:
+            base = None
+        else:
+            base = self.loop.base
         if base is None or self.checkpoint_id not in (base.id, base.parent_id):
             return None
         return base.namespace, base.id
@@ -379,10 +408,13 @@ class WritesPlan:
         are stored, and ``refused`` is then the error that the call has to raise.
         """
         serde = self.encoder.serde
-        root = view.root_head if self.beside is None else self.beside.parent_id
+        if self.beside is None:
+            root = view.root_head
+        else:
+            root = self.beside.parent_id
         basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
         with translate.error_context(self.encoder.partition, self.checkpoint_id):
-            translate.require_text(self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            require_text((self.task_id, self.task_path, *(channel for channel, _ in self.writes)))
             try:
                 return self._draft(basis)
             except TypeNotAllowed as error:

@@ -1,4 +1,4 @@
-"""Loads of threads that were read before they were asked for, in the round trip of a run's claim."""
+"""Answers to loads of threads, read ahead in the round trip of a run's claim."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KEPT: ContextVar[bool] = ContextVar("early_load_kept", default=False)
 
 @contextmanager
 def keep_for_next_load() -> Iterator[None]:
-    """Leave what loads within it are answered with for the load that follows: for a caller that looks at a
-    thread before a run's first step. What another writer stores in between refuses that step, as ever."""
+    """Keep the answers of loads within the block for the next load: for a caller that reads a thread before a
+    run's first step. A write by another writer in between refuses that step, as usual."""
     token = _KEPT.set(True)
     try:
         yield
@@ -49,8 +49,10 @@ class EarlyLoads:
         is_held = any(record.version == epoch for found in epochs for record in found)
         if is_held and _KEPT.get():
             self.add(fetch, answers)
-        return answers if is_held else None
+        if is_held:
+            return answers
+        return None
 
     def forget(self, partition: Partition) -> None:
-        """Drop what a write makes outdated."""
+        """Drop the answers that a write makes outdated."""
         self._found.pop(partition, None)

@@ -162,7 +162,8 @@ def unwrap(function: Any) -> Callable[..., Any]:
         elif inspect.ismethod(function):
             function = function.__func__
         elif not inspect.isroutine(function) and not isinstance(function, type):
-            function = type(function).__call__ if callable(function) else function
+            if callable(function):
+                function = type(function).__call__
         else:
             return typing.cast("Callable[..., Any]", inspect.unwrap(function))
 

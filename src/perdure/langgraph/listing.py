@@ -38,9 +38,9 @@ def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
 class CheckpointListing:
     """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``.
 
-    ``asking`` is the checkpoint of the graph itself that a run from an old checkpoint has loaded or stored
-    last, if such a run asks: for the state of a subgraph before the run's first checkpoint. That one may not
-    be stored yet, or not any more; the state is that of before ``asking`` then."""
+    ``asking`` is set if a run from an old checkpoint asks for the state that a subgraph had before the run's
+    first checkpoint. It is the checkpoint of the graph itself that the run has loaded or stored last. If it
+    is not stored yet, or not any more, the subgraph's state from before it is used."""
 
     at: Address
     filter: Mapping[str, Any] | None
@@ -59,9 +59,10 @@ class CheckpointListing:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._namespaces is None:
             named = self.at.namespace
-            self._namespaces = (
-                [named] if named is not None else list((yield from history.namespaces(self.at.partition)))
-            )
+            if named is not None:
+                self._namespaces = [named]
+            else:
+                self._namespaces = list((yield from history.namespaces(self.at.partition)))
         if not self._namespaces or (self.remaining is not None and self.remaining <= 0):
             self.done = True
             return []
@@ -72,7 +73,10 @@ class CheckpointListing:
                 return self._leave()
         if self.at.checkpoint_id is not None:
             record = yield from history.find(self.at.partition, namespace, self.at.checkpoint_id)
-            records = [] if record is None or not self._is_below(record) else [record]
+            if record is None or (self._below is not None and record.seq >= self._below):
+                records = []
+            else:
+                records = [record]
         else:
             records = yield from history.page(
                 self.at.partition, namespace, below=self._below, limit=self._page_size()
@@ -128,13 +132,13 @@ class CheckpointListing:
             found = yield from history.root_ancestors(partition, checkpoint_id)
             if found is None and self.asking is not None:
                 found = yield from history.root_ancestors(partition, self.asking)
-                found = None if found is None else found | {self.asking}
+                if found is None:
+                    found = None
+                else:
+                    found = found | {self.asking}
             if not (yield from is_disturbed(partition, generation)):
                 return found
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
-
-    def _is_below(self, record: CheckpointRecord) -> bool:
-        return self._below is None or record.seq < self._below
 
     def _page_size(self) -> int:
         is_chosen_from = self.filter or self._ancestors is not None or self._below_id is not None
@@ -167,7 +171,10 @@ class WholeListing:
         size = history.PAGE
         if self.remaining is not None and not self.filter:
             size = min(self.remaining, size)
-        entries = (yield from self._merge.next(size)) if size > 0 else []
+        if size > 0:
+            entries = yield from self._merge.next(size)
+        else:
+            entries = []
         if not entries:
             self.done = True
             return []

@@ -16,14 +16,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, TypedDict, Unpack
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from yaml.representer import Representer, SafeRepresenter
 
 from perdure.engine.threads.steering import Taking
 from perdure.errors import PerdureError
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
-from perdure.langgraph.given_statements import GivenStatements
+from perdure.langgraph.task_statements import TaskStatements
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite, TaskSpan
 from perdure.model.heads import LoadedHead
@@ -38,7 +38,7 @@ _WRITTEN_MAX = 4
 _HERE: ContextVar[tuple[Loops | None, Loop | None]] = ContextVar("loop_of_the_graph", default=(None, None))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Loop:
     """One loop over a namespace of a thread, its ``place``.
 
@@ -61,14 +61,17 @@ class Loop:
     lost: PerdureError | None = None
     written: dict[str, list[tuple[Key, str]]] = field(default_factory=dict)
     began_at: int | None = None
-    given: dict[str, WeakSet[GivenStatements]] = field(default_factory=dict[str, WeakSet[GivenStatements]])
+    given: dict[str, WeakSet[TaskStatements]] = field(default_factory=dict[str, WeakSet[TaskStatements]])
 
     def span(self, checkpoint_id: str, now: int) -> TaskSpan | None:
         """Return the time in which a task ran that ends now on a checkpoint, ``None`` if it is not known."""
         made_at = time_of(checkpoint_id)
         if made_at is None or self.began_at is None:
             return None
-        began_at = self.began_at if checkpoint_id == self.loaded.addressed else made_at
+        if checkpoint_id == self.loaded.addressed:
+            began_at = self.began_at
+        else:
+            began_at = made_at
         # Clocks of two writers differ, and one may be set back.
         return TaskSpan(max(0, began_at - made_at), max(0, now - began_at))
 
@@ -80,16 +83,18 @@ class Loop:
             for older in list(self.written)[:-_WRITTEN_MAX]:
                 self.written.pop(older, None)
 
-    def give_statements(self, checkpoint_id: str) -> GivenStatements:
-        """Return what takes the statements of a task that began with a checkpoint."""
-        given = GivenStatements()
+    def give_statements(self, checkpoint_id: str) -> TaskStatements:
+        """Return the collection for the statements of a task that began with a checkpoint."""
+        given = TaskStatements()
         self.given.setdefault(checkpoint_id, WeakSet()).add(given)
         return given
 
     def take_outcomes(self, checkpoint_id: str) -> list[Future[None]]:
         """Return the outcomes of the statements of the tasks that began with a checkpoint. The one that
         follows holds what those tasks wrote, so it must not be stored unless they are made."""
-        return [given.outcome for given in self.given.pop(checkpoint_id, ())] if self.given else []
+        if self.given:
+            return [given.outcome for given in self.given.pop(checkpoint_id, ())]
+        return []
 
     def refuse_if_lost(self) -> None:
         """Raise the error with which this loop lost a race, if it lost one."""
@@ -99,7 +104,9 @@ class Loop:
     def find_base(self, parent: str | None, generation: int) -> CheckpointRecord | None:
         """Return the checkpoint whose references may be reused for a put on ``parent``, if any."""
         base = self.base
-        return base if base is not None and base.id == parent and self.generation == generation else None
+        if base is not None and base.id == parent and self.generation == generation:
+            return base
+        return None
 
 
 class RunData(TypedDict, total=False):
@@ -109,7 +116,8 @@ class RunData(TypedDict, total=False):
     epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
     ``taking`` the messages that the run takes while it goes on, ``stored`` the record of its checkpoints that
     are stored, if its nodes need one. ``confirm`` is awaited before a step may begin, and raises if another
-    process may hold the lease.
+    process may hold the lease. ``is_scan`` marks a load of one of many threads, which no put follows: it
+    leaves the caches as they are.
     """
 
     keeper: Loops | None
@@ -119,13 +127,14 @@ class RunData(TypedDict, total=False):
     taking: Taking | None
     stored: StoredCheckpoints | None
     confirm: Callable[[], Awaitable[None]] | None
+    is_scan: bool | None
 
 
 class ThreadId(str):
     """A thread's id that also carries data of a run on the thread, invisible to other users of the id: it is
     equal to the plain text, and so are its hash, its representation and its serialised forms."""
 
-    __slots__ = ("confirm", "epoch", "journal", "keeper", "loop", "stored", "taking")
+    __slots__ = ("confirm", "epoch", "is_scan", "journal", "keeper", "loop", "stored", "taking")
 
     keeper: Loops | None
     loop: Loop | None
@@ -134,6 +143,7 @@ class ThreadId(str):
     taking: Taking | None
     stored: StoredCheckpoints | None
     confirm: Callable[[], Awaitable[None]] | None
+    is_scan: bool | None
 
     @classmethod
     def of(cls, thread: object, **data: Unpack[RunData]) -> ThreadId:
@@ -174,13 +184,17 @@ Representer.add_representer(ThreadId, lambda dumper, thread: dumper.represent_st
 
 def plain(thread: object) -> str:
     """Return a thread's id as text that carries nothing."""
-    return str.__str__(thread) if isinstance(thread, str) else str(thread)
+    if isinstance(thread, str):
+        return str.__str__(thread)
+    return str(thread)
 
 
 def read_carrier(configurable: Mapping[str, Any]) -> ThreadId | None:
     """Return the thread's id in a config, if it carries something."""
     thread = configurable.get("thread_id")
-    return thread if isinstance(thread, ThreadId) else None
+    if isinstance(thread, ThreadId):
+        return thread
+    return None
 
 
 def lease_of(thread: ThreadId | None) -> ThreadId | None:
@@ -191,6 +205,11 @@ def lease_of(thread: ThreadId | None) -> ThreadId | None:
     leased = ThreadId.of(thread)
     leased.keeper = leased.loop = None
     return leased
+
+
+def mark_scan(thread_id: str) -> ThreadId:
+    """Return the id of one of many threads whose states are read and not put on."""
+    return ThreadId.of(thread_id, is_scan=True)
 
 
 def with_lease(
@@ -213,6 +232,11 @@ class Loops:
 
     def __init__(self) -> None:
         self._absent: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
+        # The latest loops, as long as LangGraph holds them, and the namespaces whose only load was absent.
+        self._latest: WeakValueDictionary[tuple[Partition, str], Loop] = WeakValueDictionary()
+        self._new: BoundedCache[tuple[Partition, str], bool] = BoundedCache(_ABSENT_MAX)
+        # Those of runs that may go on after their thread was removed: their puts are not bare ones.
+        self._removed: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
         self._conflicts: BoundedCache[str, deque[PerdureError]] = BoundedCache(_THREADS_MAX)
         self._lock = Lock()
 
@@ -245,16 +269,17 @@ class Loops:
         Returns:
             The loop that begins with this load, ``None`` for an absent thread.
         """
+        slot = (partition, namespace)
         if checkpoint is None:
             with self._lock:
-                slot = (partition, namespace)
+                self._new[slot] = True
                 known = self._absent.get(slot)
                 new = Loop(nonce, slot, LoadedHead(None, was_head=True), began_at=began_at)
                 self._absent[slot] = known or new
             return None
         loop = Loop(
             nonce,
-            (partition, namespace),
+            slot,
             LoadedHead(checkpoint.id, was_head, version),
             {(w.task_id, w.idx): w.version for w in writes},
             tuple(dict.fromkeys(w.nonce for w in writes if w.nonce)),
@@ -263,7 +288,16 @@ class Loops:
             began_at=began_at,
         )
         loop.note(checkpoint.id, writes)
+        with self._lock:
+            self._new.pop(slot, None)
+            self._latest[slot] = loop
         return loop
+
+    def may_be_under_way(self, partition: Partition, namespace: str) -> bool:
+        """Return True if a run of this process may be under way on a namespace: LangGraph holds its loop."""
+        slot = (partition, namespace)
+        with self._lock:
+            return slot in self._new or slot in self._latest
 
     def of(self, partition: Partition, namespace: str, configurable: Mapping[str, Any]) -> Loop | None:
         """Return the loop that a config belongs to; ``None`` for a bare call that no load preceded.
@@ -284,7 +318,8 @@ class Loops:
                 loaded = LoadedHead(loop.loaded.addressed, loop.loaded.was_head)
                 return Loop(loop.nonce, loop.place, loaded, began_at=loop.began_at)
         with self._lock:
-            return self._absent.get((partition, namespace))
+            slot = (partition, namespace)
+            return self._absent.get(slot) or self._removed.get(slot)
 
     def enter(self, loop: Loop | None) -> None:
         """Remember the loop over a graph's own namespace that begins in this context with a checkpoint named
@@ -295,7 +330,9 @@ class Loops:
         """Return the loop with which this context's run from an old checkpoint of a thread began, ``None`` if
         that is not known."""
         keeper, loop = _HERE.get()
-        return loop if keeper is self and loop is not None and loop.place[0] == partition else None
+        if keeper is self and loop is not None and loop.place[0] == partition:
+            return loop
+        return None
 
     def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
         """Remember that a loop lost; its later writes are refused without asking the database.
@@ -317,10 +354,12 @@ class Loops:
             return tuple(self._conflicts.get(thread, ()))
 
     def forget(self, partition: Partition) -> None:
-        """Drop what is known of a removed thread: it is not true of a successor of the same name."""
+        """Drop what is known of a removed thread: it is not true of a successor of the same name. That a loop
+        began there is remembered: a put of it counts as one that lost, not as a bare one."""
         with self._lock:
             for slot in [s for s in self._absent if s[0] == partition]:
                 del self._absent[slot]
+                self._removed[slot] = Loop("", slot, LoadedHead(None, was_head=True))
 
 
 def _bare(error: PerdureError) -> PerdureError:

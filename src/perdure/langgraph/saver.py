@@ -28,9 +28,9 @@ from perdure.errors import PerdureError
 from perdure.langgraph import translate
 from perdure.langgraph.channel_versions import next_version
 from perdure.langgraph.commit_plans import WritesPlan
-from perdure.langgraph.given_statements import split_off_statements
-from perdure.langgraph.saver_programs import OnConflict, OnStored, SaverPrograms
+from perdure.langgraph.saver_programs import DURABILITY, OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.step_commits import UnfinishedStep
+from perdure.langgraph.task_statements import split_off_statements
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values.datatypes import TypeName
 from perdure.langgraph.values.serde import Serde
@@ -121,6 +121,9 @@ class PerdureSaver(SaverPrograms):
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return the checkpoint that a config names, or the latest one of its thread."""
         at = self._address(config)
+        if at.epoch is None and at.checkpoint_id is None:
+            may_begin = self._loops.may_be_under_way(at.partition, at.namespace or ROOT)
+            await self._steps.wait_for_puts(at, may_begin=may_begin)
         program = self._get_at(at, translate.run_of(config))
         request = advance(program)
         answer = self._early.pop(request, at.epoch)
@@ -254,18 +257,20 @@ class PerdureSaver(SaverPrograms):
         """Store a checkpoint, with which the step ``begun`` starts. Return the number of each checkpoint that
         this call made durable: after the last one of a block, chunks are packed."""
         ended = self._steps.find(at)
+        # LangGraph awaits it within the call of the run then, which may be cancelled.
+        lasts = at.epoch is None and at.configurable.get(DURABILITY, "async") != "async"
         if ended is not None and ended.planned is not None:
             view, base = ended.planned
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions, beside=base)
-            if await self._steps.store_with(ended, put, self._store(put, plan, view)):
+            if await self._steps.store_with(ended, put, self._store(put, plan, view), lasts=lasts):
                 return base.seq, plan.seq
             # ``store_with`` has frozen the plan: its checkpoint has the values as they were at this call.
             ended, checkpoint = None, plan.checkpoint
         put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
         program = self._store(put, plan)
         if not self._may_return_early(at, put):
-            await self._steps.store_with(ended, put, program)
-        elif await self._steps.store_input(begun, put, program):
+            await self._steps.store_with(ended, put, program, lasts=lasts)
+        elif await self._steps.store_input(begun, put, program, lasts=lasts):
             # The write that carries it returns its number.
             return ()
         return (plan.seq,)

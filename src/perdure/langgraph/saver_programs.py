@@ -42,12 +42,12 @@ from perdure.langgraph.call_records import CallRecorder, visible
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
-from perdure.langgraph.given_statements import GivenStatements, split_off_statements, statements_of
 from perdure.langgraph.listing import CheckpointListing, WholeListing
 from perdure.langgraph.loop_state import Loop, Loops, ThreadId, lease_of, plain
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
+from perdure.langgraph.task_statements import TaskStatements, split_off_statements, statements_of
 from perdure.langgraph.translate import Address
 from perdure.langgraph.values.datatypes import Allow
 from perdure.langgraph.values.serde import Serde
@@ -71,7 +71,7 @@ OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 _VIEWS_MAX = 20_000
 _OF_RUNS = "__pregel_"
 """Beginning of the configurable keys that only runs of graphs have."""
-_DURABILITY = f"{_OF_RUNS}durability"
+DURABILITY = f"{_OF_RUNS}durability"
 """LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 GRAPH_ID = "graph_id"
 """Name in a checkpoint's metadata of the graph that made it."""
@@ -210,7 +210,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if at.thread is not None and at.thread.stored is not None:
             at.thread.stored.note(at.named or ROOT, found.checkpoint.id)
         # Only the latest state is worth caching: loops start from it again and again.
-        cache = self._caches.of(at.partition) if found.is_head else ThreadCache()
+        is_kept = found.is_head and not (at.thread is not None and at.thread.is_scan)
+        cache = self._caches.of(at.partition) if is_kept else ThreadCache()
         known = self._packer, self._digest, cache, at.partition
         read = partial(translate.read_values, *known, view=found.view, reader=reader)
         shown, values = yield from migration.read(
@@ -247,7 +248,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         }
 
     def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return what a thread's latest checkpoint asks."""
+        """Return the open questions of a thread's latest checkpoint."""
         asked = yield from open_interrupts.read(partition, self._digest)
         if not asked.interrupts:
             return asked
@@ -458,9 +459,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         plan.freeze()
         return plan
 
-    def give_statements(self, config: RunnableConfig) -> GivenStatements:
-        """Return what the statements of a task are added to that are made by the commit of its writes. The
-        caller adds it to the task's writes, in the channel ``given_statements.NOTHING``.
+    def give_statements(self, config: RunnableConfig) -> TaskStatements:
+        """Return the collection for a task's statements, which the commit of its writes executes. The caller
+        adds it to the task's writes, in the channel ``task_statements.NOTHING``.
 
         Args:
             config: The config that ``put_writes`` will have.
@@ -485,7 +486,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
     @property
     def statements(self) -> MakesStatements | str:
-        """What makes statements for the database's commits, or the name of a database that takes none."""
+        """The factory of statements for the database's commits, or the name of a database that takes none."""
         return self._driver.capabilities.statements
 
     def _may_return_early(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
@@ -496,7 +497,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             put.loaded is not None
             and put.source == "input"
             and at.namespace == ROOT
-            and at.configurable.get(_DURABILITY, "async") in ("async", "sync")
+            and at.configurable.get(DURABILITY, "async") in ("async", "sync")
             and not self._fork
         )
 
@@ -571,9 +572,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
 
 def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
-    """Return the keys of answers without an interrupt's id that a task may have taken: beside its own
-    checkpoint, and beside that of the thread, in which a subgraph finds it. The task's own writes hold what
-    it took."""
+    """Return the keys of the answers without an interrupt's id that a task may have taken. They are stored
+    with the task's own checkpoint or, for a subgraph, with the thread's. The task's own writes hold what it
+    took."""
     if plan.task_id == NULL_TASK or not any(channel == RESUME for channel, _ in plan.writes):
         return []
     places = [(plan.namespace, plan.checkpoint_id)]
@@ -590,7 +591,7 @@ def _take_with(at: Address, plan: WritesPlan) -> Taking | None:
     if taking is None or taking.is_held_by_another(plan.task_id):
         return None
     channels = {channel for channel, _ in plan.writes}
-    # An error that a handler takes over comes with further writes, which are no result either.
+    # An error that a handler takes over comes with further writes, which are not a result either.
     if not channels.isdisjoint((ERROR, INTERRUPT)):
         taking.offer(plan.task_id, ())
     elif not channels <= WRITES_IDX_MAP.keys():

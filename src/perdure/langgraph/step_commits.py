@@ -9,10 +9,10 @@ the writes of a step's last task and the checkpoint that follows. Each of these 
 - Writes of a task wait until the checkpoint that their step began with is stored, as without it nothing could
   read them, and then a moment for the next checkpoint, whose put stores them, too.
 
-A call that no other one joins makes a commit of its own. So does each part of a group that does not fit one
-commit, or whose commit is refused; and writes that claim the head, as ``merge`` finds no one operation
-for the claim and the move. No call but the put of an input returns before what it was given is
-durable.
+A call that is not joined by another makes a commit of its own. If a group of calls does not fit one commit,
+or its commit is refused, each call makes one. Writes that claim the head also have one of their own, because
+``merge`` cannot combine the claim and the move of the head. No call but the put of an input returns before
+what it was given is durable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.engine.threads.checkpoints import CheckpointPut
 from perdure.engine.threads.thread_state import View
@@ -29,19 +29,26 @@ from perdure.errors import StatementRefused, TooLarge, Unavailable, Unserialisab
 from perdure.langgraph.translate import Address
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.merged_commits import merge
-from perdure.model.ops import Commit, Committed
-from perdure.model.program import Program, ProgramResult, advance, resume
+from perdure.model.ops import Commit, Committed, Stage
+from perdure.model.program import Effect, Program, ProgramResult, advance, resume
 from perdure.model.records import Partition
-from perdure.storage.port import Driver, arun
+from perdure.storage.port import Driver, WrappingDriver, arun
 
 _ROUNDS = 8
 """Rounds of the event loop for which other calls are waited for; LangGraph takes three to make them, wrappers
-of nodes may take more. Time would be no measure: the busier the loop, the longer are its rounds."""
+of nodes may take more. A wait of fixed length would not do: the busier the loop, the longer are its
+rounds."""
+
+_PUTS_MAX = 8
+"""Maximum number of puts that a load waits for, so that it does not wait for the end of a run that goes
+on."""
 
 Planned = tuple[View, CheckpointRecord]
 """A thread, and its newest checkpoint, as they will be after a commit."""
 
-_Place = tuple[asyncio.AbstractEventLoop, Partition, str, str]
+_Place = tuple[asyncio.AbstractEventLoop, Partition, str]
+_Steps = dict[_Place, dict[str, "UnfinishedStep"]]
+"""Steps by event loop and namespace of a thread, and there by the checkpoint with which they began."""
 
 
 class _Part(NamedTuple):
@@ -66,7 +73,8 @@ class _Part(NamedTuple):
 
 
 class UnfinishedStep:
-    """What of a step is not stored yet: its checkpoint, writes of its tasks, and the checkpoint that follows.
+    """The part of a step that is not stored yet: its checkpoint, writes of its tasks, and the checkpoint that
+    follows.
 
     Its states:
 
@@ -84,49 +92,131 @@ class UnfinishedStep:
         is_stored: True if one commit has stored them all.
     """
 
-    __slots__ = ("_ended", "_error", "_place", "_steps", "is_open", "is_stored", "parts", "planned")
+    __slots__ = (
+        "_began_with",
+        "_error",
+        "_place",
+        "_steps",
+        "ended",
+        "is_open",
+        "is_stored",
+        "parts",
+        "planned",
+    )
 
-    def __init__(self, steps: dict[_Place, UnfinishedStep], place: _Place, *, is_open: bool) -> None:
+    def __init__(self, steps: _Steps, place: _Place, began_with: str, *, is_open: bool) -> None:
         self.planned: Planned | None = None
         self.parts: list[_Part] = []
         self.is_open = is_open
         self.is_stored = False
         self._error: Exception | None = None
-        self._ended = asyncio.Event()
+        self.ended = asyncio.Event()
         self._steps = steps
-        self._place = place
-        steps[place] = self
+        self._place, self._began_with = place, began_with
+        steps.setdefault(place, {})[began_with] = self
 
     async def wait(self) -> None:
         """Return when all parts have an outcome, or raise the error with which their commit failed."""
-        await self._ended.wait()
+        await self.ended.wait()
         if self._error is not None:
             raise self._error
 
     def end(self, error: Exception | None = None) -> None:
         self.is_open = False
         self._error = self._error or error
-        if self._steps.get(self._place) is self:
-            del self._steps[self._place]
-        self._ended.set()
+        beside = self._steps.get(self._place, {})
+        if beside.get(self._began_with) is self:
+            del beside[self._began_with]
+            if not beside:
+                del self._steps[self._place]
+        self.ended.set()
+
+
+class _LastingWrites(WrappingDriver):
+    """A driver whose writes go on when their callers are cancelled, as what was sent to a database cannot be
+    called back, and which knows those writes."""
+
+    def __init__(self, inner: Driver) -> None:
+        super().__init__(inner)
+        self._left: dict[tuple[asyncio.AbstractEventLoop, Partition], set[asyncio.Task[Any]]] = {}
+
+    def perform(self, effect: Effect[Any]) -> Any:
+        return self._inner.perform(effect)
+
+    async def aperform(self, effect: Effect[Any]) -> Any:
+        if not isinstance(effect, (Commit, Stage)):
+            return await self._inner.aperform(effect)
+        sent = asyncio.ensure_future(self._inner.aperform(effect))
+        try:
+            await asyncio.wait((sent,))
+        except asyncio.CancelledError:
+            self._keep(effect.partition, sent)
+            raise
+        return sent.result()
+
+    def _keep(self, partition: Partition, sent: asyncio.Task[Any]) -> None:
+        place = asyncio.get_running_loop(), partition
+        self._left.setdefault(place, set()).add(sent)
+
+        def forget(done: asyncio.Task[Any]) -> None:
+            if not done.cancelled():
+                done.exception()  # its caller was cancelled, and asks for no error
+            beside = self._left[place]
+            beside.remove(done)
+            if not beside:
+                del self._left[place]
+
+        sent.add_done_callback(forget)
+
+    async def wait(self, partition: Partition) -> None:
+        """Wait until the writes of a thread whose callers were cancelled have an outcome."""
+        while left := self._left.get((asyncio.get_running_loop(), partition)):
+            await asyncio.wait(left)
 
 
 class StepCommits:
-    """The unfinished steps, by the event loop and the checkpoint with which they began."""
+    """The unfinished steps of a saver."""
 
     def __init__(self, driver: Driver, budget: Budget) -> None:
         self._driver = driver
+        self._lasting = _LastingWrites(driver)
         self._budget = budget
-        self._steps: dict[_Place, UnfinishedStep] = {}
+        self._steps: _Steps = {}
 
     def begin(self, at: Address, checkpoint_id: str) -> UnfinishedStep:
         """Return a new step, whose checkpoint is being stored: writes on it wait until it is ended, or opened
         by ``store_input``."""
-        return UnfinishedStep(self._steps, _place(at, checkpoint_id), is_open=False)
+        return UnfinishedStep(self._steps, _place(at), checkpoint_id, is_open=False)
 
     def find(self, at: Address) -> UnfinishedStep | None:
         """Return the step that a put ends, if something of it is not stored yet."""
-        return self._steps.get(_place(at, at.checkpoint_id)) if self._steps else None
+        return self._find(_place(at), at.checkpoint_id)
+
+    def _find(self, place: _Place, began_with: str | None) -> UnfinishedStep | None:
+        beside = self._steps.get(place)
+        return None if beside is None else beside.get(began_with or "")
+
+    async def wait_for_puts(self, at: Address, *, may_begin: bool) -> None:
+        """Wait until the checkpoints of a namespace that are being put in this event loop are stored, or
+        refused. LangGraph's last puts of a run that was cancelled go on when its caller has returned: a run
+        that loaded the thread before they end would lose the race with them, and with a commit of its own
+        that was at the database when it was cancelled.
+
+        Args:
+            at: The address of the load.
+            may_begin: True if a run may be under way whose last put begins only now: the generator of a
+                stream that was left with ``break`` is closed a few rounds of the event loop later.
+        """
+        place = _place(at)
+        if may_begin:
+            await _wait_a_moment(lambda: place in self._steps)
+        for _ in range(_PUTS_MAX):
+            await self._lasting.wait(at.partition)
+            if not (here := self._steps.get(place)):
+                return
+            await next(iter(here.values())).ended.wait()
+            # The next one may begin only now.
+            await _wait_a_moment(lambda: place in self._steps)
 
     async def store_writes(
         self, at: Address, plan: Callable[[Planned | None], Program[None]], *, may_wait: bool
@@ -138,25 +228,25 @@ class StepCommits:
             plan: Makes the program that stores them on what is stored, or on a checkpoint in the same commit.
             may_wait: False if they have to be stored at once, unless their checkpoint waits for them.
         """
-        place = _place(at, at.checkpoint_id)
+        place = _place(at)
         while True:
-            step = self._steps.get(place)
+            step = self._find(place, at.checkpoint_id)
             planned = None if step is None else step.planned
             if not may_wait and planned is None:
                 await arun(plan(None), self._driver)
                 return
             if step is not None and not step.is_open:
-                # What the put changes in the thread would refuse writes that are planned before.
+                # The changes of the put would refuse writes that were planned before.
                 await step.wait()
                 continue
             program = plan(planned)
             effect = advance(program)
             if isinstance(effect, Commit):
-                step = step or UnfinishedStep(self._steps, place, is_open=True)
+                step = step or UnfinishedStep(self._steps, place, at.checkpoint_id or "", is_open=True)
                 if await self._join(step, _Part(program, effect)):
                     return
             elif step is None or planned is None:
-                # What is too large for one commit begins with something else.
+                # An operation that is too large for one commit begins with another request.
                 await arun(resume(program, effect), self._driver)
                 return
             else:
@@ -176,7 +266,7 @@ class StepCommits:
             self._leave(step, part)
         else:
             if step.is_open:
-                await self._send(step)
+                await self._send(step, self._driver)
             await step.wait()
             if step.is_stored or step.planned is not None:
                 return step.is_stored
@@ -191,9 +281,12 @@ class StepCommits:
         elif not step.parts:
             step.end()
 
-    async def store_input(self, step: UnfinishedStep, put: CheckpointPut, program: Program[None]) -> bool:
+    async def store_input(
+        self, step: UnfinishedStep, put: CheckpointPut, program: Program[None], *, lasts: bool
+    ) -> bool:
         """Store a run's input, with which a step begins; return True if another write carries it, which need
-        not be durable yet."""
+        not be durable yet. ``lasts`` is True for a call that may be cancelled while the next load must wait
+        for it."""
         effect = advance(program)
         if put.is_committed_by(effect):
             step.planned, step.is_open = put.planned, True
@@ -205,61 +298,65 @@ class StepCommits:
                     step.planned, step.is_open = None, False
             if step.planned is not None:
                 return True
-        await arun(resume(program, effect), self._driver)
+        await arun(resume(program, effect), self._lasting if lasts else self._driver)
         return False
 
     async def store_with(
-        self, step: UnfinishedStep | None, put: CheckpointPut, program: Program[None]
+        self, step: UnfinishedStep | None, put: CheckpointPut, program: Program[None], *, lasts: bool
     ) -> bool:
-        """Store a checkpoint, and with it what waits in the step that it ends.
+        """Store a checkpoint, and with it what waits in the step that it ends. ``lasts``: see
+        ``store_input``.
 
         Returns:
             False if the program was planned on a checkpoint in the same commit, and has to be planned again.
         """
-        rest = program
+        rest, driver = program, self._lasting if lasts else self._driver
         if step is not None and step.is_open:
             effect = advance(program)
             rest = resume(program, effect)
             if put.is_committed_by(effect):
                 step.parts.append(_Part(program, effect))
-                if await self._send(step):
+                if await self._send(step, driver):
                     return True
         if step is not None and step.planned is not None:
             put.plan.freeze()
             await step.wait()
             return False
-        await arun(rest, self._driver)
+        await arun(rest, driver)
         return True
 
-    async def _send(self, step: UnfinishedStep) -> bool:
+    async def _send(self, step: UnfinishedStep, driver: Driver) -> bool:
         """Store all parts of a step by one commit; return False if they have to be stored apart. Then the
         checkpoint that waited among them is stored."""
         step.is_open = False
         error: Exception | None = None
         try:
-            step.is_stored = await self._commit(step.parts)
+            step.is_stored = await self._commit(step.parts, driver)
             if step.is_stored:
                 for part in step.parts:
                     part.finish()
             elif step.planned is not None:
-                await arun(step.parts[0].rest(), self._driver)
+                await arun(step.parts[0].rest(), driver)
         except Exception as found:
             error = found
             raise
         except BaseException:
             # The others are stored alone: what is stored already may be stored again.
-            error = None if step.planned is None else _cancelled_error()
+            if step.planned is None:
+                error = None
+            else:
+                error = _cancelled_error()
             raise
         finally:
             step.end(error)
         return step.is_stored
 
-    async def _commit(self, parts: list[_Part]) -> bool:
+    async def _commit(self, parts: list[_Part], driver: Driver) -> bool:
         commit = merge(part.commit for part in parts)
         if commit is None or not self._budget.holds(commit.ops):
             return False
         try:
-            return isinstance(await self._driver.aperform(commit), Committed)
+            return isinstance(await driver.aperform(commit), Committed)
         except (TooLarge, Unserialisable, StatementRefused):
             return False  # whichever of them it is, the others may be stored
         except Exception as error:
@@ -275,8 +372,8 @@ async def _wait_a_moment(is_over: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def _place(at: Address, checkpoint_id: str | None) -> _Place:
-    return asyncio.get_running_loop(), at.partition, at.namespace or "", checkpoint_id or ""
+def _place(at: Address) -> _Place:
+    return asyncio.get_running_loop(), at.partition, at.namespace or ""
 
 
 def _cancelled_error() -> Unavailable:

@@ -126,7 +126,10 @@ class PerdureStore(BaseStore):
         asked = list(ops)
         validate_all(asked)
         puts = self._puts(asked)
-        embedded = NOTHING if self._index is None else self._index.embed(_texts(puts), asked)
+        if self._index is None:
+            embedded = NOTHING
+        else:
+            embedded = self._index.embed(_texts(puts), asked)
         for stage in self._stages(asked, puts, results, embedded):
             for program in stage:
                 run(program, self._driver)
@@ -175,7 +178,10 @@ class PerdureStore(BaseStore):
         """
         ops = together(puts)
         packed, wanted = self._puts(ops), as_seen(seen)
-        embedded = NOTHING if self._index is None else self._index.embed(_texts(packed), ops)
+        if self._index is None:
+            embedded = NOTHING
+        else:
+            embedded = self._index.embed(_texts(packed), ops)
         return run(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     async def aput_if_unchanged(
@@ -288,7 +294,10 @@ class PerdureStore(BaseStore):
         ]
         keeps, versions = self._driver.capabilities.keeps_fields, _versions()
         # Other drivers read before they write, and the generation with that.
-        known = self._index.generations if self._index is not None and keeps else None
+        if self._index is not None and keeps:
+            known = self._index.generations
+        else:
+            known = None
         yield [
             items.write(
                 partition,
@@ -319,7 +328,10 @@ class PerdureStore(BaseStore):
         where = labels_of(partition.thread)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
-            value = None if record is None else unpack(record.body, ItemName(key, where))
+            if record is None:
+                value = None
+            else:
+                value = unpack(record.body, ItemName(key, where))
             return is_same(value, wanted[key])
 
         times = self._clock.stamps(len(of.places))
@@ -332,7 +344,9 @@ class PerdureStore(BaseStore):
 
         def judge(labels: Labels, record: Record) -> dict[str, Any] | None:
             value = unpack(record.body, ItemName(record.key[0], labels))
-            return value if filters.accepts(wanted, value) else None
+            if filters.accepts(wanted, value):
+                return value
+            return None
 
         prefix, everything = tuple(op.namespace_prefix), not wanted
         if op.query and self._index is not None:
@@ -344,7 +358,10 @@ class PerdureStore(BaseStore):
                     )
                 )
             rank = partial(self._index.candidates, self._driver, self._tenant, op, embedded)
-            removal = next(_versions()) if self._driver.capabilities.removes_expired else None
+            if self._driver.capabilities.removes_expired:
+                removal = next(_versions())
+            else:
+                removal = None
             page = {"offset": op.offset, "limit": op.limit}
             return (yield from nearest_items.nearest(rank, judge, now=now, removal=removal, **page))
         if op.query and not self._has_ignored_a_query:
@@ -419,7 +436,8 @@ def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
     same: dict[Any, list[tuple[int, SearchOp]]] = {}
     for place, op in enumerate(ops):
         if isinstance(op, SearchOp):
-            # Filters may be no JSON, or equal in Python and different in JSON: each is a search of its own.
+            # Filters may not be JSON, or may be equal in Python and different in JSON: each is a search of
+            # its own.
             key = (tuple(op.namespace_prefix), op.limit, op.offset, op.query) if not op.filter else place
             same.setdefault(key, []).append((place, op))
     return same.values()

@@ -123,7 +123,7 @@ def _in_range(**numbers: int) -> None:
 
 
 def check_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
-    """Return the settings; raise ``ValueError`` for an unknown one, or a time that is none."""
+    """Return the settings; raise ``ValueError`` for an unknown one, or a text that is not a time."""
     if ttl is None:
         return None
     if unknown := sorted(set(ttl) - _TTL_KEYS):

@@ -26,7 +26,6 @@ from perdure.langgraph.cache.thread_cache import ThreadCache
 from perdure.langgraph.loop_state import ThreadId, plain, read_carrier
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
-from perdure.model import well_formed
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT, UNVERSIONED
 from perdure.model.program import Program
@@ -34,6 +33,7 @@ from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
 from perdure.model.values.packs import Runs
+from perdure.model.well_formed import require_text
 
 _CHECKPOINT_KEYS = frozenset(
     {"v", "ts", "id", "channel_values", "channel_versions", "versions_seen", "updated_channels"}
@@ -66,7 +66,7 @@ def address(tenant: str, config: RunnableConfig) -> Address:
         raise ValueError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
     partition = Partition(tenant, plain(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
-    require_text(*partition, namespace or "", checkpoint_id or "")
+    require_text((*partition, namespace, checkpoint_id))
     thread = read_carrier(configurable)
     epoch = None if thread is None else thread.epoch
     return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
@@ -75,11 +75,6 @@ def address(tenant: str, config: RunnableConfig) -> Address:
 def run_of(config: RunnableConfig) -> object:
     """Return the run that a config names in its metadata, ``None`` for none."""
     return (config.get("metadata") or {}).get("run_id")
-
-
-def require_text(*names: str) -> None:
-    """Refuse names with lone surrogates, which some databases cannot hold, on every backend."""
-    well_formed.require_text(names)
 
 
 def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
@@ -150,7 +145,9 @@ class CheckpointPosition(NamedTuple):
 def delta_channels(full: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the DeltaChannels of a checkpoint, from its metadata."""
     counters = full.get(COUNTERS)
-    return counters if isinstance(counters, dict) else {}
+    if isinstance(counters, dict):
+        return counters
+    return {}
 
 
 def to_record(
@@ -203,16 +200,14 @@ def to_record(
             references[channel] = encoding.channel(place.namespace, channel, values[channel])
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
     clear_source = source if isinstance(source, str) else None
-    clear_step = step if type(step) is int and abs(step) < 1 << 62 else None
+    if type(step) is int and abs(step) < 1 << 62:
+        clear_step = step
+    else:
+        clear_step = None
     clear_run = run_id if isinstance(run_id, str) else None
     clear = {"source": clear_source, "step": clear_step, "run_id": clear_run}
     require_text(
-        checkpoint["id"],
-        clear_source or "",
-        clear_run or "",
-        *versions,
-        *values,
-        *checkpoint["versions_seen"],
+        (checkpoint["id"], clear_source, clear_run, *versions, *values, *checkpoint["versions_seen"])
     )
     rest = {k: v for k, v in full.items() if clear.get(k) is None}
     extra = {k: v for k, v in checkpoint.items() if k not in _CHECKPOINT_KEYS and v}
@@ -297,7 +292,10 @@ def read_values(
     with error_context(partition, record.id):
         if reader is None:
             # Chunks that only the pending writes need are recent, so few packs have to be read.
-            runs, packs = (record.blocks, PACKS) if missing else ((), FEW)
+            if missing:
+                runs, packs = (record.blocks, PACKS)
+            else:
+                runs, packs = ((), FEW)
             reader = ChunkReader(partition, digest, runs, packs)
         trees, expansion = yield from resolve(partition, wanted, digest, reader)
         new = {channel: trees[channel] for channel in missing}

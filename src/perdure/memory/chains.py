@@ -1,5 +1,5 @@
-"""Chains of corrections from which facts are removed: what one of them corrected is then followed by what
-corrected it, so that a later correction, or an undo, finds its way.
+"""Removal of facts from chains of corrections: the neighbours of a removed fact are linked with each other,
+so that a later correction, or an undo, finds its way.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def _past(facts: Mapping[str, Fact], gone: set[str], key: str | None) -> str | N
     while key in gone and key not in passed:
         passed.add(key)
         key = facts[key].superseded_by if key in facts else None
-    return None if key in gone else key
+    if key in gone:
+        return None
+    return key
 
 
 def _before(facts: Mapping[str, Fact], gone: set[str], keys: Sequence[str]) -> tuple[str, ...]:

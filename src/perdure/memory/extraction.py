@@ -157,14 +157,18 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
     Raises:
         ExtractionRefused: It is not a list of ``ExtractedFact``, or one of these cannot be remembered.
     """
-    function: Any = (
-        extract if inspect.isfunction(extract) or inspect.ismethod(extract) else type(extract).__call__
-    )
+    if inspect.isfunction(extract) or inspect.ismethod(extract):
+        function: Any = extract
+    else:
+        function = type(extract).__call__
     if inspect.iscoroutinefunction(function):
         returned: Any = extract(request)
     else:
         returned = await asyncio.to_thread(extract, request)
-    result = await returned if inspect.isawaitable(returned) else returned
+    if inspect.isawaitable(returned):
+        result = await returned
+    else:
+        result = returned
     if not isinstance(result, Sequence) or not all(isinstance(each, ExtractedFact) for each in result):
         raise ExtractionRefused("an extractor returns a list of ExtractedFact; nothing was remembered")
     for fact in result:
@@ -188,7 +192,10 @@ def _fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
         raise ExtractionRefused(_refusal("replaces facts that it was not shown"))
     since = entry.get("since")
     try:
-        valid_from = None if since is None else datetime.fromisoformat(since)
+        if since is None:
+            valid_from = None
+        else:
+            valid_from = datetime.fromisoformat(since)
     except (TypeError, ValueError):
         raise ExtractionRefused(_refusal('has a "since" that is not a date')) from None
     if valid_from is not None and valid_from.tzinfo is None:

@@ -103,7 +103,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadSummary:
-    """Summary of one of the user's threads; a later one of the same thread replaces it.
+    """Summary of a thread of the user; a later summary of the thread replaces it.
 
     Attributes:
         thread: The thread.
@@ -141,7 +141,7 @@ def mark(at: datetime) -> dict[str, Any]:
 
 
 def is_mark(value: Mapping[str, Any]) -> bool:
-    """Return True if the value of an item is that of a mark, readable or not."""
+    """Return True if the value of an item is a mark, readable or not."""
     return value.get("kind") == _FORGOTTEN
 
 
@@ -190,7 +190,7 @@ def clean_text(text: object, most: int) -> str:
         raise ValueError(f"a memory has at most {most} characters, this one has {len(text)}; shorten it")
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("a memory cannot contain half of a surrogate pair")
-    # Characters of no width are no text.
+    # Characters without width do not count as text.
     if not any(character.isprintable() and not character.isspace() for character in text):
         raise ValueError("a memory needs a text that is not empty")
     return text
@@ -208,8 +208,10 @@ def aware(at: datetime, what: str) -> datetime:
 
 
 def read_time(text: str | None) -> datetime | None:
-    """Return the time of an item's field; raise ``ValueError`` if it is none, or has no time zone."""
-    return None if text is None else _read_known_time(text)
+    """Return the time of an item's field; raise ``ValueError`` if it is not a time, or has no time zone."""
+    if text is None:
+        return None
+    return _read_known_time(text)
 
 
 def _read_known_time(text: str) -> datetime:
@@ -218,12 +220,14 @@ def _read_known_time(text: str) -> datetime:
 
 @contextmanager
 def _readable(key: str, what: str) -> Iterator[None]:
-    """Raise ``Corrupt`` for an item that has not the fields of what it should be."""
+    """Raise ``Corrupt`` for an item that lacks a field of its kind."""
     try:
         yield
     except (LookupError, TypeError, ValueError) as error:
-        raise Corrupt(f"the item {key!r} is no {what} that this release can read") from error
+        raise Corrupt(f"the item {key!r} is not a {what} that this release can read") from error
 
 
 def _format_time(at: datetime | None) -> str | None:
-    return None if at is None else at.astimezone(UTC).isoformat()
+    if at is None:
+        return None
+    return at.astimezone(UTC).isoformat()

@@ -29,8 +29,8 @@ def _utc_now() -> datetime:
 class Memory:
     """Facts and summaries of one user. Each method has a twin for event loops, whose name begins with ``a``.
 
-    Of two writers that change the same facts at the same moment one is made after the other, on a store of
-    Perdure. Other stores of LangGraph cannot compare and write in one step, so there one of them may be lost.
+    On a store of Perdure, two changes of the same facts at the same moment are made one after the other.
+    Other stores of LangGraph cannot compare and write in one step, so there one of them may be lost.
 
     Args:
         store: A store, such as ``Database.store(index=…)``; ``recall`` compares a query by the index.
@@ -79,14 +79,14 @@ class Memory:
             thread: The thread that it comes from.
             message: The message that it comes from.
             valid_from: The time since when it holds, with a time zone.
-            supersedes: The ids of facts that it corrects. They are closed, and stay in the history; of one
-                that was superseded already, its current successor is closed.
+            supersedes: The ids of facts that it corrects. They are closed, and stay in the history; if one
+                was superseded already, its current successor is closed instead.
             heard_at: The time at which the source was written, with a time zone, for a fact that is extracted
                 later. It is not stored if the text, or the user, was forgotten since, nor again if it was
                 remembered from the same message before.
 
         Raises:
-            NotFound: There is no fact of one of these ids.
+            NotFound: One of these facts does not exist.
             Forgotten: The text, or the user, was forgotten after ``heard_at``.
             Contention: Others keep changing the same facts.
             ValueError: The text is empty or too long, or a time has no time zone.
@@ -130,9 +130,9 @@ class Memory:
         offset: int = 0,
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
-        """Return at most ``k`` current facts and summaries: the nearest to a query, best first, or without
-        one, or on a store without an index, the newest. Items of the namespace that are neither are left out;
-        ``facts`` names them.
+        """Return at most ``k`` current facts and summaries. With a query, on a store with an index, the
+        nearest come first; otherwise the newest. Other items of the namespace are left out; ``facts`` names
+        them.
 
         Args:
             query: The query.
@@ -179,8 +179,8 @@ class Memory:
         return await self._arun(programs.retract(self._place, id))
 
     def undo(self, id: str) -> list[Fact]:  # noqa: A002
-        """Take back a fact, so that what it superseded is current again, or take back its retraction. Nothing
-        is removed: the facts that are current again are new entries of the history, and are returned.
+        """Undo a fact, so that the facts that it superseded are current again, or undo its retraction.
+        Nothing is removed: the facts that are current again are new entries of the history, and are returned.
 
         Raises:
             NotFound: There is no such fact.
@@ -222,7 +222,7 @@ class Memory:
     def forget(self, id: str | None = None) -> int:  # noqa: A002
         """Remove for good, and return the number of removed items.
 
-        A mark without the text is left in the place of a fact or a summary, so that what is extracted from
+        A mark without the text is left in place of a fact or a summary, so that an extraction from
         earlier messages does not bring it back.
 
         Args:
@@ -284,13 +284,23 @@ class Memory:
 
 
 def users(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
-    """Return the users of whom something is known, in order."""
+    """Return the users with memories, in order."""
     return _users(_run(store, programs.namespaces(root)), root)
 
 
 async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """See ``users``."""
     return _users(await _arun(store, programs.namespaces(root)), root)
+
+
+def find_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[str, ...]]:
+    """Return the namespaces, as ``root=`` names them, in which something is known of a user, in order."""
+    return _run(store, programs.roots(namespace_of(user, ())[0]))
+
+
+async def afind_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[str, ...]]:
+    """See ``find_roots``."""
+    return await _arun(store, programs.roots(namespace_of(user, ())[0]))
 
 
 def _users(found: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
@@ -311,7 +321,8 @@ def _choose(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) 
 
 
 def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
-    """Return the operations with the store's own time to live, which only its methods for single ones add."""
+    """Return the operations with the store's own time to live, which only its methods for single operations
+    add."""
     ttl = store.ttl_config or {}
     default, refresh = ttl.get("default_ttl"), ttl.get("refresh_on_read", True)
     out: list[Op] = []
@@ -326,10 +337,11 @@ def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
 
 @runtime_checkable
 class ConditionalStore(Protocol):
-    """Store that can put items unless others have changed what was read, as those of Perdure."""
+    """Store that can put items on condition that the items read before are unchanged, as Perdure's stores
+    can."""
 
     def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
-        """Put items of one namespace in one commit; return False if what was seen has changed."""
+        """Put items of one namespace in one commit; return False if a seen item has changed."""
         ...
 
     async def aput_if_unchanged(
@@ -372,7 +384,8 @@ def _add_ttl_to_puts(store: BaseStore, change: FactChange) -> list[Any]:
 
 
 def _reads(change: FactChange) -> list[Op]:
-    """Return the reads of what a change has seen, for a store that cannot compare it in the commit."""
+    """Return the reads of the items that a change has seen, for a store that cannot compare them in the
+    commit."""
     return [GetOp(change.puts[0].namespace, key, refresh_ttl=False) for key in change.seen]
 
 

@@ -1,4 +1,4 @@
-"""Policy of an agent's memory: whose it is, what is recalled, and what is extracted."""
+"""Policy of an agent's memory: its user, the recalled entries, and the extraction."""
 
 from __future__ import annotations
 
@@ -24,13 +24,18 @@ UUID stands for its text."""
 def verified_user(configurable: Mapping[str, Any]) -> str | None:
     """Return the identity of the verified user, which clients of a server cannot set."""
     user = configurable.get(VERIFIED_USER)
-    identity = user.get("identity") if isinstance(user, Mapping) else None
-    return str(identity) if identity else None
+    if isinstance(user, Mapping):
+        identity = user.get("identity")
+    else:
+        identity = None
+    if identity:
+        return str(identity)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPolicy:
-    """Policy of what an agent remembers of its users, for ``Agent(memory=…)``.
+    """Policy of an agent's memories of its users, for ``Agent(memory=…)``.
 
     Args:
         user: The user of all runs, or a function that returns the user of a run; by default the verified one.
@@ -88,5 +93,10 @@ class MemoryPolicy:
             TypeError: The user's id is of a type that names no user.
             ValueError: It is empty or too long, or has a character that stores refuse.
         """
-        user = self.user(configurable) if callable(self.user) else self.user
-        return None if user is None else user_id(user)
+        if callable(self.user):
+            user = self.user(configurable)
+        else:
+            user = self.user
+        if user is None:
+            return None
+        return user_id(user)

@@ -1,7 +1,7 @@
 """Steps of each operation on a user's memory: batches of operations of LangGraph's store, and their results.
 
 A step that changes facts is one commit in one namespace that requires what was read, so that a correction is
-stored as a whole or not at all, and is made anew when others have changed its facts meanwhile.
+stored as a whole or not at all, and is planned again when others have changed its facts meanwhile.
 ``perdure.memory.memory`` runs the steps, waiting or not.
 """
 
@@ -34,27 +34,35 @@ from perdure.memory.facts import (
 )
 from perdure.memory.new_fact import NewFact
 from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, fence, removal_of
-from perdure.memory.users import FACTS, REMOVALS
+from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 _PAGE = 500
 _PASSES_MAX = 20
-"""Most readings of a namespace that is being changed."""
+"""Maximum number of attempts to read a namespace that keeps changing."""
 _AHEAD = 8
 """Number of versions of a fact that are looked up at once."""
 _TOGETHER = 8
-"""Ended facts of one text that are removed at once: a commit of DynamoDB takes a hundred operations."""
+"""Number of ended facts of one text that are removed at once: a commit of DynamoDB takes a hundred
+operations."""
 _TEXT = ["text"]
 
 
 def remember(place: Place, new: NewFact) -> Steps[Fact]:
     """Store a fact, and close those that it supersedes; return it, or the current one with an equal text.
 
-    Of a fact that was superseded already, its current successor is closed, so that of two corrections of one
-    fact the later one is current. One that was extracted from its source before is returned as it is.
+    If a fact was superseded already, its current successor is closed, so that the later one of two
+    corrections of a fact is current. A fact that was extracted from the same source before is returned as it
+    is.
     """
     text = clean_text(new.text, TEXT_MAX)
-    valid_from = None if new.valid_from is None else aware(new.valid_from, "valid_from")
-    heard_at = None if new.heard_at is None else aware(new.heard_at, "heard_at")
+    if new.valid_from is None:
+        valid_from = None
+    else:
+        valid_from = aware(new.valid_from, "valid_from")
+    if new.heard_at is None:
+        heard_at = None
+    else:
+        heard_at = aware(new.heard_at, "heard_at")
     for _ in range(TRIES):
         known, number, values = yield from _latest(place, text)
         first = fact_id(text, 0)
@@ -70,7 +78,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             closed.pop(known.id, None)
         now = place.now()
         if known is not None and known.is_current:
-            # What it corrects is added, so that an undo of it finds these.
+            # The facts that it corrects are added, so that an undo of it finds these.
             corrected = tuple(dict.fromkeys([*known.supersedes, *closed]))
             fact = replace(known, supersedes=corrected)
             puts = [fact] if closed else []
@@ -117,10 +125,10 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
             closed = [
                 each
                 for each in _facts(there)
-                # One that was retracted before it was corrected is not true again.
+                # A fact that was retracted before it was corrected does not become current again.
                 if each.superseded_by == fact.id and (each.known_until or fact.known_from) >= fact.known_from
             ]
-            # One of equal facts, the one that was closed last.
+            # Of several equal facts, the last closed one.
             before = list({same_text(each.text): each for each in closed}.values())
         elif fact.superseded_by is None:
             before = [fact]
@@ -169,10 +177,16 @@ def summaries(place: Place) -> Steps[list[ThreadSummary]]:
 def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
     """Store the summary of a thread in place of its earlier one; an equal one is left as it is."""
     text = clean_text(text, SUMMARY_MAX)
-    heard_at = None if heard_at is None else aware(heard_at, "heard_at")
+    if heard_at is None:
+        heard_at = None
+    else:
+        heard_at = aware(heard_at, "heard_at")
     for _ in range(TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-        value: Mapping[str, Any] | None = None if item is None else item.value
+        if item is None:
+            value: Mapping[str, Any] | None = None
+        else:
+            value = item.value
         required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(thread, value, heard_at)
@@ -190,7 +204,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactQuery:
-    """Request for items to recall: those nearest to a query, or without one the newest, with some fields."""
+    """Request for items to recall: those nearest to a query, or the newest, filtered by fields."""
 
     query: str | None
     most: int
@@ -199,10 +213,10 @@ class FactQuery:
 
 
 def recall(place: Place, question: FactQuery) -> Steps[list[Remembered]]:
-    """Return current facts and summaries: the nearest to a query first, or without one, or on a store that
-    cannot compare it, the newest.
+    """Return current facts and summaries: with a query, on a store that can compare it, the nearest first;
+    otherwise the newest.
 
-    What else lies in the namespace is left out: one foreign item must not hide all that is known.
+    Other items of the namespace are left out: one foreign item must not hide all that is known.
     """
     query = question.query
     if query is not None and not query.strip():
@@ -211,14 +225,16 @@ def recall(place: Place, question: FactQuery) -> Steps[list[Remembered]]:
     (found,) = yield [SearchOp(place.namespace, only, question.most, question.offset, query, True)]
     read = [each for each in map(_read, found) if each is not None]
     is_ranked = any(item.score is not None for item in found)
-    return read if is_ranked else sorted(read, key=_by_time, reverse=True)
+    if is_ranked:
+        return read
+    return sorted(read, key=_by_time, reverse=True)
 
 
 def forget(place: Place, key: str) -> Steps[int]:
     """Remove a fact with all facts of an equal text, or the summary of a thread; return their number.
 
-    A mark without the text takes their place, so that what is extracted from earlier messages does not bring
-    them back.
+    A mark without the text takes their place, so that an extraction from earlier messages does not bring them
+    back.
     """
     for _ in range(TRIES):
         items = yield [GetOp(at, key, refresh_ttl=False) for at in (place.facts, place.summaries)]
@@ -246,8 +262,8 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     if any(value is not None and each not in found for each, value in values.items()):
         return 0
     first, following = fact_id(text, 0), fact_id(text, number)
-    # Many that have ended go first. Should this process end here, the one that the caller named is there, and
-    # so is the current one.
+    # Ended facts are removed first. If this process dies here, the fact that the caller named and the current
+    # one are still there.
     early = [each.id for each in gone if not each.is_current and each.id not in (first, key)]
     for at in range(0, len(early) - _TOGETHER, _TOGETHER):
         change = _removal_of(place, found, early[at : at + _TOGETHER])
@@ -263,7 +279,9 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     puts = [put for put in change.puts if put.key != first]
     puts.append(PutOp(place.facts, first, mark(place.now()), index=False))
     seen = _first_seen(change.seen, {first: values[first], following: None})
-    return len(gone) if (yield FactChange(puts, seen)) else 0
+    if (yield FactChange(puts, seen)):
+        return len(gone)
+    return 0
 
 
 def _removal_of(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> FactChange:
@@ -302,7 +320,7 @@ def forget_all(place: Place) -> Steps[int]:
     key, at = place.removal
     yield [PutOp(at, key, {"at": place.now().isoformat(), "removal": uuid4().hex}, index=False)]
     removed = 0
-    # By name first: a listing of namespaces may lack one that is new.
+    # The user's own namespace first: a listing may lack a namespace that is new.
     for namespace in (place.facts, place.summaries, place.namespace):
         while True:
             (found,) = yield [SearchOp(namespace, None, _PAGE, 0, None, refresh_ttl=False)]
@@ -316,25 +334,42 @@ def forget_all(place: Place) -> Steps[int]:
 def forgotten_at(place: Place) -> Steps[datetime | None]:
     """Return the time of the latest removal of all that was known of the user, if there was one."""
     removal = yield from removal_of(place)
-    return None if removal is None else read_time(removal["at"])
+    if removal is None:
+        return None
+    return read_time(removal["at"])
 
 
 def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
     """Return the namespaces of all users, in order."""
-    out: dict[tuple[str, ...], None] = {}
-    offset, depth = 0, len(root) + 1
+    depth = len(root) + 1
+    found = yield from _namespaces(MatchCondition("prefix", tuple(root)), depth)
+    return sorted(each for each in found if len(each) == depth and each[-1] != REMOVALS)
+
+
+def roots(label: str) -> Steps[list[tuple[str, ...]]]:
+    """Return the namespaces that contain a namespace of facts or summaries under a user's label, in order."""
+    out: set[tuple[str, ...]] = set()
+    for kind in (FACTS, SUMMARIES):
+        found = yield from _namespaces(MatchCondition("suffix", (label, kind)))
+        out.update(each[:-2] for each in found)
+    # Without a root above it, a namespace of this form is an application's own.
+    return sorted(filter(None, out))
+
+
+def _namespaces(condition: MatchCondition, depth: int | None = None) -> Steps[set[tuple[str, ...]]]:
+    out: set[tuple[str, ...]] = set()
+    offset = 0
     while True:
-        condition = MatchCondition("prefix", tuple(root))
         (found,) = yield [ListNamespacesOp((condition,), depth, _PAGE, offset)]
-        out.update((tuple(each), None) for each in found if len(each) == depth and each[-1] != REMOVALS)
+        out.update(map(tuple, found))
         if len(found) < _PAGE:
-            return sorted(out)
+            return out
         offset += len(found)
 
 
 def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, Mapping[str, Any] | None]]]:
-    """Return the newest fact with an equal text, if any, the number that the next one has, and what was read,
-    by key. A text that was forgotten has a mark in the place of its first fact."""
+    """Return the newest fact with an equal text, if any, the number of the next one, and the items that were
+    read, by key. A forgotten text has a mark in place of its first fact."""
     known: Fact | None = None
     number = 0
     values: dict[str, Mapping[str, Any] | None] = {}
@@ -354,8 +389,8 @@ def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, 
 
 
 def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
-    """Return the values of the facts at the ends of the chains of corrections that some facts are in: current
-    ones, and retracted ones."""
+    """Follow the corrections of facts to their ends, and return the values there: of current facts, and of
+    retracted ones."""
     found = yield from _require_facts(place, list(dict.fromkeys(keys)))
     ends: dict[str, Mapping[str, Any]] = {}
     passed = set(found)
@@ -365,7 +400,7 @@ def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any
         ahead = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
         following = yield from _values(place, [key for key in dict.fromkeys(ahead) if key not in passed])
         left = {key for key, value in following.items() if value is None or is_mark(value)}
-        # A successor that is gone was removed since, or its time to live was over.
+        # A missing successor was removed since, or has expired.
         ends |= {fact.id: found[fact.id] for fact in facts if fact.superseded_by in left}
         found = {key: value for key, value in following.items() if value is not None and key not in left}
         passed |= set(found)
@@ -375,8 +410,8 @@ def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any
 def _first_seen(
     *read: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Mapping[str, Any] | None]:
-    """Return what several readings found, of an item that was read twice the earlier value: if others have
-    changed it in between, what was decided by that is not stored."""
+    """Merge several readings. An item that was read twice has the earlier value: if others have changed it in
+    between, the decision based on it is not stored."""
     seen: dict[str, Mapping[str, Any] | None] = {}
     for values in reversed(read):
         seen |= values
@@ -422,7 +457,7 @@ def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, 
     """Store facts, unless others have changed what was read; return whether they were stored."""
     if not changed:
         return True
-    # One that was stored twice was changed between two readings, which the store notices.
+    # A fact that is in both was changed between two readings, which the store notices.
     puts = {fact.id: _put_fact(place, fact) for fact in changed}
     made: bool = yield FactChange(list(puts.values()), seen)
     return made
@@ -436,8 +471,8 @@ def _put_fact(place: Place, fact: Fact) -> PutOp:
 def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
     """Return all items of a namespace, each once.
 
-    What is written or removed between two pages moves others across their border, so more than one page is
-    read until two passes agree.
+    Items written or removed between two pages move others across their border, so more than one page is read
+    until two passes agree.
     """
     before: dict[str, Any] | None = None
     for _ in range(_PASSES_MAX):

@@ -1,4 +1,4 @@
-"""Message with what is recalled of a user at the beginning of a thread: its choice, size and form.
+"""Message with a user's recalled memories at the beginning of a thread: their choice, size and form.
 
 Stored text may be hostile. It is escaped, so that it cannot end its entry, and the message says that it is
 data.
@@ -34,7 +34,7 @@ def compose_recall(
 ) -> SystemMessage | None:
     """Return the message with as many entries as fit, newest first; ``None`` if there are none.
 
-    Entries are taken in turns from both lists, each from its start. One that does not fit is left out.
+    Entries are taken in turns from both lists, each from its start. An entry that does not fit is left out.
 
     Args:
         nearest: Entries near to the user's message, best first.
@@ -48,7 +48,9 @@ def compose_recall(
             continue
         if counter([_message([*chosen.values(), each])]) <= tokens:
             chosen[each.id] = each
-    return _message(list(chosen.values())) if chosen else None
+    if chosen:
+        return _message(list(chosen.values()))
+    return None
 
 
 def read_recalled_ids(message: SystemMessage) -> list[str]:
@@ -78,7 +80,10 @@ def _message(entries: Sequence[Remembered]) -> SystemMessage:
 
 def _line(entry: Remembered) -> str:
     if isinstance(entry, Fact):
-        since = "" if entry.valid_from is None else f' since="{entry.valid_from:%Y-%m-%d}"'
+        if entry.valid_from is None:
+            since = ""
+        else:
+            since = f' since="{entry.valid_from:%Y-%m-%d}"'
         return f'<fact noted="{entry.at:%Y-%m-%d}"{since}>{plain_line(entry.text)}</fact>'
     return f'<conversation noted="{entry.at:%Y-%m-%d}">{plain_line(entry.text)}</conversation>'
 

@@ -1,5 +1,5 @@
-"""Parts that the operations on a user's memory share: their steps, the place of what they read and write, and
-the fence between a removal of the user and those who still extract facts of what came before it.
+"""Parts that the operations on a user's memory share: their steps, the place of the items that they read and
+write, and the fence between a removal of the user and extractions from earlier messages.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Steps = Generator["list[Op] | FactChange", Any, R]
 """Batches for a store, each answered by its results, and changes."""
 
 TRIES = 32
-"""Times that a change is made anew after others have changed what it read."""
+"""Times that a change is planned again after others have changed what it read."""
 _FENCE = "0d7d1a0e-5a64-4c1f-8f0a-93f1f7a3a5c6"
-"""Key of the item that the removal of a user takes from those who extract facts of what came before."""
+"""Key of the item that the removal of a user takes away from extractions of earlier messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Place:
 
 
 def removal_of(place: Place) -> Steps[Mapping[str, Any] | None]:
-    """Return what the latest removal of all that was known of the user has stored, if there was one."""
+    """Return the record of the latest removal of all the user's memories, if there was one."""
     key, namespace = place.removal
     (item,) = yield [GetOp(namespace, key, refresh_ttl=False)]
     return None if item is None else item.value
@@ -71,7 +71,7 @@ def removal_of(place: Place) -> Steps[Mapping[str, Any] | None]:
 def fence(
     place: Place, namespace: tuple[str, ...], heard_at: datetime
 ) -> Steps[dict[str, Mapping[str, Any] | None]]:
-    """Return what a commit has to require, so that it stores nothing after the user was forgotten.
+    """Return the items that a commit has to require, so that it stores nothing after the user was forgotten.
 
     The fence is read before the time of the removal: a removal that is not seen there takes this fence away
     later. It has no text, and another value each time.
@@ -83,7 +83,10 @@ def fence(
     for _ in range(TRIES):
         (item,) = yield [GetOp(namespace, _FENCE, refresh_ttl=False)]
         removal = yield from removal_of(place)
-        forgotten_at = None if removal is None else read_time(removal["at"])
+        if removal is None:
+            forgotten_at = None
+        else:
+            forgotten_at = read_time(removal["at"])
         if forgotten_at is not None and heard_at <= forgotten_at:
             if is_new and item is not None:
                 yield FactChange([PutOp(namespace, _FENCE, None)], {_FENCE: item.value})

@@ -56,7 +56,9 @@ def memory_tools(
 
     def thread() -> str | None:
         found = (get_config().get("configurable") or {}).get("thread_id")
-        return None if found is None else str(found)
+        if found is None:
+            return None
+        return str(found)
 
     def manage(
         content: str | None = None,
@@ -132,11 +134,15 @@ def _report_errors() -> Iterator[None]:
 
 
 def _old(action: ManageAction, key: str) -> list[str]:
-    return [key] if action == "update" else []
+    if action == "update":
+        return [key]
+    return []
 
 
 def _describe_change(action: ManageAction, fact: Fact) -> str:
-    return f"Deleted memory {fact.id}" if action == "delete" else f"{action}d memory {fact.id}"
+    if action == "delete":
+        return f"Deleted memory {fact.id}"
+    return f"{action}d memory {fact.id}"
 
 
 def _list_found(found: list[Remembered]) -> tuple[str, list[Remembered]]:
@@ -151,4 +157,6 @@ def _check_arguments(content: str | None, action: ManageAction, key: UUID | None
         raise ToolException(f"the action {action} needs the id of a memory; search for it first")
     if action != "delete" and not (content or "").strip():
         raise ToolException(f"the action {action} needs content")
-    return "" if key is None else str(key)
+    if key is None:
+        return ""
+    return str(key)

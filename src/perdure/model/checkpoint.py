@@ -118,7 +118,9 @@ class CheckpointRecord(NamedTuple):
     @property
     def replaced_head(self) -> str | None:
         """Head that this checkpoint replaced, stored or not; ``None`` if there was none."""
-        return self.parent_id if self.prior is None else self.prior or None
+        if self.prior is None:
+            return self.parent_id
+        return self.prior or None
 
     @property
     def made_at(self) -> int | None:
@@ -189,11 +191,10 @@ class CheckpointRecord(NamedTuple):
             self.schema,
             self.blocks,
         ]
-        for default in reversed(_DEFAULTS):
-            if last[-1] != default:
-                break
-            last.pop()
-        return tuple(last)
+        count = len(last)
+        while count and last[count - 1] == _DEFAULTS[count - 1]:
+            count -= 1
+        return tuple(last[:count])
 
     @classmethod
     def read(cls, record: Record) -> CheckpointRecord:
@@ -220,7 +221,9 @@ class CheckpointRecord(NamedTuple):
         names = [long_name(name, nodes) for name in short_names]
 
         def name(place: int | str) -> str:
-            return names[place] if isinstance(place, int) else place
+            if isinstance(place, int):
+                return names[place]
+            return place
 
         fields = record.fields
         return cls(
@@ -287,7 +290,7 @@ class PendingWrite(NamedTuple):
     If a run overwrites a write of another run, that one is set ``aside`` and restored by a rollback.
 
     Attributes:
-        version: of what is in the slot; only reserved slots, below zero, are overwritten.
+        version: the version of the slot's content; only reserved slots, below zero, are overwritten.
         record_version: version of the record that holds it (``model.write_records``), 0 if it is not stored.
         span: when its task ran, ``None`` if that is not stored.
     """

@@ -143,7 +143,9 @@ def _finite(value: Any) -> Any:
 def _infinite(data: Any, given: Any) -> Any:
     """Restore the numbers that JSON does not have, from the value that the data was made of."""
     if isinstance(given, float):
-        return data if isfinite(given) else float(given)
+        if isfinite(given):
+            return data
+        return float(given)
     if isinstance(data, dict):
         return {name: _infinite(part, given[name]) for name, part in data.items()}
     if isinstance(data, list):
@@ -250,4 +252,6 @@ def _number(value: Any) -> int | float | None:
             return float(value)
         except ValueError:
             return None
-    return value if isinstance(value, int | float) else None
+    if isinstance(value, int | float):
+        return value
+    return None

@@ -61,22 +61,29 @@ def loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str:
     """Return the nonce of a loop: the name drawn for it, its schema version unless it is the first, and the
     mark of its run, if it has one.
 
-    A rollback of the run finds the loop's writes by that mark. By the schema version a write is understood
-    that stands on a checkpoint of an older version.
+    A rollback of the run finds the loop's writes by that mark. The schema version tells how to read a write
+    on a checkpoint of an older version.
 
     Args:
         drawn: The name, of letters and digits; empty for a write that no load preceded.
         run_id: The run, if it is text.
         schema: The schema version of the application that writes.
     """
-    versioned = drawn if schema == UNVERSIONED else f"{drawn}{_SCHEMA}{schema}"
-    return f"{versioned}.{_mark(run_id)}" if isinstance(run_id, str) and run_id else versioned
+    if schema == UNVERSIONED:
+        versioned = drawn
+    else:
+        versioned = f"{drawn}{_SCHEMA}{schema}"
+    if isinstance(run_id, str) and run_id:
+        return f"{versioned}.{_mark(run_id)}"
+    return versioned
 
 
 def schema_of(nonce: str) -> int:
     """Return the schema version of the application that a loop belongs to."""
     version = nonce.partition(".")[0].partition(_SCHEMA)[2]
-    return int(version) if version else UNVERSIONED
+    if version:
+        return int(version)
+    return UNVERSIONED
 
 
 def is_loop(nonce: str) -> bool:

@@ -7,7 +7,7 @@ A process asks for a share ahead of its calls and hands it out by itself:
   on, for as long as the burst allows, and lapses then: so nothing has to be given back, a process that dies
   loses at most its span, and in no window more is used than the burst and what the rate gives for the window;
 - of a concurrency, places with a lease;
-- of a budget, an amount that is charged until it is settled. What a process held that died is spent.
+- of a budget, an amount that is charged until it is settled. Amounts held by a process that died are spent.
 
 Times are microseconds of the database's clock, amounts of money millionths of the currency.
 """
@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
+
+from perdure.model.budget_days import day_of, spending_ends
 
 HORIZON_US = 1_000_000
 """How far ahead permits of a rate are given out."""
@@ -47,22 +48,22 @@ class SharedLimit:
     """SharedLimit on calls of models or tools, or on runs, over all processes that use a database.
 
     Args:
-        of: What is limited: calls within nodes, of a ``"model"`` or a ``"tool"``, or a whole ``"run"``, which
-            waits in its queue and holds nothing meanwhile.
+        of: The limited work: calls within nodes, of a ``"model"`` or a ``"tool"``, or a whole ``"run"``,
+            which waits in its queue and holds nothing meanwhile.
         names: Patterns of the names of models or tools; every one by default.
         graphs: Patterns of the names of the graphs whose runs or calls count; by default all.
-        by: What has an amount of its own, of ``"user"``, ``"model"``, ``"tool"``, ``"graph"`` and
-            ``"assistant"``; by default all share one.
+        by: The subjects that have an amount of their own, of ``"user"``, ``"model"``, ``"tool"``, ``"graph"``
+            and ``"assistant"``; by default all share one.
         concurrency: The number that may be under way at once.
-        rate: The number a minute that may begin. A run that is tried again does not begin anew.
+        rate: The number a minute that may begin. A run that is tried again keeps its count.
         burst: The number that may begin at once after a pause; by default that of 5 seconds, at least 2.
         tokens: Tokens of models a minute. A call begins if as many are free as calls take on average; what it
             took is counted when it ends.
-        budget: Money a day, in the currency of the prices. At most one call begins when what is left is less
-            than a call costs.
+        budget: Money a day, in the currency of the prices. At most one call begins when the rest is less than
+            the cost of a call.
         timezone: The time zone in which a day of the budget begins.
-        at_end: What happens when a budget is used up: ``"refuse"`` fails the call and its run,
-            ``"wait"`` puts the run off until the next day.
+        at_end: The effect of a used-up budget: ``"refuse"`` fails the call and its run, ``"wait"`` postpones
+            the run until the next day.
         cheaper: A model, e.g. ``"openai:gpt-4o-mini"``, with which runs go on when a budget is used up: they
             get it as ``model`` among their configurable values. Its calls do not count towards the budget.
         wait: Seconds for which a call within a node waits for its turn; then its run is put off, and
@@ -156,7 +157,9 @@ class SharedLimit:
     def with_amounts(self, amounts: Mapping[str, Any]) -> SharedLimit:
         """Return the limit with other amounts; raises ``ValueError`` as the class does, ``TypeError`` for a
         field that does not exist."""
-        return replace(self, **amounts) if amounts else self
+        if amounts:
+            return replace(self, **amounts)
+        return self
 
     def counts(self, name: str, graph: str) -> bool:
         """Return True if a call of a model or tool, or a run, of a graph counts towards it."""
@@ -195,7 +198,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 class LimitPart(NamedTuple):
-    """What one process holds of a limit, and what it would use.
+    """Amounts of a limit that one process holds, and those that it would use.
 
     Attributes:
         until: Time at which its lease ends.
@@ -229,6 +232,8 @@ class LimitState(NamedTuple):
         next_token: Moment of the next token.
         day: Day of the budget, ``""`` before the first.
         spent: Amount that was spent on that day.
+        other_day: The previous day, or the day that began too early, if a clock was set back.
+        other_spent: Amount that was spent on the other day.
         dearest: Highest cost of a call, 0 if none is known.
         mean_tokens: Average number of tokens of a call, 0 if none is known.
         parts: Parts of the processes by their names.
@@ -239,6 +244,8 @@ class LimitState(NamedTuple):
     next_token: int = 0
     day: str = ""
     spent: int = 0
+    other_day: str = ""
+    other_spent: int = 0
     dearest: int = 0
     mean_tokens: float = 0.0
     parts: Mapping[str, LimitPart] = {}
@@ -250,13 +257,13 @@ class LimitState(NamedTuple):
     @classmethod
     def of_body(cls, body: Mapping[str, Any]) -> LimitState:
         """Return the state of plain data."""
-        fields: dict[str, Any] = {name: body[name] for name in cls._fields}
+        fields: dict[str, Any] = {name: body[name] for name in cls._fields if name in body}
         fields["parts"] = {name: LimitPart(*part) for name, part in body["parts"].items()}
         return cls(**fields)
 
 
 class Demand(NamedTuple):
-    """What a process asks for.
+    """Demand of a process.
 
     Attributes:
         owner: Name of the process.
@@ -300,7 +307,7 @@ class PermitSpan(NamedTuple):
 
 
 class Share(NamedTuple):
-    """What a process was given.
+    """Grant to a process.
 
     Attributes:
         calls: Permits of the rate.
@@ -310,8 +317,8 @@ class Share(NamedTuple):
         money: Amount of the budget that it holds.
         dearest: Amount that a call takes of it; 0 if unknown: then one call at a time may begin.
         until: Time at which places and money are lost.
-        again: Time at which there may be more of what it did not get, ``None`` if it got all.
-        day_ends: Time at which a used up budget begins anew, ``None`` if it is not used up.
+        again: Time at which more of the refused demand may be granted, ``None`` if all was granted.
+        day_ends: Time at which a used up budget is reset, ``None`` if it is not used up.
         frees_at: Time at which the first lease of another ends, whose places are free then if that died;
             ``None`` if all places that were asked for were given.
     """
@@ -330,8 +337,8 @@ class Share(NamedTuple):
 
 
 def fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
-    """Return the share of one of those who divide a capacity: each has a demand and a weight. Who needs less
-    than its share leaves the rest to the others."""
+    """Return the share of one process of a capacity that several divide, each with a demand and a weight. A
+    process that needs less than its share leaves the rest to the others."""
     left, others = capacity, dict(demands)
     while others:
         unit = max(0.0, left) / sum(weight for _, weight in others.values())
@@ -346,24 +353,15 @@ def fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name
     return 0.0
 
 
-def day_of(timezone: str, now: int) -> tuple[str, int]:
-    """Return the name of the day in a time zone, and the time at which it ends."""
-    zone = ZoneInfo(timezone)
-    local = datetime.fromtimestamp(now / 1_000_000, zone)
-    following = local.date() + timedelta(days=1)
-    ends = datetime(following.year, following.month, following.day, tzinfo=zone)
-    return local.date().isoformat(), round(ends.timestamp() * 1_000_000)
-
-
 class RateLeft(NamedTuple):
-    """What a rate has left: how many may begin ``now``, and the time ``at`` which one may."""
+    """Rest of a rate: how many may begin ``now``, and the time ``at`` which one may."""
 
     now: int
     at: int
 
 
 def rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
-    """Return what a rate has left whose next permit has this moment."""
+    """Return the rest of a rate whose next permit has this moment."""
     start = max(moment, _earliest(now, interval, burst))
     return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
 
@@ -372,25 +370,33 @@ def blank_at(limit: SharedLimit, state: LimitState, now: int) -> int:
     """Return the time from which a state says nothing more than its absence would, if it is not changed."""
     state = drop_expired(limit, state, now)
     ends = [part.until for part in state.parts.values()]
-    if limit.budget is not None and state.spent > 0 and day_of(limit.timezone, now)[0] == state.day:
-        ends.append(day_of(limit.timezone, now)[1])
+    ends += _spending_ends(limit, state, now)
     if limit.rate is not None:
         ends.append(state.next_call + math.ceil(limit.burst_size * limit.interval_us))
     if limit.tokens is not None:
         ends.append(state.next_token + math.ceil(limit.token_burst * limit.token_interval_us))
-    return max(now, *ends) if ends else now
+    if ends:
+        return max(now, *ends)
+    return now
+
+
+def _spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list[int]:
+    if limit.budget is None:
+        return []
+    spent = {state.day: state.spent, state.other_day: state.other_spent}
+    return spending_ends(limit.timezone, spent, now)
 
 
 def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
     """Return True if a state says nothing more than its absence would."""
-    is_paid = limit.budget is not None and state.spent > 0 and day_of(limit.timezone, now)[0] == state.day
+    is_paid = bool(_spending_ends(limit, state, now))
     is_early = state.next_call > _earliest(now, limit.interval_us, limit.burst_size)
     is_early |= state.next_token > _earliest(now, limit.token_interval_us, limit.token_burst)
     return not state.parts and not is_paid and not is_early
 
 
 def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tuple[LimitState, Share]:
-    """Return the state after a process has taken what it may of what it asks for, and its share."""
+    """Return the state after a process has taken the permitted part of its demand, and its share."""
     state = drop_expired(limit, state, now)
     if limit.concurrency is not None:
         demand = demand._replace(wants=min(demand.wants, max(limit.concurrency, demand.in_use)))
@@ -498,8 +504,11 @@ def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
     dead = sum(part.money for name, part in state.parts.items() if name not in live)
     state = state._replace(parts=live, spent=state.spent + dead)
     if limit.budget is not None and (day := day_of(limit.timezone, now)[0]) != state.day:
-        live = {name: part._replace(money=0) for name, part in live.items()}
-        state = state._replace(day=day, spent=0, parts=live)
+        if day > state.day:
+            # A share ends with its day, except one granted before a clock was set back over midnight.
+            live = {name: part._replace(money=0) for name, part in live.items()}
+        spent = state.other_spent if day == state.other_day else 0
+        state = state._replace(day=day, spent=spent, other_day=state.day, other_spent=state.spent, parts=live)
     # Nothing is given further ahead than the horizon and a span behind it.
     furthest = now + 2 * HORIZON_US
     return state._replace(
@@ -534,7 +543,7 @@ def _space_permits(
     start = max(moment, _earliest(now, interval, burst))
     if start > now + HORIZON_US:
         return moment, PermitSpan(0, 0), [start - HORIZON_US]
-    # What has gathered in a pause is divided, too.
+    # Permits gathered in a pause are divided, too.
     capacity = (HORIZON_US + max(0, now - start)) / interval
     share = max(1, math.ceil(fair_share(capacity, loads, owner)))
     count = min(wanted, share)
@@ -573,14 +582,16 @@ def _places(
 
 
 def _money(left: int, held: int, demand: Demand, dearest: int) -> int:
-    """Return the amount that a process holds from now on. ``left`` is what no other holds, ``held`` what
-    others hold."""
+    """Return the amount that a process holds from now on. ``left`` is the rest that no other process holds,
+    ``held`` the amount that others hold."""
     if not (demand.needs_money or demand.reserved):
         return 0
     if dearest and left >= demand.reserved + dearest:
         chunk = max(dearest, min(left // _CHUNK_PART, dearest * _CHUNK_CALLS))
         return min(left, demand.reserved + chunk)
     if left > 0 and held == 0 and not demand.reserved:
-        # The only call that may exceed what is left. Of an unknown cost nothing can be set aside.
+        # The only call that may exceed what is left. Nothing can be set aside for an unknown cost.
         return min(left, dearest or 1)
-    return min(max(0, left), demand.reserved) if demand.reserved else 0
+    if demand.reserved:
+        return min(max(0, left), demand.reserved)
+    return 0

@@ -29,7 +29,9 @@ def merge(commits: Iterable[Commit]) -> Commit | None:
             if both is None:
                 return None
             ops[at] = both
-    return None if partition is None else Commit(partition, tuple(ops.values()), tuple(statements))
+    if partition is None:
+        return None
+    return Commit(partition, tuple(ops.values()), tuple(statements))
 
 
 def _both(first: Op, second: Op) -> Op | None:
@@ -41,6 +43,10 @@ def _both(first: Op, second: Op) -> Op | None:
     if isinstance(first, Put):
         if second.expect not in (Expect.ANY, Expect.PRESENT, first.version):
             return None
-        return first if isinstance(second, Check) else second._replace(expect=first.expect)
+        if isinstance(second, Check):
+            return first
+        return second._replace(expect=first.expect)
     # A check, followed by an operation with the same expectation.
-    return second if second.expect == first.expect else None
+    if second.expect == first.expect:
+        return second
+    return None

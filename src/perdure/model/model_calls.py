@@ -40,8 +40,8 @@ class ModelCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Price of a model for a million tokens, in the currency of the table. What a provider bills apart has
-    a price of its own; without one it costs as much as other input.
+    """Price of a model for a million tokens, in the currency of the table. Tokens that a provider bills apart
+    have a price of their own; without one they cost as much as other input.
 
     Attributes:
         input: Price of tokens of prompts.
@@ -111,7 +111,9 @@ def calls_in(value: object, depth: int = 0) -> list[ModelCall]:
     fields: dict[Any, Any] = value
     if isinstance(fields.get("usage_metadata"), dict):
         call = _call(fields)
-        return [] if call is None else [call]
+        if call is None:
+            return []
+        return [call]
     return [call for each in fields.values() for call in calls_in(each, depth + 1)]
 
 
@@ -139,12 +141,15 @@ def _call(message: Mapping[Any, Any]) -> ModelCall | None:
 
 
 def _count(value: object) -> int:
-    return value if type(value) is int and 0 <= value < _INT_MAX else 0
+    if type(value) is int and 0 <= value < _INT_MAX:
+        return value
+    return 0
 
 
 def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
-    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above.
-    One without an id, as none of a chat model is, cannot be told from others, and counts each time."""
+    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above. A
+    call without an id (calls of chat models have one) cannot be distinguished from others: it counts each
+    time."""
     seen: set[str] = set()
     out: list[ModelCall] = []
     for call in calls:
@@ -156,8 +161,8 @@ def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
 
 
 def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[ModelCall]:
-    """Return the calls of a task with those of its subgraphs, each once. One that had no id in a subgraph may
-    have got one above it: it is taken for one with an id and the same counts."""
+    """Return the calls of a task with those of its subgraphs, each once. A call without an id in a subgraph
+    may have got one above it: it is identified with a call that has an id and the same counts."""
     own, inner = list(calls), list(inner)
     found = distinct((*inner, *own))
     above = Counter(call[1:] for call in own if call.id is not None)
@@ -183,8 +188,8 @@ def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:
 
     Returns:
         ``calls``, ``input``, ``output``, ``cache_read``, ``cache_write`` and ``reasoning`` are counts.
-        ``cost`` is that of the calls whose models have prices, ``None`` if none has; ``unpriced`` are the
-        models of the others, by name.
+        ``cost`` counts the calls whose models have prices, ``None`` if none has; ``unpriced`` are the models
+        of the others, by name.
     """
     priced = [(call, prices.of(call.model)) for call in calls]
     costs = [price.cost(call) for call, price in priced if price is not None]

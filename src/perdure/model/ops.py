@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -92,7 +92,7 @@ Op = Put | Delete | Check
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplicationStatement:
-    """A statement on the application's own tables, as the driver executes it that made it.
+    """A statement on the application's own tables, in the form that its driver executes.
 
     Attributes:
         text: The text that the application gave, for errors; it has no values of parameters.
@@ -150,9 +150,9 @@ class Commit(Effect[Committed | Refused]):
     """Write to one partition, all or nothing, durable before the answer. One operation for each key.
 
     ``statements`` are executed after the operations, in order and in the same transaction, by a driver with
-    ``Capabilities.statements``; if the expectations do not hold they are not. An error of one of them raises
-    ``StatementRefused``, and nothing of the commit was done. The operations of a commit with statements have
-    to be refused if it was applied before.
+    ``Capabilities.statements``; if the expectations do not hold they are not. If one fails,
+    ``StatementRefused`` is raised, and the commit has no effect. The operations of a commit with statements
+    have to be refused if it was applied before.
     """
 
     partition: Partition
@@ -165,12 +165,33 @@ class Commit(Effect[Committed | Refused]):
 
 
 class ListedThread(NamedTuple):
-    """A thread's row in the listing. Times are microseconds since 1970; ``status`` is ``unsure`` if it can
-    only be found by reading the thread."""
+    """A thread's row in the listing.
+
+    Times are microseconds since 1970; ``status`` is ``unsure`` if it can only be found by reading the thread.
+    ``serial`` orders threads of the same time. ``number`` is the thread's place in a page that leaves threads
+    out, counted from 1 with these, and 0 in any other page.
+    """
 
     created_at: int
     updated_at: int
     status: str
+    serial: int = 0
+    number: int = 0
+
+
+class ListedPlace(NamedTuple):
+    """Place of a thread in the listing: the time by which it is ordered, and its ``serial``."""
+
+    time: int
+    serial: int
+
+
+class CopyCondition(NamedTuple):
+    """Condition that a thread's copy in a server's index (``LISTED``) does not meet if it ends with
+    ``ending`` and lacks all texts of one of the groups in ``holding``. A sealed copy ends otherwise."""
+
+    ending: bytes
+    holding: tuple[tuple[bytes, ...], ...]
 
 
 class RankedItem(NamedTuple):
@@ -245,12 +266,22 @@ class FindThreads(Find):
 @dataclass(frozen=True, slots=True)
 class FindListed(Find):
     """Find a tenant's threads by the time ``by``, those with a status if one is given, past the first
-    ``skip``, without the runtime's own (``INTERNAL``). Needs ``Capabilities.has_listing``."""
+    ``skip``, without the runtime's own (``INTERNAL``). Needs ``Capabilities.has_listing``.
+
+    ``last`` is the end of the page before: only threads after it are found. A page has the next ``limit``
+    threads, or, with ``copies``, those of them whose copies do not violate that condition, and the last one.
+    """
 
     status: str = ""
     by: Literal["updated_at", "created_at"] = "updated_at"
     reverse: bool = False
     skip: int = 0
+    last: ListedPlace | None = None
+    copies: CopyCondition | None = None
+
+    def after(self, end: ListedThread) -> FindListed:
+        """Return the request for the threads after one that was found."""
+        return replace(self, skip=0, last=ListedPlace(getattr(end, self.by), end.serial))
 
 
 class FindRecords(Find, ABC):
@@ -354,7 +385,9 @@ class FindOutdated(Find):
 
 def end_of(prefix: str) -> str:
     """Return the first name, in code points, after all that start with a prefix, "" if all do."""
-    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+    if prefix:
+        return prefix[:-1] + chr(ord(prefix[-1]) + 1)
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

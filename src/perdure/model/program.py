@@ -43,7 +43,9 @@ def advance(
 ) -> Y | ProgramResult[R]:
     """Start a program, or give it the answer to its last request, or the error; return its next request."""
     try:
-        return program.send(answer) if error is None else program.throw(error)
+        if error is None:
+            return program.send(answer)
+        return program.throw(error)
     except StopIteration as done:
         return ProgramResult(done.value)
 
@@ -57,7 +59,7 @@ def resume(
 
     Args:
         program: The program.
-        step: What ``advance`` returned last.
+        step: The last result of ``advance``.
         perform: Performs a request of the program.
     """
     while not isinstance(step, ProgramResult):

@@ -216,8 +216,8 @@ LANE = Kind(
     versioned=True,
     index="due_at",
 )
-"""State of one of a thread's queues, e.g. its inbox or outbox (``perdure.model.runs.queue``). ``due_at`` is
-the time at which a worker has to look at it, null if there is nothing to do."""
+"""State of a thread's queue, e.g. its inbox or outbox (``perdure.model.runs.queue``). ``due_at`` is the time
+at which a worker has to look at it, null if there is nothing to do."""
 
 INBOX = Kind(
     "inbox",

@@ -1,9 +1,9 @@
 """Decides which checkpoints a removal takes, and to which ancestor each survivor is linked.
 
 Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
-always survives, and so does what the rollback of an open run returns to. A subgraph's checkpoint follows the
-root checkpoint that its metadata names. Survivors are linked to their nearest surviving ancestor, and a link
-that moved is marked: a marked cut is not a hole.
+always survives, and so do the checkpoints to which the rollback of an open run returns. A subgraph's
+checkpoint follows the root checkpoint that its metadata names. Survivors are linked to their nearest
+surviving ancestor, and a link that moved is marked: a marked cut is not a hole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes of a thread as it was read.
+    """Plan of a removal from a thread as it was read.
 
     Attributes:
-        removed: the checkpoints that go.
+        removed: the checkpoints to remove.
         relinked: the survivors whose links change, by name.
         heads: the operations on heads.
         writes: the operations on pending writes, by the checkpoint with which they are removed.
@@ -39,7 +39,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing goes."""
+        """True if nothing is removed."""
         return not (self.removed or self.heads or self.writes)
 
 
@@ -173,7 +173,10 @@ def _find_kept_in_subgraph(
     for root in roots:
         before = ancestry.strict(root)
         for checkpoint in newest_first:
-            place = checkpoint.root if ancestry.has(checkpoint.root) else checkpoint.root_head
+            if ancestry.has(checkpoint.root):
+                place = checkpoint.root
+            else:
+                place = checkpoint.root_head
             if (place or ORIGIN) in before:
                 kept.add(checkpoint.id)
                 break

@@ -33,13 +33,19 @@ def duration_us(value: str | float) -> int:
         value: seconds, or a number with a unit: ``"90s"``, ``"15m"``, ``"12h"``, ``"30d"``, ``"4w"``.
 
     Raises:
-        ValueError: it is none, or not more than 0.
+        ValueError: it is not a number, or not more than 0.
     """
     if isinstance(value, str):
         found = _DURATION.fullmatch(value.strip())
-        seconds = float(found[1]) * _UNITS_S[found[2]] if found else math.nan
+        if found:
+            seconds = float(found[1]) * _UNITS_S[found[2]]
+        else:
+            seconds = math.nan
     else:
-        seconds = math.nan if isinstance(value, bool) else float(value)
+        if isinstance(value, bool):
+            seconds = math.nan
+        else:
+            seconds = float(value)
     # The product of a finite number of seconds may be infinite.
     if not math.isfinite(seconds * 1_000_000) or seconds <= 0:
         raise ValueError(
@@ -103,12 +109,16 @@ class Retention:
     @property
     def idle_us(self) -> int | None:
         """``idle`` in microseconds."""
-        return None if self.idle is None else duration_us(self.idle)
+        if self.idle is None:
+            return None
+        return duration_us(self.idle)
 
     @property
     def keep_for_us(self) -> int | None:
         """``keep_for`` in microseconds."""
-        return None if self.keep_for is None else duration_us(self.keep_for)
+        if self.keep_for is None:
+            return None
+        return duration_us(self.keep_for)
 
     @property
     def prunes(self) -> bool:
@@ -120,7 +130,9 @@ class Retention:
         if not self.prunes:
             return {c.id for c in roots}
         kept = self.find_kept_by_age(roots, now)
-        return kept if self.keep_last is None else kept | keep_newest(self.keep_last)(roots)
+        if self.keep_last is None:
+            return kept
+        return kept | keep_newest(self.keep_last)(roots)
 
     def find_kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
         """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
@@ -202,7 +214,9 @@ class RetentionRules:
     @classmethod
     def of(cls, given: Retention | RetentionRules | None) -> RetentionRules:
         """Return rules that apply one policy to every thread, or rules as they are."""
-        return given if isinstance(given, RetentionRules) else cls(given)
+        if isinstance(given, RetentionRules):
+            return given
+        return cls(given)
 
     @property
     def shortest_idle_us(self) -> int | None:
@@ -222,7 +236,7 @@ class RetentionRules:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of what decides which threads and checkpoints go."""
+        """Digest of everything that decides which threads and checkpoints are removed."""
         policies = {name: astuple(policy) for name, policy in self.policies.items()}
         default = self.default and astuple(self.default)
         ttl = self.usual_ttl and astuple(self.usual_ttl)

@@ -46,21 +46,27 @@ def long_name(short: Short, nodes: Sequence[str]) -> str:
     """Return the name of a short form; raises ``LookupError`` if there is none."""
     if not isinstance(short, int):
         return short
-    return KNOWN[short] if short >= 0 else _BRANCH + nodes[-1 - short]
+    if short >= 0:
+        return KNOWN[short]
+    return _BRANCH + nodes[-1 - short]
 
 
 def short_time(ts: str) -> Short:
     """Return a time in microseconds since 1970, or the text itself if ``long_time`` would not restore it."""
     try:
         at = read_time(ts)
-        return at if long_time(at) == ts else ts
+        if long_time(at) == ts:
+            return at
+        return ts
     except (ValueError, TypeError, OverflowError):
         return ts
 
 
 def long_time(short: Short) -> str:
     """Return a time as LangGraph writes it; raises ``OverflowError`` if there is none."""
-    return to_datetime(short).isoformat() if isinstance(short, int) else short
+    if isinstance(short, int):
+        return to_datetime(short).isoformat()
+    return short
 
 
 def short_nonce(nonce: str) -> bytes | str:
@@ -71,8 +77,12 @@ def short_nonce(nonce: str) -> bytes | str:
         short = bytes.fromhex(nonce)
     except ValueError:
         return nonce
-    return short if short.hex() == nonce else nonce
+    if short.hex() == nonce:
+        return short
+    return nonce
 
 
 def long_nonce(short: bytes | str) -> str:
-    return short.hex() if isinstance(short, bytes) else short
+    if isinstance(short, bytes):
+        return short.hex()
+    return short

@@ -27,7 +27,7 @@ _MAY_BEGIN = (
 
 
 DEFERRED = "COMMIT, which checks the deferred constraints"
-"""Text in the place of a statement's, for a constraint that is checked when the transaction ends."""
+"""Text that replaces a statement's, for a constraint that is checked when the transaction ends."""
 
 
 def names_in(text: str) -> list[str]:
@@ -36,7 +36,7 @@ def names_in(text: str) -> list[str]:
 
 
 def replace_names(text: str, replace: Callable[[str], str]) -> str:
-    """Return a text with what ``replace`` returns for the name in the place of each parameter."""
+    """Return a text with each parameter replaced by the result of ``replace`` for its name."""
     return _PARTS.sub(lambda found: replace(found["name"]) if found["name"] else found[0], text)
 
 
@@ -44,8 +44,8 @@ def check_statement(text: str, parameters: Mapping[str, object]) -> list[str]:
     """Return the names of a statement's parameters.
 
     Raises:
-        ValueError: The text begins with a word that no statement begins with which may stand in a
-            transaction, or ``parameters`` are not those of the text.
+        ValueError: The text is not a statement that a transaction may contain, or ``parameters`` are not
+            those of the text.
     """
     start = _BEFORE.match(text)
     word = _WORD.match(text, start.end() if start else 0)
@@ -72,4 +72,6 @@ def refusal(text: str, error: Exception | None, reason: str = "") -> str:
 def shorten(text: str) -> str:
     """Return a statement's text in one line of at most 300 characters."""
     line = " ".join(text.split())
-    return line if len(line) <= 300 else f"{line[:297]}..."
+    if len(line) <= 300:
+        return line
+    return f"{line[:297]}..."

@@ -69,7 +69,10 @@ def common_prefix(conditions: Iterable[Condition]) -> Labels:
     best: Labels = ()
     for condition in conditions:
         if condition.kind == "prefix":
-            size = condition.path.index("*") if "*" in condition.path else len(condition.path)
+            if "*" in condition.path:
+                size = condition.path.index("*")
+            else:
+                size = len(condition.path)
             best = max(best, condition.path[:size], key=len)
     return best
 
@@ -79,7 +82,8 @@ class Write(NamedTuple):
 
     ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was
     deleted in between. ``entry`` is the item's entry in the search index, or ``NO_ENTRY`` to remove the one
-    that it has; ``None`` leaves what is there, which a search passes over once the item has another value.
+    that it has; ``None`` leaves the existing entry, which a search passes over once the item has another
+    value.
     """
 
     key: str
@@ -106,21 +110,28 @@ def is_over(record: Record, now: int) -> bool:
 
 def expiry(ttl: int | None, now: int) -> int | None:
     """Return the expiry of an item with this ttl that was written or read now."""
-    return None if ttl is None else min(LAST, now + ttl)
+    if ttl is None:
+        return None
+    return min(LAST, now + ttl)
 
 
 def postpone_expiry(record: Record, now: int) -> int | None:
     """Return the expiry of an item that is read now, if later than the stored one; otherwise ``None``."""
     later = expiry(record.fields["ttl"], now)
     stored: int | None = record.fields["expires_at"]
-    return later if later is not None and stored is not None and later > stored else None
+    if later is not None and stored is not None and later > stored:
+        return later
+    return None
 
 
 def _matches(labels: Labels, condition: Condition) -> bool:
     size = len(condition.path)
     if size > len(labels):
         return False
-    part: Sequence[str] = labels[:size] if condition.kind == "prefix" else labels[len(labels) - size :]
+    if condition.kind == "prefix":
+        part: Sequence[str] = labels[:size]
+    else:
+        part = labels[len(labels) - size :]
     return all(wanted in ("*", label) for label, wanted in zip(part, condition.path, strict=True))
 
 

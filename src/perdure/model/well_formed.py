@@ -1,4 +1,5 @@
-"""Refusal of names that are no text: those with half of a character, which some databases cannot hold.
+"""Refusal of names that are not well-formed text: those with half of a character, which some databases cannot
+hold.
 
 It is the same on every backend: a name that one of them takes could not be moved to another.
 """
@@ -19,14 +20,16 @@ _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for colum
 
 
 def require_text(names: Iterable[object]) -> None:
-    """Raise ``Unserialisable`` for a name with a lone surrogate. What is not text is passed over."""
-    for name in names:
-        # The flag is a part of the object: most names are looked at without reading them.
-        if isinstance(name, str) and not name.isascii():
-            try:
-                name.encode()
-            except UnicodeEncodeError as error:
-                raise ill_formed(repr(name)) from error
+    """Raise ``Unserialisable`` for a name with a lone surrogate. Names that are not text are passed over."""
+    texts = [name for name in names if isinstance(name, str)]
+    # Nearly all names are ASCII, and a string joined from them knows that without a scan.
+    if "".join(texts).isascii():
+        return
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ill_formed(repr(text)) from error
 
 
 def ill_formed(name: str) -> Unserialisable:
@@ -40,29 +43,34 @@ def ill_formed(name: str) -> Unserialisable:
 
 def require_names(effect: Effect[Any]) -> None:
     """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
+    require_text(_names_of(effect))
+
+
+def _names_of(effect: Effect[Any]) -> list[object]:
+    """Return the names in a storage request, and other values beside them."""
     if isinstance(effect, Find):
-        for part in (getattr(effect, field.name) for field in fields(effect)):
-            require_text(part if isinstance(part, tuple) else (part,))
-        return
+        parts = [getattr(effect, field.name) for field in fields(effect)]
+        return [name for part in parts for name in (part if isinstance(part, tuple) else (part,))]
     if not isinstance(effect, Fetch | Commit | Stage | Drop):
-        return
-    require_text(effect.partition)
+        return []
+    names: list[object] = list(effect.partition)
     if isinstance(effect, Fetch):
         for item in effect.items:
             if item.kind not in _NAMED:
                 continue
             if isinstance(item, Get):
-                require_text(item.key)
+                names += item.key
             else:
-                require_text(item.prefix)
+                names += item.prefix
                 if isinstance(item.after, tuple):
-                    require_text(item.after)
+                    names += item.after
     elif isinstance(effect, Commit):
         for op in effect.ops:
             if op.kind in _NAMED:
-                require_text(op.key)
+                names += op.key
             if isinstance(op, Put):
-                require_text(op.fields.values())
+                names += op.fields.values()
     elif isinstance(effect, Drop):
         for check in effect.checks:
-            require_text(check.key)
+            names += check.key
+    return names

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 
 import ormsgpack
 
@@ -39,7 +40,7 @@ _TIMED = b"\x71"
 def record_key(write: PendingWrite) -> Key:
     """Return the key of the record that holds a write, or will hold it."""
     idx = write.idx
-    return (*write.key[:3], idx if idx < 0 else idx - idx % SHARED)
+    return write.namespace, write.checkpoint_id, write.task_id, idx if idx < 0 else idx - idx % SHARED
 
 
 def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
@@ -81,7 +82,9 @@ def plan_partial_removal(record: Sequence[PendingWrite], gone: Iterable[PendingW
     """Return the operation that removes some of a record's writes, ``None`` if it removes all of them."""
     keys = {write.key for write in gone}
     kept = [write for write in record if write.key not in keys]
-    return _rewrite(kept, ()) if kept else None
+    if kept:
+        return _rewrite(kept, ())
+    return None
 
 
 def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
@@ -134,7 +137,8 @@ def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version:
 
 
 def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
-    first = min(writes, key=lambda write: write.idx)
+    writes = sorted(writes, key=attrgetter("idx"))
+    first = writes[0]
     fields: Mapping[str, str] = {"channel": "", "task_path": first.task_path, "nonce": first.nonce}
     if len(writes) == 1 and first.idx == key[3]:
         return Put(WRITE, key, {**fields, "channel": first.channel}, first.ref, expect, version)
@@ -146,7 +150,7 @@ def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, 
             w.ref,
             *(() if (w.nonce, w.task_path) == own else (w.nonce, w.task_path)),
         )
-        for w in sorted(writes, key=lambda write: write.idx)
+        for w in writes
     ]
     return Put(WRITE, key, fields, _SHARING + ormsgpack.packb(entries), expect, version)
 

@@ -90,7 +90,7 @@ class Answering:
         tasks: The recorded tasks of the step.
         live: Names of tools that are called although a call is recorded.
         places: Places of the tasks that are replayed.
-        recorder: Digests of what is sent to models now.
+        recorder: Digests of the prompts of this replay.
         given: Number of answers to interrupts that a task has been given.
         differences: Calls that are not as recorded.
         refused: The calls that were refused.
@@ -121,7 +121,7 @@ class Answering:
         """Return the recorded answer to a call, or raise the recorded error.
 
         Args:
-            call: What is asked, and by the task in which namespace.
+            call: The call, with the namespace of its task.
             tool_call_id: The model's id of a tool's call.
 
         Raises:
@@ -139,7 +139,7 @@ class Answering:
         if found.questions is not None:
             raise self._find_interrupt(call, found.questions)
         for question in asked:
-            # The tool took up these answers, and nothing waits for those that it asked for in vain.
+            # The tool accepts these answers, and its unanswered questions do not wait any more.
             with suppress(GraphInterrupt):
                 interrupt(question)
         if found.error is not None:
@@ -147,7 +147,7 @@ class Answering:
         return deepcopy(found.answer)
 
     def compare(self, call: CallRecord, tool_call_id: str | None = None) -> None:
-        """Compare a call that is made for once with the recorded one."""
+        """Compare a call that is really made with the recorded one."""
         with self._lock:
             if tool_call_id is None or self._stop(call) is None:
                 self._find(call, tool_call_id)
@@ -156,7 +156,10 @@ class Answering:
         self, call: CallRecord, task: TaskRecord | None = None, found: CallRecord | None = None
     ) -> UnrecordedCall:
         """Return the error for a call without a recorded answer, and note that it was refused."""
-        node = task.node if task is not None else call.place.split("|")[-1].partition(":")[0]
+        if task is not None:
+            node = task.node
+        else:
+            node = call.place.split("|")[-1].partition(":")[0]
         if found is not None:
             why = f"its recorded answer is a {found.missing}, which could not be stored"
         else:
@@ -176,7 +179,8 @@ class Answering:
         return self.refuse(CallRecord(call.kind, call.name, {}, place=namespace))
 
     def refuse_connection(self, namespace: str, reason: str) -> UnrecordedCall:
-        """Return the error for what a node does by itself, and note that it was refused."""
+        """Return the error for a connection or process that a node starts by itself, and note that it was
+        refused."""
         node = namespace.split("|")[-1].partition(":")[0]
         error = UnrecordedCall(f"node {node!r} asks for {reason}" if node else reason)
         with self._lock:
@@ -189,7 +193,7 @@ class Answering:
         for key, calls in self._asked.items():
             left = [call for call in calls if id(call) not in self._used and call.parts]
             if any(call.questions is not None for call in calls):
-                # Of tools that run at the same time, some may not begin before one of them asks.
+                # When tools run at the same time, one may ask before others begin.
                 left = [call for call in left if call.kind == MODEL]
             out += [CallDifference(self.tasks[key], call.kind, "", call.name, ()) for call in left]
         return out
@@ -208,7 +212,7 @@ class Answering:
             free = own or free
         exact = [each for each in free if _is_same(each, call)]
         if not exact and tool_call_id is not None and (again := [c for c in calls if _is_same(c, call)]):
-            # A call may come after the question that stopped its task, when that runs again already.
+            # The task may run again already: then a call comes after the question that had stopped it.
             return again[0], task
         named = [each for each in free if each.name in (call.name, "")]
         found = next(iter(exact or named or free), None)
@@ -231,8 +235,8 @@ class Answering:
         return next((each.questions for each in calls if each.questions is not None), None)
 
     def _find_interrupt(self, call: CallRecord, questions: Sequence[Any]) -> GraphInterrupt:
-        """Return the interrupt of a tool. If several asked at the same time, which of them stopped the task
-        is chance: it is the one that is recorded."""
+        """Return the interrupt of a tool. If several tools asked at the same time, any of them may have
+        stopped the task: the recorded one counts."""
         task, calls = self._find_recorded(self.places.key(call.place))
         asked = [_interrupt(each.questions, call.place) for each in calls if each.questions is not None]
         own = _interrupt(questions, call.place)
@@ -252,7 +256,7 @@ class Answering:
         ]
 
     def _find_recorded(self, key: TaskKey) -> tuple[TaskRecord | None, list[CallRecord]]:
-        """Return the innermost recorded task on the way to a place that made calls, and its calls."""
+        """Return the innermost recorded task on the path to a place that made calls, and its calls."""
         met: TaskRecord | None = None
         for end in range(len(key), 0, -1):
             task = self.tasks.get(key[:end])
@@ -267,7 +271,10 @@ class Answering:
         if task.key not in self._asked:
             given = self.given.get(task.key, 0)
             if task.calls:
-                at = given if given in task.calls else max(task.calls)
+                if given in task.calls:
+                    at = given
+                else:
+                    at = max(task.calls)
                 self._asked[task.key] = task.calls[at]
             else:
                 self._asked[task.key] = task.derive_calls()
@@ -300,13 +307,16 @@ def _rebuilt(place: str, text: str) -> Exception:
     module, _, name = place.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = None if found is None else getattr(found, "__dict__", {}).get(part)
+        if found is None:
+            found = None
+        else:
+            found = getattr(found, "__dict__", {}).get(part)
     if not isinstance(found, type) or not issubclass(found, Exception) or issubclass(found, GraphBubbleUp):
         return RuntimeError(text)
     builtin: Any = next(each for each in found.__mro__ if each.__module__ == "builtins")
     try:
         error: Exception = builtin.__new__(found, text)
-    except TypeError:  # as a group of errors, which is made of errors
+    except TypeError:  # such as an exception group, which needs exceptions
         return RuntimeError(text)
     error.args = (text,)
     return error

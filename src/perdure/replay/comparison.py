@@ -31,14 +31,14 @@ class Difference:
     """One difference between a recorded step and its replay.
 
     Attributes:
-        kind: What differs.
+        kind: The kind of difference.
         step: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which the step started.
         node: The node, empty if the difference is not of one.
         namespace: The nodes whose subgraphs lead to it.
         channel: The channel, if it is about one.
-        expected: What is recorded, as plain data.
-        found: What the replay had.
+        expected: The recorded value, as plain data.
+        found: The value of the replay.
         detail: One sentence about it.
     """
 
@@ -55,7 +55,10 @@ class Difference:
     @property
     def place(self) -> str:
         """The step with the node, for people: ``step 3, node worker/agent``."""
-        path = "/".join((*self.namespace, self.node)) if self.node else ""
+        if self.node:
+            path = "/".join((*self.namespace, self.node))
+        else:
+            path = ""
         return f"step {self.step}" + (f", node {path}" if path else "")
 
     def as_json(self) -> dict[str, Any]:
@@ -120,7 +123,10 @@ class Comparison:
             elif not name:
                 detail = f"does not call the {kind} {recorded!r} any more"
             elif parts:
-                which = f" ({recorded!r} when it was recorded)" if recorded != name else ""
+                if recorded != name:
+                    which = f" ({recorded!r} when it was recorded)"
+                else:
+                    which = ""
                 detail = f"what is sent to the {kind} {name!r}{which} differs: {', '.join(parts)}"
             else:
                 detail = f"calls the {kind} {name!r} instead of {recorded!r}"
@@ -179,7 +185,10 @@ class Comparison:
             if str(found.error).startswith(f"{UnrecordedCall.__name__}("):
                 return  # named already
             if expected.error is None or snapshot(expected.error) != found.error:
-                detail = "raises an error" if expected.error is None else "raises another error"
+                if expected.error is None:
+                    detail = "raises an error"
+                else:
+                    detail = "raises another error"
                 self._add(
                     "error", expected, expected=snapshot(expected.error), found=found.error, detail=detail
                 )
@@ -197,9 +206,10 @@ class Comparison:
         if expected.is_finished and found.is_finished:
             self._writes(expected, found)
         elif expected.is_finished != found.is_finished and expected.interrupts == found.interrupts:
-            detail = (
-                "does not end any more" if expected.is_finished else "ends, and did not when it was recorded"
-            )
+            if expected.is_finished:
+                detail = "does not end any more"
+            else:
+                detail = "ends, and did not when it was recorded"
             self._add("error", expected, detail=detail)
 
     def _writes(self, expected: TaskRecord, found: TaskRecord) -> None:
@@ -213,7 +223,10 @@ class Comparison:
             if before != after:
                 kind: Kind = "next" if name == TASKS else "write"
                 channel = None if name == TASKS else name
-                detail = "sends other tasks" if name == TASKS else f"writes something else to {name!r}"
+                if name == TASKS:
+                    detail = "sends other tasks"
+                else:
+                    detail = f"writes something else to {name!r}"
                 self._add(kind, expected, channel, _one(before), _one(after), detail)
         leads, now = (_next(each) for each in (expected, found))
         if leads != now:
@@ -276,7 +289,11 @@ def _next(task: TaskRecord) -> list[str]:
 
 def _one(values: list[Any]) -> Any:
     """Return the only value of a channel, several as they are, ``None`` for none."""
-    return None if not values else values[0] if len(values) == 1 else values
+    if not values:
+        return None
+    if len(values) == 1:
+        return values[0]
+    return values
 
 
 def leads_on(versions: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -73,7 +73,7 @@ def install() -> None:
         _wrap(BaseLLM, "_agenerate_helper", _refuse_text_model)
         _wrap(BaseTool, "run", _run)
         _wrap(BaseTool, "arun", _arun)
-        # Without the context of the replay a call in a thread would be made.
+        # A new thread has no context: a call in it would really be made.
         _wrap(ThreadPoolExecutor, "submit", _submit)
         _wrap(Thread, "start", _start)
         _wrap(BaseProcess, "start", _refuse_process)
@@ -110,7 +110,10 @@ def _target(event: str, args: tuple[Any, ...]) -> str:
     command's arguments."""
     if event in _OF_SOCKET:
         address = args[-1]
-        shown: Any = address[:2] if isinstance(address, tuple) else "a local socket"
+        if isinstance(address, tuple):
+            shown: Any = address[:2]
+        else:
+            shown = "a local socket"
     elif event == "urllib.Request":
         shown = urlsplit(str(args[0])).hostname
     elif event == "os.system" or not args:
@@ -190,8 +193,11 @@ def _generate(
     run_manager: Any = None,
     **kwargs: Any,
 ) -> ChatResult:
-    # A call without its callbacks was not recorded either.
-    found = None if run_manager is None else answers.recorder.open.get(run_manager.run_id)
+    # A call without callbacks was not recorded, as recording uses callbacks.
+    if run_manager is None:
+        found = None
+    else:
+        found = answers.recorder.open.get(run_manager.run_id)
     call = found or CallRecord(MODEL, type(model).__name__, {}, place=_namespace())
     return _result(_answer(answers, call))
 
@@ -251,12 +257,16 @@ def _run(
         return original(tool_input, *args, **kwargs)
     answer = _answer(answers, call, tool_call_id)
     # A call by a model gets a message, another one its content.
-    return answer.content if tool_call_id is None and hasattr(answer, "tool_call_id") else answer
+    if tool_call_id is None and hasattr(answer, "tool_call_id"):
+        return answer.content
+    return answer
 
 
 async def _arun(*args: Any, **kwargs: Any) -> Any:
     answer = _run(*args, **kwargs)
-    return await answer if isawaitable(answer) else answer
+    if isawaitable(answer):
+        return await answer
+    return answer
 
 
 class RefusingStore(BaseStore):

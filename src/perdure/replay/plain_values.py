@@ -37,9 +37,9 @@ def snapshot(value: Any) -> Any:
 
 
 def align(expected: Any, found: Any) -> tuple[Any, int]:
-    """Return what was found with noise replaced by what was expected, and how often that was so.
+    """Return the found value with its noise replaced by the expected values, and the number of replacements.
 
-    What is returned equals ``expected`` exactly if nothing but noise differs.
+    The result equals ``expected`` exactly if nothing but noise differs.
     """
     if isinstance(expected, dict) and isinstance(found, dict):
         out: dict[str, Any] = {}

@@ -134,7 +134,10 @@ class Recording:
         at: CheckpointRecord | None = found.get(view.head.checkpoint_id)
         while at is not None:
             line.append(at)
-            at = None if at.parent_id is None else found.get(at.parent_id)
+            if at.parent_id is None:
+                at = None
+            else:
+                at = found.get(at.parent_id)
         line.reverse()
         for namespace in (yield from history.namespaces(self._partition)):
             if namespace:
@@ -249,7 +252,10 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
             if is_of_calls(channel):
                 record.calls[answers_at(channel)] = [CallRecord.read(each) for each in value]
             elif channel == RESUME:
-                record.answers = list(value) if isinstance(value, list) else [value]
+                if isinstance(value, list):
+                    record.answers = list(value)
+                else:
+                    record.answers = [value]
             elif channel == INTERRUPT:
                 record.interrupts = snapshot(value)
             elif channel == ERROR:
@@ -257,7 +263,8 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
             else:
                 record.writes.setdefault(channel, []).append(value)
         if record.writes:
-            record.interrupts = record.interrupts if record.answers else None
+            if not record.answers:
+                record.interrupts = None
             record.error = None
         out[key] = record
     return out
@@ -296,7 +303,9 @@ def names_of(namespace: str) -> tuple[str, ...]:
 def node_of(path: str) -> str:
     """Return the node in the path of a task that an edge has triggered; the path itself for another."""
     kind, _, name = path.removeprefix("~").partition(", ")
-    return name if kind == _PULL else path
+    if kind == _PULL:
+        return name
+    return path
 
 
 def _messages(value: Any) -> Iterator[BaseMessage]:

@@ -26,7 +26,7 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.queue import journal
+from perdure.engine.queue import effect_journal
 from perdure.errors import BadSetting, Corrupt
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.saver import PerdureSaver
@@ -86,7 +86,7 @@ class ReplayReport:
         thread_id: The thread.
         replayed: Number of steps that were run again.
         skipped: Steps that could not be, each with the reason.
-        differences: What differs; of the first step that does unless asked for all.
+        differences: The differences of the first step that has any, or of all steps if requested.
         noise: Number of values that differ as they do in every run: ids of messages, UUIDs and times.
         derived: Number of steps in which answers were taken from messages of the state, as no calls are
             recorded: changed prompts are not seen in them.
@@ -114,7 +114,7 @@ class StepResult:
         checkpoint_id: The checkpoint from which it starts.
         nodes: The nodes that ran in it when it was recorded; none where a run had ended.
         skipped: Reason why it was not replayed, if there is one.
-        comparison: What differs; ``None`` if it was skipped.
+        comparison: The differences; ``None`` if it was skipped.
         is_derived: True if answers were taken from messages, as no call is recorded.
     """
 
@@ -150,7 +150,7 @@ async def replay(
         database: The database with the thread; it may be open for reading only.
         graph: The graph as it is now, or its ``Agent``.
         thread_id: The thread.
-        options: What to replay and how to compare.
+        options: The steps to replay, and how to compare.
         on_step: Called with the number of steps that are done and of all, before each.
 
     Raises:
@@ -197,13 +197,13 @@ async def replayer_of(
     options: ReplayOptions,
     tenant: str | None = None,
 ) -> Replayer:
-    """Return what replays the steps of a thread.
+    """Return the replayer of a thread's steps.
 
     Args:
         database: The database with the thread; it may be open for reading only.
         graph: The graph as it is now, or its ``Agent``.
         thread_id: The thread.
-        options: What to replay and how to compare.
+        options: The steps to replay, and how to compare.
         tenant: The thread's tenant; the database's own by default.
 
     Raises:
@@ -215,7 +215,10 @@ async def replayer_of(
         raise BadSetting(f"{agent.graph.place} makes a graph for each run; replay a graph that it made")
     handle = handle_of(database)
     saver = saver_for(database, [agent], [agent.graph], tenant)
-    partition = handle.partition(thread_id) if tenant is None else Partition(tenant, thread_id)
+    if tenant is None:
+        partition = handle.partition(thread_id)
+    else:
+        partition = Partition(tenant, thread_id)
     recording = Recording(partition, saver)
     chain = await handle.arun(recording.chain())
     install()
@@ -228,7 +231,7 @@ async def replayer_of(
         recording=recording,
         partition=partition,
         options=options,
-        effects=await handle.arun(journal.results(partition)),
+        effects=await handle.arun(effect_journal.results(partition)),
     )
 
 
@@ -287,14 +290,20 @@ class Replayer:
 
     async def _load(self, record: CheckpointRecord, child: CheckpointRecord | None) -> _Loaded:
         """Return a step with all that it needs of the database, which is not read while it is replayed."""
-        follows = child if child is not None and child.source == _LOOP else None
+        if child is not None and child.source == _LOOP:
+            follows = child
+        else:
+            follows = None
         step = await self.handle.arun(self.recording.step(record, follows))
         if step.skipped is not None:
             return _Loaded(step, {}, {}, None)
         start = {"": await self._tuple("", record.id)}
         for namespace, name in step.stateful.items():
             start[namespace] = await self._tuple(namespace, name)
-        after = None if follows is None else await self._tuple("", follows.id)
+        if follows is None:
+            after = None
+        else:
+            after = await self._tuple("", follows.id)
         deltas = [name for name, each in self.graph.channels.items() if isinstance(each, DeltaChannel)]
         config = config_of(self.partition.thread, "", record.id)
         histories = await self.saver.aget_delta_channel_history(config=config, channels=deltas)

@@ -28,8 +28,8 @@ _Place = tuple[str, str, str]
 
 
 class StepSaver(InMemorySaver):
-    """Saver for the runs that replay one step. Only the awaited methods are those of ``InMemorySaver``,
-    which call the others.
+    """Saver for the runs that replay one step. It overrides the blocking methods of ``InMemorySaver``; the
+    awaited ones call these.
 
     Args:
         thread_id: The thread.
@@ -94,8 +94,8 @@ class StepSaver(InMemorySaver):
         if found is None:
             return None
         if namespace and found.checkpoint["id"] in self._fresh:
-            # The replayed graph goes on from a checkpoint, and passes that on to its subgraphs. One with a
-            # state of its own was given new input here, and would go on with its former one instead.
+            # The replayed graph resumes from a checkpoint, and tells its subgraphs to resume as well. But a
+            # subgraph with a state of its own got new input in this step; resuming would ignore that input.
             config.get("configurable", {})[_RESUMING] = False
             self._fresh.discard(found.checkpoint["id"])
         pending = [

@@ -83,7 +83,10 @@ class Acceptance:
             # The limits of its run are those of the graph that asked.
             message = replace(message, graph=await self._find_asking_graph(partition))
         try:
-            turn = None if limits is None else await limits.admit(partition, message)
+            if limits is None:
+                turn = None
+            else:
+                turn = await limits.admit(partition, message)
         except LimitReached as refused:
             if bool(message.dedupe) and await self._context.database.arun(
                 was_accepted(partition, message.dedupe)
@@ -116,7 +119,9 @@ class Acceptance:
         """Return the graph whose question a thread waits with, empty if that is not known."""
         read_asked = partial(self._worker.runner.graphs.read_asked, partition)
         question = await self._context.database.arun(questions.find(partition, read_asked))
-        return "" if question is None or question.run is None else question.run.graph
+        if question is None or question.run is None:
+            return ""
+        return question.run.graph
 
     async def _accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         if terms.strategy not in get_args(Strategy):
@@ -145,7 +150,7 @@ class Acceptance:
             lane = None if known is None else known.lane
             accepted, _ = await self._store(accept, accept.store(lane))
             return await self._schedule_run(accept, terms, accepted)
-        # The caller may be cancelled, and what it claims has to be worked on.
+        # The caller may be cancelled, but its claim has to be worked on.
         beginning = asyncio.create_task(self._begin_at_once(accept, terms, known))
         self._worker.beginning.add(beginning)
         beginning.add_done_callback(self._over)
@@ -186,7 +191,10 @@ class Acceptance:
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         saver = runner.graphs.saver(accept.message.graph, partition.tenant)
         # The run loads its thread first of all.
-        load = None if saver is None else saver.load_of(partition.thread)
+        if saver is None:
+            load = None
+        else:
+            load = saver.load_of(partition.thread)
         gets = accept_and_claim.GETS
         fetch = Fetch(partition, (*gets, *(() if load is None else load.items)))
         try:
@@ -199,7 +207,10 @@ class Acceptance:
             if isinstance(begun, Refused):
                 dispatch.release((partition, IN))
                 is_outdated = accept_and_claim.is_of_inbox(begun) and answers is None
-                lane = known.lane if begun.kind is LANE and not is_outdated else None
+                if begun.kind is LANE and not is_outdated:
+                    lane = known.lane
+                else:
+                    lane = None
                 accepted, _ = await self._store(accept, accept.store(lane))
                 return await self._schedule_run(accept, terms, accepted)
             accepted, held = begun
@@ -260,7 +271,10 @@ class Acceptance:
         return _ticket(accept.partition, accepted)
 
     def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
-        name = "message.duplicate" if accepted.is_duplicate else "message.accepted"
+        if accepted.is_duplicate:
+            name = "message.duplicate"
+        else:
+            name = "message.accepted"
         self._emit(name, accept.partition, accept.message, accepted.id)
 
     async def retry(self, partition: Partition, run_id: str) -> Ticket:
@@ -303,7 +317,12 @@ class Acceptance:
         )
         found: signals.Signalled = await context.database.arun(signal.store())
         accepted = found.accepted
-        outcome = "duplicate" if found.is_duplicate else "kept" if accepted is None else "delivered"
+        if found.is_duplicate:
+            outcome = "duplicate"
+        elif accepted is None:
+            outcome = "kept"
+        else:
+            outcome = "delivered"
         where = {"tenant": partition.tenant, "thread": partition.thread}
         context.observers.event(f"signal.{outcome}", **where, signal=name)
         if accepted is not None and accepted.lane is not None:

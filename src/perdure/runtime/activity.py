@@ -1,5 +1,5 @@
 """Counts of ended runs and of calls of models by minute, hour and day, which every process that executes runs
-stores every few seconds.
+stores every few seconds; and a sample of the database's size each day.
 
 No index contains the ends of runs, and counting them would read every thread. So each process counts the runs
 that it ended, and replaces a small document of its own for the minute, the hour and the day. A run costs no
@@ -10,7 +10,7 @@ lost.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
@@ -20,18 +20,24 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INTERNAL, SERVER, Partition
-from perdure.model.runs.messages import FAILED, encode, replace_surrogates
+from perdure.model.runs.messages import FAILED, Run, encode, replace_surrogates
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.observers import Observers
+from perdure.runtime.size_samples import DAY_US, SIZES, SizeSamples
 from perdure.runtime.threads.user_and_title import user_of_options
 
-MINUTE_US, HOUR_US, DAY_US = 60_000_000, 3_600_000_000, 86_400_000_000
+MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 MINUTES, HOURS, DAYS = "minute", "hour", "day"
 """Collections of the documents, named by the beginning of their time, the process and a number."""
 LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US, DAYS: DAY_US}
-KEEP_US: Mapping[str, int] = {MINUTES: 2 * HOUR_US, HOURS: 26 * HOUR_US, DAYS: 32 * DAY_US}
-"""Time for which the documents of a collection are kept. Those of days name no user: a month is longer than a
-deleted user may be remembered."""
+KEEP_US: Mapping[str, int] = {
+    MINUTES: 2 * HOUR_US,
+    HOURS: 26 * HOUR_US,
+    DAYS: 32 * DAY_US,
+    SIZES: 92 * DAY_US,
+}
+"""Time for which the documents of a collection are kept. The documents of days name no user: deleted users
+must be forgotten within a month."""
 BOUNDS_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
     *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
@@ -44,6 +50,8 @@ _FLUSH_S = 10.0
 _IDLE_FLUSH_S = 60.0
 _CLOSE_S = 3.0
 _NAMES_MAX = {"graphs": 40, "users": 50, "errors": 20, "models": 30}
+_VERSIONS_MAX = 5
+"""Versions of one graph that are counted in one minute, hour or day."""
 _NAME_MAX = 100
 _REMOVED_MAX = 90
 _TENANTS_MAX = 10
@@ -74,9 +82,14 @@ class _Counts:
         self.body: dict[str, Any] = {"at": start, "graphs": {}, "users": {}, "errors": {}, "models": {}}
         self.is_stored = True
 
-    def add(self, graph: str, state: str, user: str | None, kind: str | None, latencies: _Latencies) -> None:
-        by_graph = self._by_graph(graph)
+    def add(self, run: Run, state: str, user: str | None, kind: str | None, latencies: _Latencies) -> None:
+        by_graph = self._by_graph(run.graph)
         _count(by_graph["states"], state)
+        if run.graph_version is not None:
+            versions = by_graph.setdefault("versions", {})
+            by_version = _entry_of(versions, run.graph_version, _VERSIONS_MAX, {"runs": 0, "failed": 0})
+            by_version["runs"] += 1
+            by_version["failed"] += state == FAILED
         _count(by_graph["end"], str(latency_bucket(latencies[0])))
         if latencies[1] is not None:
             _count(by_graph["first"], str(latency_bucket(latencies[1])))
@@ -106,11 +119,14 @@ class _Counts:
     def _entry(self, what: str, name: str, empty: dict[str, Any]) -> dict[str, Any]:
         """Return the entry of a name. If there are too many names, only the first get entries of their
         own."""
-        entries: dict[str, Any] = self.body[what]
-        name = replace_surrogates(name[:_NAME_MAX])
-        if name not in entries and len(entries) >= _NAMES_MAX[what]:
-            name = OTHER
-        return entries.setdefault(name, empty)  # type: ignore[no-any-return]
+        return _entry_of(self.body[what], name, _NAMES_MAX[what], empty)
+
+
+def _entry_of(entries: dict[str, Any], name: str, most: int, empty: dict[str, Any]) -> dict[str, Any]:
+    name = replace_surrogates(name[:_NAME_MAX])
+    if name not in entries and len(entries) >= most:
+        name = OTHER
+    return entries.setdefault(name, empty)  # type: ignore[no-any-return]
 
 
 _Latencies = tuple[int, int | None]
@@ -123,8 +139,8 @@ def _count(counts: dict[str, int], name: str) -> None:
 
 
 USAGE = ("calls", "input_tokens", "output_tokens", "cost")
-"""Amounts that are summed over calls of models. The cost is that of the calls whose model has a price, and
-absent without any."""
+"""Amounts that are summed over calls of models. The cost counts the calls whose model has a price; it is
+absent if none has."""
 
 
 def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
@@ -157,6 +173,7 @@ class ActivityCounts:
         self._timer: asyncio.TimerHandle | None = None
         self._storing: asyncio.Task[None] | None = None
         self._flushed_at = 0.0
+        self._sizes = SizeSamples(database)
         self._cleaned: BoundedCache[str, int] = BoundedCache(_CLEANED_MAX)
 
     def note_token(self, run_id: str) -> None:
@@ -170,11 +187,14 @@ class ActivityCounts:
             return
         accepted = held.messages[0].accepted_at
         latencies = max(0, now - accepted), None if first is None else max(0, first - accepted)
-        kind = ending.note.get("kind") if ending.state == FAILED else None
+        if ending.state == FAILED:
+            kind = ending.note.get("kind")
+        else:
+            kind = None
         kind = kind if isinstance(kind, str) else None
         user = user_of_options(held.messages[0].options)
         for counts, named in self._all_at(held.partition.tenant, user, now):
-            counts.add(held.run.graph, ending.state, named, kind, latencies)
+            counts.add(held.run, ending.state, named, kind, latencies)
         self._set_timer()
 
     def count_call(self, held: HeldRun, call: Mapping[str, Any]) -> None:
@@ -235,14 +255,19 @@ class ActivityCounts:
             tenant for tenant, every in self._by_tenant().items() if not all(c.is_stored for c in every)
         ]
         for tenant in waiting[:most]:
-            try:
-                await self._database.arun(self._store(tenant))
-            except PerdureError as error:
-                self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
+            await self._attempt(tenant, self._database.arun(self._store(tenant)))
             for collection in LENGTHS:  # Next time this tenant is the last one.
                 if (every := self._counts.pop((tenant, collection), None)) is not None:
                     self._counts[tenant, collection] = every
+        for tenant in waiting[:most]:
+            await self._attempt(tenant, self._sizes.store(partition_of(tenant), self._clock.estimate()))
         return most is not None and len(waiting) > most
+
+    async def _attempt(self, tenant: str, storing: Awaitable[None]) -> None:
+        try:
+            await storing
+        except PerdureError as error:
+            self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
 
     def _by_tenant(self) -> dict[str, list[_Counts]]:
         found: dict[str, list[_Counts]] = {}

@@ -57,13 +57,19 @@ class Control:
         return withdrawn
 
     async def cancel(self, partition: Partition, run_id: str, *, rollback: bool) -> bool:
-        """End a waiting or open run. Return True if there was one."""
+        """End a waiting or open run, also by the id of a message that is joined with others. Return True if
+        there was one."""
         withdraw = partial(self.withdraw, most=self._context.settings.max_batch)
         for end in (withdraw, self.stop, withdraw):
             # Meanwhile an open run may be postponed until its next attempt, and a waiting one may begin.
             if await end(partition, run_id, rollback=rollback):
                 return True
-        return False
+        standing = await self._database.arun(inbox.find(partition, run_id))
+        if standing is None or standing.run is None or standing.run.id == run_id or standing.is_over:
+            return False
+        return standing.message.id != run_id and await self.stop(
+            partition, standing.run.id, rollback=rollback
+        )
 
     async def retry_reply(self, partition: Partition, number: int) -> Reply:
         """Send a dead or held reply again, after all others of its thread."""

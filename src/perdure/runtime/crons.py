@@ -28,7 +28,7 @@ class Crons:
         """Store a cron under a new id.
 
         Args:
-            body: What it starts, plain JSON data.
+            body: The run that it starts, as plain JSON data.
             due_at: The time of its first start, in microseconds; ``None`` for none until it is changed.
 
         Raises:
@@ -43,7 +43,7 @@ class Crons:
         return made
 
     async def change(self, cron_id: str, alter: Change) -> Cron:
-        """Replace a cron by what ``alter`` makes of it, which may be called more than once, and return it.
+        """Replace a cron by the result of ``alter``, which may be called more than once, and return it.
 
         Raises:
             NotFound: There is no such cron.

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
 _DEEPEST = 200
 """Maximum nesting depth of a value that orjson refuses, such as one that is nested deeper than 254 levels.
-Text stands for what is deeper, so that a list with the value in it can still be shown."""
+Deeper values are replaced by text, so that a list with the value in it can still be shown."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -47,7 +47,9 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
     schema = getattr(asked, "response_schema", None)
     if isinstance(schema, type):
         schema = TypeAdapter(schema).json_schema()
-    return shown if schema is None else {**shown, "response_schema": schema}
+    if schema is None:
+        return shown
+    return {**shown, "response_schema": schema}
 
 
 def plain(value: Any) -> Any:
@@ -71,7 +73,9 @@ def _plain(value: Any) -> Any:
         case Decimal():
             # A number, as from LangGraph's server; integers stay exact.
             is_whole = value.is_finite() and abs(value) < 1 << 63 and value == int(value)
-            return int(value) if is_whole else float(value)
+            if is_whole:
+                return int(value)
+            return float(value)
         case timedelta():
             return value.total_seconds()
         case BaseException():
@@ -85,7 +89,9 @@ def _plain(value: Any) -> Any:
         case _ if is_dataclass(value) and not isinstance(value, type):
             return {field.name: getattr(value, field.name) for field in fields(value)}
         case _:
-            return str(value) if isinstance(value, int | float) else _ADDRESS.sub("", repr(value))
+            if isinstance(value, int | float):
+                return str(value)
+            return _ADDRESS.sub("", repr(value))
 
 
 def _deep(value: Any, depth: int = 0) -> Any:
@@ -93,7 +99,9 @@ def _deep(value: Any, depth: int = 0) -> Any:
         case None | bool() | int() | str():
             return value
         case float():
-            return value if value == value and abs(value) != float("inf") else None
+            if value == value and abs(value) != float("inf"):
+                return value
+            return None
         case _ if depth == _DEEPEST:
             return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
@@ -105,4 +113,6 @@ def _deep(value: Any, depth: int = 0) -> Any:
             return [_deep(held, depth + 1) for held in value]
         case _:
             made = _plain(value)
-            return repr(made) if made is value else _deep(made, depth + 1)
+            if made is value:
+                return repr(made)
+            return _deep(made, depth + 1)

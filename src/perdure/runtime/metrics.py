@@ -133,12 +133,12 @@ class Metrics:
                 (
                     "memory.user_refused",
                     "perdure_memory_users_refused",
-                    "Runs without a memory, as none can have their user's id.",
+                    "Runs without a memory, because their user's id cannot be stored.",
                 ),
                 (
                     "state.large",
                     "perdure_states_large",
-                    "Runs whose state was too large in sum, without a channel that was.",
+                    "Runs whose state was too large as a whole, though no single channel was.",
                 ),
                 ("memory.kept", "perdure_memory_turns", "Extracted turns whose facts are stored."),
             )
@@ -222,13 +222,37 @@ class Metrics:
             registry=to,
             multiprocess_mode="livemax",
         )
+        self._data_keys = Gauge(
+            "perdure_data_keys",
+            "Data keys of the encrypted database, of which the newest encrypts.",
+            registry=to,
+            multiprocess_mode="livemax",
+        )
+        self._keys_wrapped = Gauge(
+            "perdure_keys_wrapped_timestamp_seconds",
+            "Time at which the database's keys were wrapped last, in seconds since 1970.",
+            registry=to,
+            multiprocess_mode="livemax",
+        )
+        self._password_failures = Gauge(
+            "perdure_password_failures",
+            "Calls for the database's password that failed since the last one that did not.",
+            registry=to,
+            multiprocess_mode="livemax",
+        )
+        self._password_ends = Gauge(
+            "perdure_password_ends_timestamp_seconds",
+            "Time at which the database's password at hand ends, in seconds since 1970; 0 if it is unknown.",
+            registry=to,
+            multiprocess_mode="livemax",
+        )
         self._unavailable = Counter(
             "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
         )
         self._waits = Counter(
             "perdure_waits",
-            "What ended or moved waits: wait.expired, question.reminded, signal.delivered, signal.kept and "
-            "signal.duplicate.",
+            "Events that ended or moved waits: wait.expired, question.reminded, signal.delivered, "
+            "signal.kept and signal.duplicate.",
             ("outcome",),
             registry=to,
         )
@@ -284,10 +308,8 @@ class Metrics:
                 self._outboxes_lost.inc()
             case ["reply", state]:
                 self._deliveries.labels(self._channel(fields), state).inc()
-            case ["sweep", _]:
-                self._swept_event(name, fields)
-            case ["worker", _]:
-                self._worker_event(name, fields)
+            case ["sweep" | "worker" | "database", _]:
+                self._process_event(name, fields)
             case ["thread", "older"]:
                 self._older.inc()
             case _:
@@ -317,7 +339,7 @@ class Metrics:
                 case _:
                     pass
 
-    def _swept_event(self, name: str, fields: dict[str, Any]) -> None:
+    def _process_event(self, name: str, fields: dict[str, Any]) -> None:
         match name:
             case "sweep.finished":
                 for count, counter in self._swept.items():
@@ -327,11 +349,12 @@ class Metrics:
                 self._sweep_every.set(fields["every"] / 1_000_000)
             case "sweep.failed":
                 self._sweep_errors.inc()
-            case _:
-                pass
-
-    def _worker_event(self, name: str, fields: dict[str, Any]) -> None:
-        match name:
+            case "database.keys":
+                self._data_keys.set(fields["data_keys"])
+                self._keys_wrapped.set(fields["wrapped_at"] / 1_000_000)
+            case "database.password":
+                self._password_failures.set(fields["failures"])
+                self._password_ends.set((fields["ends_at"] or 0) / 1_000_000)
             case "worker.unserved_threads":
                 what = "graph" if "graph" in fields else "channel"
                 self._unserved.labels(what, self._reported_name(fields[what])).set(fields["threads"])

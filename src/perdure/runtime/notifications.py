@@ -31,7 +31,7 @@ FOLLOWED = "fo"
 """A process began to follow the thread."""
 
 SELDOM_S = 10.0
-"""Seconds between polls for what this process is notified of without fail, as it happens in it."""
+"""Seconds between polls for events in this process, of which it is always notified."""
 _SOON_S = 0.02
 _LATEST_S = 0.25
 
@@ -90,7 +90,10 @@ class Notifications:
         self._heard: set[str] = set()
         # Cached, as each stored event of a thread computes its digest.
         self._word = lru_cache(maxsize=4096)(lambda kind, *names: f"{kind}:{database.alias(*names)}")
-        self._own_due = None if tenant is None else self._word(DUE, tenant)
+        if tenant is None:
+            self._own_due = None
+        else:
+            self._own_due = self._word(DUE, tenant)
 
     # Sending
 
@@ -117,7 +120,7 @@ class Notifications:
         self._notify(STORED, partition)
 
     def notify_followed(self, partition: Partition) -> None:
-        """Notify that this process began to follow a thread, on whose run another process may work."""
+        """Notify that this process began to follow a thread; another process may work on the thread's run."""
         self._database.notify(self._of(FOLLOWED, partition))
 
     def notify_here(self, kind: str, partition: Partition) -> None:
@@ -235,7 +238,10 @@ class PollDelay:
         """
         if self._is_summoned:
             self._is_summoned = False
-            self._spread = min(2 * self._spread, _LATEST_S) if in_vain else _SOON_S
+            if in_vain:
+                self._spread = min(2 * self._spread, _LATEST_S)
+            else:
+                self._spread = _SOON_S
             if due_in is not None:
                 self._schedule(due_in)
 

@@ -1,15 +1,19 @@
 """Events that a runtime emits about itself, with names, ids and numbers, but nothing that a user wrote.
 
 An error appears as the name of its type, since its message may quote a user. Times are in microseconds. An
-observer that raises is logged, and the work continues.
+observer that raises is logged, and the work continues. All observers of a runtime are called in the thread of
+its event loop, wherever the event comes from.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -56,6 +60,7 @@ _LEVELS = {
     "thread.follow_not_renewed": logging.WARNING,
     "thread.older": logging.WARNING,
     "limit.full": logging.INFO,
+    "limit.estimated": logging.WARNING,
     "limit.unpriced": logging.WARNING,
     "worker.error": logging.ERROR,
     "worker.failing": logging.WARNING,
@@ -64,7 +69,7 @@ _LEVELS = {
     "worker.unserved": logging.WARNING,
 }
 _ENDS = ("run.done", "run.waiting", "run.interrupted", "run.rolled_back")
-"""Ends of runs that are no failures."""
+"""Ends of runs that are not failures."""
 _TIMES = frozenset({"took", "waited"})
 _WIDEST = 120
 _log = logging.getLogger("perdure.runtime")
@@ -108,13 +113,31 @@ class RunLogs(Logs):
 
 
 class Observers:
-    """Several observers as one, each isolated from the errors of the others."""
+    """Several observers as one, each isolated from the errors of the others, and called in the thread of the
+    event loop on which they were started. Until then they are called in the thread of the event."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+
+    def start(self) -> None:
+        """Use the current event loop."""
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+    def on_loop(self, report: Callable[[], None]) -> None:
+        """Call ``report`` in the thread of the event loop: at once in that thread, else soon, or not at all
+        if the loop was closed. A plain function that is a node runs in another one."""
+        if self._loop is None or threading.get_ident() == self._thread:
+            report()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(report)
 
     def event(self, name: str, **fields: Any) -> None:
         """Tell every observer what happened."""
+        self.on_loop(partial(self._tell, name, fields))
+
+    def _tell(self, name: str, fields: dict[str, Any]) -> None:
         for observer in self._observers:
             try:
                 observer.event(name, fields)
@@ -162,7 +185,9 @@ def _complain(observer: Observer, name: str) -> None:
 
 def duration_text(seconds: float) -> str:
     """Return a duration with its unit, such as ``340ms`` or ``12.5s``."""
-    return f"{seconds * 1000:.3g}ms" if seconds < 0.9995 else f"{seconds:.1f}s"
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g}ms"
+    return f"{seconds:.1f}s"
 
 
 def _field(key: str, value: object) -> str:
@@ -177,4 +202,6 @@ def _format(value: object) -> str:
     text = str(value)
     text = text if len(text) <= _WIDEST else f"{text[:_WIDEST]}…"
     is_plain = text.isprintable() and not any(c in ' "=' for c in text)
-    return text if is_plain else json.dumps(text, ensure_ascii=not text.isprintable())
+    if is_plain:
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

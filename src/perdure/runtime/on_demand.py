@@ -36,7 +36,8 @@ class OnDemand:
         return is_done
 
     async def resume(self, *, polls: bool = False) -> None:
-        """Work again after ``pause``, on what this process accepts, or with ``polls`` on all that is due.
+        """Work again after ``pause``: on messages that this process accepts, or with ``polls`` on everything
+        that is due.
 
         The database is asked for its time first; raises ``Unavailable`` if it does not answer.
         """

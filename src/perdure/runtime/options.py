@@ -35,7 +35,7 @@ Durability = Literal["sync", "async", "exit"]
 
 
 def unknown_modes(unknown: Sequence[object], known: Sequence[str], of: str = "a run") -> str:
-    """Return the error for stream modes that there are not, with those that there are."""
+    """Return the error for unknown stream modes, which lists the known ones."""
     asked = " or ".join(map(repr, unknown))
     return f"there is no stream mode {asked} of {of}; there are {', '.join(known)}"
 
@@ -85,7 +85,7 @@ class Options:
         durability: LangGraph's durability, in place of the agent's.
         stream: The events that the run publishes.
         attempts: The number of attempts at a graph that raises, in place of the worker's setting.
-        on_failure: The treatment of what a failed run stored, in place of the worker's setting.
+        on_failure: The treatment of a failed run's checkpoints, in place of the worker's setting.
         webhook: The URL that is notified of the run's end in any final state, in place of replies; it
             requires the channel ``WEBHOOK``.
         notice_if_closed: True to send a notice to the webhook also when a question of the run is closed by
@@ -141,7 +141,7 @@ class Options:
         """Return the options that were stored with a message.
 
         Raises:
-            Corrupt: They are no options of this release.
+            Corrupt: They are not options of this release.
         """
         if stored == {}:
             return _DEFAULT

@@ -23,7 +23,10 @@ _OPTIONS_MAX = 50
 
 def requests_in(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
-    found = value.get("action_requests") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        found = value.get("action_requests")
+    else:
+        found = None
     if not isinstance(found, Sequence) or not found or not all(map(_is_action, found)):
         return None
     if not isinstance(value.get("review_configs") or (), Sequence):
@@ -40,20 +43,29 @@ def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any])
     for config in value.get("review_configs") or ():
         if isinstance(config, Mapping) and config.get("action_name") == request.get("name"):
             allowed = config.get("allowed_decisions")
-            return set(map(str, allowed)) if isinstance(allowed, Collection) else set()
+            if isinstance(allowed, Collection):
+                return set(map(str, allowed))
+            return set()
     return set(DECISIONS)
 
 
 def human_interrupt_in(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
-    one = value[0] if isinstance(value, list) and len(value) == 1 else value
-    return one if isinstance(one, Mapping) and _is_action(one.get("action_request")) else None
+    if isinstance(value, list) and len(value) == 1:
+        one = value[0]
+    else:
+        one = value
+    if isinstance(one, Mapping) and _is_action(one.get("action_request")):
+        return one
+    return None
 
 
 def config_of(human: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a ``HumanInterrupt`` allows, nothing if that is in no form that is known."""
+    """Return the responses that a ``HumanInterrupt`` allows, none if its form is unknown."""
     config = human.get("config")
-    return config if isinstance(config, Mapping) else {}
+    if isinstance(config, Mapping):
+        return config
+    return {}
 
 
 def arguments_in(value: Any) -> Mapping[str, Any]:
@@ -61,7 +73,9 @@ def arguments_in(value: Any) -> Mapping[str, Any]:
     if (requests := requests_in(value)) is not None:
         return requests[0].get("args") or {}
     human = human_interrupt_in(value)
-    return {} if human is None else human["action_request"].get("args") or {}
+    if human is None:
+        return {}
+    return human["action_request"].get("args") or {}
 
 
 def text_of(value: Any) -> str:
@@ -75,7 +89,9 @@ def text_of(value: Any) -> str:
         for name in _TEXTS:
             if isinstance(value.get(name), str):
                 return str(value[name])
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
@@ -107,7 +123,10 @@ def form_of(value: Any) -> dict[str, Any]:
         action = human["action_request"]
         offered = _offer(action.get("action"), {**action, "description": human.get("description")}, taken)
         return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
-    options = value.get("options") if isinstance(value, Mapping) else None
+    if isinstance(value, Mapping):
+        options = value.get("options")
+    else:
+        options = None
     if isinstance(value, bool):
         options = [True, False]
     if isinstance(options, list) and 0 < len(options) <= _OPTIONS_MAX:
@@ -129,7 +148,10 @@ def _offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[
 
 def _fields(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the fields of the JSON Schema that a question names; none unless all of them are simple."""
-    schemas = [value.get(name) for name in _SCHEMAS] if isinstance(value, Mapping) else []
+    if isinstance(value, Mapping):
+        schemas = [value.get(name) for name in _SCHEMAS]
+    else:
+        schemas = []
     schema = next((each for each in schemas if isinstance(each, Mapping)), {})
     properties = schema.get("properties")
     if not isinstance(properties, Mapping) or not 0 < len(properties) <= _FIELDS_MAX:
@@ -137,7 +159,10 @@ def _fields(value: Any) -> Iterator[dict[str, Any]]:
     if not all(isinstance(each, Mapping) and _is_simple(each) for each in properties.values()):
         return
     needed = schema.get("required")
-    required = [each for each in needed if isinstance(each, str)] if isinstance(needed, list) else []
+    if isinstance(needed, list):
+        required = [each for each in needed if isinstance(each, str)]
+    else:
+        required = []
     for name, each in properties.items():
         yield {
             "name": str(name),

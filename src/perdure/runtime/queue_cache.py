@@ -22,7 +22,9 @@ class QueueCache:
 
     def lane(self, partition: Partition) -> Lane | None:
         known = self._known.get(partition)
-        return None if known is None else known.lane
+        if known is None:
+            return None
+        return known.lane
 
     def note_accepted(self, partition: Partition, accepted: Accepted) -> None:
         """Record a message that this process stored."""

@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Self
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.asynchronous import Database
 from perdure.database.base import DatabaseBase, handle_of
 from perdure.engine.retention import sweep
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
 from perdure.model.ops import Now
 from perdure.model.program import ask
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime.observers import Observers
 
 _POLL_S = 60.0
@@ -75,7 +75,10 @@ class RetentionLoop:
 
     async def seconds_left(self) -> float:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
-        tenant = None if self._options.all_tenants else self._database.tenant
+        if self._options.all_tenants:
+            tenant = None
+        else:
+            tenant = self._database.tenant
         state, _ = await self._handle.arun(sweep.read_progress(tenant))
         left = self._time_left(state, await self._handle.arun(ask(Now())))
         if left > 0:
@@ -89,7 +92,10 @@ class RetentionLoop:
             share: the share of its time for which this sweep works, instead of that of the options.
         """
         began = time.monotonic()
-        options = self._options if share is None else replace(self._options, share=share)
+        if share is None:
+            options = self._options
+        else:
+            options = replace(self._options, share=share)
         swept = await Database(self._handle).apply_retention(options)
         if swept is None:
             return None

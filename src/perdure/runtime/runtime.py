@@ -183,7 +183,7 @@ class Runtime(OnDemand, TenantRuntime):
 
     async def check(self) -> None:
         """Read from the database; raise ``Unavailable`` if it does not answer, another ``PerdureError`` if it
-        has not this release's tables."""
+        does not have this release's tables."""
         await self._context.database.arun(documents.get(_ANYWHERE, "ready", ""))
 
     async def now(self) -> int:
@@ -233,7 +233,8 @@ def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
         for graph, agent in named.items()
         for name, limit in agent.limits.items()
     }
-    settings = replace(settings, limits={**settings.limits, **own}) if own else settings
+    if own:
+        settings = replace(settings, limits={**settings.limits, **own})
     for name, limit in settings.limits.items():
         is_priced = settings.prices.models or any(
             agent.prices for graph, agent in named.items() if limit.is_of(graph)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -15,6 +16,7 @@ from perdure.model.runs.queue import Debounce
 
 LONGEST_WAIT_S = 100 * 366 * 86400
 """Longest time in seconds for which a call may postpone a message: a hundred years."""
+_VERSION = re.compile(r"[^\s\x00-\x1f\x7f]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,8 @@ class Settings:
             all graphs run on all threads, each on the state that the last one left.
         warn_bytes: The size in bytes from which a channel of a graph's state is reported as large.
         task_times: True stores with a task's result when the task ran.
+        version: The name of the application's version, such as that of a commit, which is stored with each
+            run; ``None`` for a name that is made of each graph's structure and code.
         limits: Limits over all processes by their names, on runs, and on calls of models and tools within
             nodes.
         prices: Prices of models, for budgets and for the cost of calls in events, metrics and traces.
@@ -76,6 +80,7 @@ class Settings:
     warn_bytes: int = 50 * 1024
     shared_threads: bool = False
     task_times: bool = True
+    version: str | None = None
     limits: Mapping[str, SharedLimit] = field(default_factory=dict[str, SharedLimit])
     prices: Prices = NO_PRICES
 
@@ -109,6 +114,10 @@ class Settings:
             raise ValueError(f"on_failure is 'rollback' or 'keep', not {self.on_failure!r}")
         if self.missed_crons not in ("one", "all", "none"):
             raise ValueError(f"missed_crons is 'one', 'all' or 'none', not {self.missed_crons!r}")
+        if self.version is not None and not _VERSION.fullmatch(self.version):
+            raise ValueError(
+                f"version is {self.version[:80]!r}; it has to have 1 to 64 characters without spaces"
+            )
         if self.per_tenant is not None and self.per_tenant < 1:
             raise ValueError(
                 f"per_tenant is {self.per_tenant}; it has to be at least 1, or None for no limit"
@@ -134,7 +143,8 @@ class Settings:
 
     def pause_us(self, attempt: int, spread: float, error: BaseException | None = None) -> int:
         """Return the pause in microseconds after a failed attempt, counted from 1. ``spread``, from 0 to 1,
-        is the jitter that separates runs that failed together. What waits for a limit is told how long."""
+        is the jitter that separates runs that failed together. A run that waits for a limit has the pause
+        that the limit gives."""
         if isinstance(error, LimitPending):
             # Two that waited for each other come again at times of their own.
             return round((error.retry_after + spread) * 1_000_000)

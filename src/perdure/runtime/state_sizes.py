@@ -4,13 +4,11 @@ Sizes are those of whole serialised values: the data that a step loads, not the 
 database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read
 again.
 
-Savers report from any thread; all their reports are forwarded to the event loop here.
+Savers report from any thread; observers are called on the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,8 +25,8 @@ FieldsOf = Callable[[Partition], dict[str, Any] | None]
 
 
 class Sizes:
-    """Emits events for checkpoints that a runtime's savers stored, on the event loop on which it was started.
-    ``fields_of`` returns the run that works on a thread in this process; checkpoints outside of runs are
+    """Emits events for checkpoints that a runtime's savers stored. ``fields_of``, called on the
+    event loop, returns the run that works on a thread in this process; checkpoints outside of runs are
     ignored."""
 
     def __init__(self, observers: Observers, warn_bytes: int, fields_of: FieldsOf) -> None:
@@ -36,33 +34,20 @@ class Sizes:
         self._warn_bytes = warn_bytes
         self._fields_of = fields_of
         self._warned: BoundedCache[Partition, tuple[str, set[str]]] = BoundedCache(_THREADS_MOST)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
-
-    def start(self) -> None:
-        """Use the current event loop."""
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def report_checkpoint(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
         thread."""
-        self._on_loop(lambda: self._emit(partition, namespace, sizes))
+        self._observers.on_loop(lambda: self._emit(partition, namespace, sizes))
 
     def older(self, partition: Partition) -> None:
         """Report a thread whose stored state is older than a known one: the database was restored to an
         earlier state."""
-        fields = {"tenant": partition.tenant, "thread": partition.thread}
-        self._on_loop(lambda: self._observers.event("thread.older", **fields))
+        self._observers.event("thread.older", tenant=partition.tenant, thread=partition.thread)
 
     def report_undeclared(self, graph: str, node: str, key: str) -> None:
         """Report a key that a graph dropped."""
-        self._on_loop(lambda: self._observers.event("state.undeclared", graph=graph, node=node, key=key))
-
-    def _on_loop(self, report: Callable[[], None]) -> None:
-        if threading.get_ident() == self._thread:
-            report()
-        elif self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(report)
+        self._observers.event("state.undeclared", graph=graph, node=node, key=key)
 
     def _emit(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         fields = self._fields_of(partition)

@@ -172,7 +172,10 @@ class TenantRuntime:
                 "leave it out "
                 "and pass None as the input"
             )
-        payload = {INPUT: input} if command is None else {COMMAND: dict(command)}
+        if command is None:
+            payload = {INPUT: input}
+        else:
+            payload = {COMMAND: dict(command)}
         given = options_of(config, options)
         mode: Mode = "coalesce" if coalesce else "enqueue"
         message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
@@ -218,11 +221,23 @@ class TenantRuntime:
         Raises:
             NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
         """
-        resume = value if interrupt_id is None else {interrupt_id: value}
-        named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
-        payload = {RESUME: resume} if not command else {COMMAND: {**command, RESUME: resume}}
+        if interrupt_id is None:
+            resume = value
+        else:
+            resume = {interrupt_id: value}
+        if interrupt_id is not None or is_by_name(resume):
+            named = list(resume)
+        else:
+            named = []
+        if not command:
+            payload = {RESUME: resume}
+        else:
+            payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
-        alone = next(iter(self._context.agents)) if len(self._context.agents) == 1 else _OF_THE_QUESTION
+        if len(self._context.agents) == 1:
+            alone = next(iter(self._context.agents))
+        else:
+            alone = _OF_THE_QUESTION
         asking = alone if graph is None else self._graph_name(graph)
         message = message_of(asking, payload, "answer", dedupe_key, channel, given, answers=named)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
@@ -238,7 +253,7 @@ class TenantRuntime:
         Args:
             thread_id: The thread.
             name: The name of the signal, as in ``wait_for``.
-            value: What ``wait_for`` returns, plain JSON data.
+            value: The result of ``wait_for``, plain JSON data.
             key: The sender's key: sent again with the same key, a signal has no further effect.
             to_all: False to end one wait, if several branches of the graph wait for this name.
 
@@ -279,8 +294,8 @@ class TenantRuntime:
         """Work on a thread in this call until nothing of it is due: its runs, its replies, its scheduled
         messages. For a runtime with ``works=False`` in a process that has no worker.
 
-        When it returns or raises, this process holds no lease of the thread. Of several calls for a thread
-        at once in a process one works, and the others wait for it.
+        When it returns or raises, this process holds no lease of the thread. If a process makes several calls
+        for a thread at once, one does the work, and the others wait for it.
 
         Args:
             thread_id: The thread.
@@ -291,15 +306,17 @@ class TenantRuntime:
             The seconds after which something of the thread is due; ``None`` if nothing waits.
 
         Raises:
-            TimeoutError: The work took longer than ``within``. What was under way is released, and due for
-                the next call or worker at once.
+            TimeoutError: The work took longer than ``within``. Unfinished work is released, and due for the
+                next call or worker at once.
             NotFound: The next run or reply needs a graph or channel that this runtime does not have.
             RuntimeError: This runtime has a worker, which does the work.
         """
         if self._context.works:
             raise RuntimeError("this runtime has a worker, which does the work; open it with works=False")
         later = await self._worker.until_idle(self._partition(thread_id), within)
-        return None if later is None else max(0.0, (later - await self._context.clock.now()) / 1_000_000)
+        if later is None:
+            return None
+        return max(0.0, (later - await self._context.clock.now()) / 1_000_000)
 
     # Queries
 
@@ -339,16 +356,18 @@ class TenantRuntime:
         # A run that has ended long ago is not remembered here: the database is read after the first wait.
         seldom = longest
         is_ours = self._worker.dispatch.will_serve(partition)
-        async with asyncio.timeout(timeout):
-            while True:
-                if (run := self._worker.runner.find_ended(partition, ticket.id)) is not None:
-                    return run
-                ended = self._context.notifications.expect(ENDED, partition)
-                if not is_ours and (run := (await self.look(ticket)).run) is not None and run.state != OPEN:
-                    return run
-                is_ours = False
-                await ended.wait(seldom if self._worker.dispatch.will_serve(partition) else pause)
-                pause, seldom = min(longest, pause * 1.5), SELDOM_S
+        with self._worker.dispatch.share_slot(partition):
+            async with asyncio.timeout(timeout):
+                while True:
+                    if (run := self._worker.runner.find_ended(partition, ticket.id)) is not None:
+                        return run
+                    ended = self._context.notifications.expect(ENDED, partition)
+                    run = None if is_ours else (await self.look(ticket)).run
+                    if run is not None and run.state != OPEN:
+                        return run
+                    is_ours = False
+                    await ended.wait(seldom if self._worker.dispatch.will_serve(partition) else pause)
+                    pause, seldom = min(longest, pause * 1.5), SELDOM_S
 
     async def run_id(self, ticket: Ticket) -> str:
         """Return the id of the run of an accepted message: its own, or that of the first message with which
@@ -361,8 +380,10 @@ class TenantRuntime:
         return await self._database.arun(program) or ticket.id
 
     async def find(self, thread_id: str, run_id: str) -> Standing | None:
-        """Return the state of the message whose run has this id, or will have it."""
-        return await self._database.arun(inbox.find(self._partition(thread_id), run_id))
+        """Return the state of the message whose run has this id, or will have it. A message that is joined
+        with an earlier one has the id of their common run."""
+        most = self._context.settings.max_batch
+        return await self._database.arun(inbox.find(self._partition(thread_id), run_id, most))
 
     def follow(self, thread_id: str, run_id: str, *, after: int = 0) -> AsyncIterator[Event | Standing]:
         """Yield the events of a run, wherever it is worked on, then the state in which it ended.
@@ -378,7 +399,9 @@ class TenantRuntime:
             NotFound: There is no such run.
             SubscriberTooSlow: The next event is not held any more.
         """
-        return self._context.subscriptions.run(self._partition(thread_id), run_id, after)
+        partition = self._partition(thread_id)
+        items = self._context.subscriptions.run(partition, run_id, after)
+        return self._worker.dispatch.share_slot_during(partition, items)
 
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
@@ -428,7 +451,8 @@ class TenantRuntime:
     ) -> Sequence[Standing]:
         """Return the newest messages of a thread with their runs, newest first; those below the number
         ``before`` if it is given."""
-        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before))
+        most = self._context.settings.max_batch
+        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before, most))
 
     async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
@@ -440,8 +464,9 @@ class TenantRuntime:
         return [partition.thread for partition in found]
 
     async def runs(self, thread_id: str, *, limit: int = 100, before: int | None = None) -> Sequence[Run]:
-        """Return the newest runs of a thread, newest first; those whose first message is below the number
-        ``before`` if it is given."""
+        """Return the newest runs of a thread that have begun, newest first; those whose first message is
+        below the number ``before`` if it is given. Those that wait are among ``messages`` and
+        ``list_postponed``."""
         return await self._database.arun(runs.latest(self._partition(thread_id), limit, before))
 
     async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:

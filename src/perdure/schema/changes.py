@@ -84,7 +84,9 @@ class Changes:
 
 def _old_name(step: ChannelRenamed | ChannelDropped) -> str:
     """Return the name that a step takes away."""
-    return step.old if isinstance(step, ChannelRenamed) else step.channel
+    if isinstance(step, ChannelRenamed):
+        return step.old
+    return step.channel
 
 
 def renamed_types(steps: Iterable[Step]) -> Mapping[str, str]:

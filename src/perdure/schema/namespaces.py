@@ -2,7 +2,7 @@
 
 LangGraph calls the namespace of such a subgraph by its node. Names of nodes change, and a name that one node
 gives up may be given to another. So a name that a node got at version 2 is stored with that version,
-``name+2``; a name without one belongs to the node that had it first. What is stored is never moved.
+``name+2``; a name without one belongs to the node that had it first. Stored records are never moved.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class NamespaceNames:
             last = joined
 
     def present(self, stored: str) -> str:
-        """Return the present name of a stored namespace. One whose node is gone keeps its stored name."""
+        """Return the present name of a stored namespace. A namespace whose node is gone keeps its stored
+        name."""
         return _LEVEL.join(map(self._present, stored.split(_LEVEL)))
 
     def _refuse_taken(self, name: str) -> None:
@@ -86,7 +87,9 @@ class NamespaceNames:
     def _mark(self, name: str, place: int) -> str:
         """Return the stored name of the node that is called ``name`` after ``place`` renames."""
         given = next((step for step in reversed(self._renames[:place]) if name in (step.old, step.new)), None)
-        return name if given is None else f"{name}{_SINCE}{given.version}"
+        if given is None:
+            return name
+        return f"{name}{_SINCE}{given.version}"
 
     def _present(self, stored: str) -> str:
         name, mark, version = stored.rpartition(_SINCE)

@@ -107,7 +107,10 @@ class _Names:
     def _rename(self, what: str, old: str, new: str, step: Step) -> None:
         self._remove(what, old, step)
         # A type's old names stay its own, as stored values keep the name that they were stored with.
-        taken = self._removed.get((what, new)) if what == "type" else self._present.get((what, new))
+        if what == "type":
+            taken = self._removed.get((what, new))
+        else:
+            taken = self._present.get((what, new))
         if taken is not None:
             raise ValueError(f"{step} gives the {what} a name that {taken} refers to; choose another name")
         self._removed.pop((what, new), None)

@@ -89,7 +89,7 @@ def write_records(path: Path, records: Mapping[str, RecordedSchema]) -> None:
 
 
 def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """Return what differs between two fingerprints, a line each."""
+    """Return the differences between two fingerprints, a line each."""
     out: list[str] = []
     for section, what in _SECTIONS.items():
         old, new = _by_name(before.get(section, ())), _by_name(now.get(section, ()))
@@ -115,7 +115,9 @@ def _list_changes(name: str, old: Any, new: Any) -> Iterator[str]:
 
 
 def _by_name(held: Any) -> dict[str, Any]:
-    return dict(held) if isinstance(held, dict) else dict.fromkeys(held)
+    if isinstance(held, dict):
+        return dict(held)
+    return dict.fromkeys(held)
 
 
 def verdict(recorded: RecordedSchema | None, version: int, now: Fingerprint) -> list[str]:

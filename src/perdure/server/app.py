@@ -51,7 +51,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
     """Return the routers of a server's routes."""
     http = http or Http()
     chosen = (
-        # The first one that matches is taken, and runs are most of what is requested.
+        # The first match wins, and most requests are for runs.
         (runs.router, http.disable_runs),
         (health.router, False),
         (meta.router, http.disable_meta),
@@ -162,7 +162,10 @@ class Outermost:
         asked = next((held for name, held in scope["headers"] if name == b"x-request-id"), b"").decode(
             "latin-1"
         )
-        request_id = asked if _REQUEST_ID.fullmatch(asked) else str(uuid.uuid4())
+        if _REQUEST_ID.fullmatch(asked):
+            request_id = asked
+        else:
+            request_id = str(uuid.uuid4())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

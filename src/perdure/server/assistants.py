@@ -99,7 +99,9 @@ class Assistants:
         held = await self._documents(tenant).get(assistant_id)
         if held is not None:
             return _assistant(held)
-        return self._system(assistant_id) if assistant_id in self._own else None
+        if assistant_id in self._own:
+            return self._system(assistant_id)
+        return None
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
@@ -112,7 +114,9 @@ class Assistants:
         if self.is_own(new.assistant_id):
             return None
         made = await self._documents(tenant).create(new.assistant_id, _body(new))
-        return None if made is None else _assistant(made)
+        if made is None:
+            return None
+        return _assistant(made)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
         """Store a new version of an assistant and return it.
@@ -131,7 +135,9 @@ class Assistants:
         held = await self._documents(tenant).revise(
             assistant_id, lambda held: _body(change(_assistant(held))), before
         )
-        return None if held is None else _assistant(held)
+        if held is None:
+            return None
+        return _assistant(held)
 
     async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
         """Make an earlier version the current one.
@@ -149,7 +155,9 @@ class Assistants:
             return _assistant(held)
         # An unchanged default assistant has one version.
         found = await self.look(tenant, assistant_id)
-        return found if found is not None and found.version == version else None
+        if found is not None and found.version == version:
+            return found
+        return None
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version, the newest first."""

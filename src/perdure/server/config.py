@@ -91,7 +91,7 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Limits per request, user and process; None means no limit, but for ``streams``.
+    """Limits per request, user and process; None means no limit, except for ``streams``.
 
     Attributes:
         body_bytes: The size of a body.
@@ -102,6 +102,8 @@ class RequestLimits:
         total_waiting_runs: The runs that may wait for a slot of the process before a request that would wait
             for one more is refused.
         page_max: The entries in a page of a listing.
+        recheck: Seconds between two checks that the user of an open stream is authenticated and may read its
+            thread.
     """
 
     body_bytes: int = 4 * 1024 * 1024
@@ -110,6 +112,7 @@ class RequestLimits:
     total_streams: int | None = 1000
     total_waiting_runs: int | None = 256
     page_max: int = 1000
+    recheck: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +180,10 @@ def load(
     )
     claims = configuration["auth.tenant_claims"]
     if claims is None:
-        claims = ("sub",) if configuration.select_given("auth.jwt.") else ()
+        if configuration.select_given("auth.jwt."):
+            claims = ("sub",)
+        else:
+            claims = ()
     common = load_common(configuration, "perdure serve ./agent.py:graph")
     return Config(
         **common,

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from perdure.runtime.json_encoding import plain
-from perdure.runtime.operations.words import excerpt, has_words, words_of
+from perdure.runtime.operations.word_search import excerpt, has_words, words_of
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import responses
 from perdure.server.auth.authorized_values import require_unnarrowed
+from perdure.server.auth.filters import find_patterns
 from perdure.server.resources import Caller
 from perdure.server.state_snapshots import is_of_thread, snapshot
+from perdure.storage.own_threads import in_own_thread
 
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""
@@ -28,8 +29,8 @@ _SHOWN = ["thread_id", "metadata", "status", "updated_at"]
 async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
     """Return conversations that contain all words, the latest activity first, and the cursor of the rest.
 
-    At least one conversation is examined for each call. Their states are read one by one, so a search takes
-    as long as reading them. Conversations that cannot be read are found by their titles only.
+    At least one conversation is examined for each call. Their states are read one by one, so a search over
+    many conversations takes a while. Conversations that cannot be read are found by their titles only.
 
     Args:
         caller: The user, who may search threads.
@@ -52,6 +53,7 @@ async def search(caller: Caller, words: str, cursor: int) -> dict[str, Any]:
         metadata=value["metadata"] or None,
         status=value["status"],
         sees=None if conditions is None else lambda metadata: caller.sees(conditions, metadata),
+        holding=find_patterns(conditions),
         order=Order("updated_at"),
         skip=cursor,
     )
@@ -79,10 +81,15 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
         if not is_of_thread(error):
             raise
         return None
-    excerpt = await asyncio.to_thread(_excerpt, state.values, wanted)
-    return None if excerpt is None else {**shown, "excerpt": excerpt}
+    excerpt = await in_own_thread(_excerpt, state.values, wanted)
+    if excerpt is None:
+        return None
+    return {**shown, "excerpt": excerpt}
 
 
 def _excerpt(values: Any, wanted: Sequence[str]) -> str | None:
-    messages = values.get("messages") if isinstance(values, Mapping) else None
+    if isinstance(values, Mapping):
+        messages = values.get("messages")
+    else:
+        messages = None
     return excerpt(list(map(plain, messages)) if isinstance(messages, list) else None, wanted)

@@ -125,16 +125,20 @@ def status_of(error: PerdureError) -> int:
 def sentence(error: PerdureError) -> str:
     """Return the message of an error for clients, without the database's address, its user and its
     driver's messages."""
-    return str(error) if isinstance(error, _FOR_CLIENTS) else _plain(type(error))
+    if isinstance(error, _FOR_CLIENTS):
+        return str(error)
+    return _plain(type(error))
 
 
 def sentence_of(kind: str, text: str) -> str:
-    """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and
-    its text. That of an exception of an application is replaced unless ``shows_texts``."""
+    """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and its
+    text. The message of an application's exception is replaced unless ``shows_texts``."""
     known = _kinds(PerdureError).get(kind)
     if known is None:
         return text_for_clients(kind, text)
-    return text if issubclass(known, _FOR_CLIENTS) else _plain(known)
+    if issubclass(known, _FOR_CLIENTS):
+        return text
+    return _plain(known)
 
 
 _WITHIN = ("payload", "data", "chunk", "tasks")
@@ -155,7 +159,9 @@ def _without_texts(held: Any) -> Any:
     in the payload of a debug event, and in the chunk of another mode that an event of LangChain has."""
     if isinstance(held, list):
         is_state = len(held) in (2, 3) and held[-2] not in _WITH_ERRORS and isinstance(held[-2], str)
-        return held if is_state else [_without_texts(part) for part in held]
+        if is_state:
+            return held
+        return [_without_texts(part) for part in held]
     if not isinstance(held, dict):
         return held
     found = dict(held)

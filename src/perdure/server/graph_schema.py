@@ -80,7 +80,10 @@ def _state(graph: Graph) -> Schema:
     fields: dict[str, Any] = {}
     for name in graph.stream_channels_list:
         channel = graph.channels[name]
-        kind = channel.UpdateType if isinstance(channel, BaseChannel) else Any
+        if isinstance(channel, BaseChannel):
+            kind = channel.UpdateType
+        else:
+            kind = Any
         # A channel without a schema must not hide the others.
         known = _schema(partial(_of_channel, kind))
         fields[name] = (kind if known is not None else Any, None)
@@ -104,4 +107,6 @@ def _config(graph: Graph, context: Schema | None) -> Schema | None:
         "type": "object",
         "properties": {"configurable": inner},
     }
-    return whole if definitions is None else {**whole, "$defs": definitions}
+    if definitions is None:
+        return whole
+    return {**whole, "$defs": definitions}

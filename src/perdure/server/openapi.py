@@ -57,7 +57,10 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     )
     components = dict(ours.get("components", {}))
     for kind, held in own.get("components", {}).items():
-        named = {renamed.get(name, name): each for name, each in held.items()} if kind == "schemas" else held
+        if kind == "schemas":
+            named = {renamed.get(name, name): each for name, each in held.items()}
+        else:
+            named = held
         components[kind] = {**named, **components.get(kind, {})}
     tags = [*ours.get("tags", []), *own.get("tags", [])]
     paths = dict(ours.get("paths", {}))
@@ -76,7 +79,9 @@ def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:
         return {key: _rename_references(each, renamed) for key, each in held.items()}
     if isinstance(held, list):
         return [_rename_references(each, renamed) for each in held]
-    return renamed.get(held, held) if isinstance(held, str) else held
+    if isinstance(held, str):
+        return renamed.get(held, held)
+    return held
 
 
 def operation_id(route: APIRoute) -> str:
@@ -86,7 +91,7 @@ def operation_id(route: APIRoute) -> str:
 
 def new_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Return a router whose routes are described whole, so that an application can have them as they are:
-    FastAPI makes those of an included router anew before the first response of each application."""
+    FastAPI makes new routes of an included router before the first response of each application."""
     return APIRouter(
         tags=[tag],
         route_class=route_class,

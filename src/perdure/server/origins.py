@@ -23,8 +23,9 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def is_rebound(connection: HTTPConnection) -> bool:
-    """Return True for a page of a browser that reaches this machine's own address under another name: the
-    owner of the name has made it lead here, and the page counts as one of this server."""
+    """Return True for a page of a browser that reaches this machine's own address under another host name
+    (DNS rebinding): the owner of that name has pointed it at this machine, so that the page seems to come
+    from this server."""
     server = connection.scope.get("server")
     is_local = server is not None and server[0] in _LOCAL
     return "origin" in connection.headers and is_local and connection.url.hostname not in _LOCAL

@@ -25,8 +25,8 @@ from perdure.server.error_handlers import error_response
 from perdure.server.requests import body_max, page_max
 
 USERS_MOST = 10_000
-"""Maximum number of users that are counted. Beyond it the least recently seen one is dropped, and starts
-anew."""
+"""Maximum number of users that are counted. Beyond it the least recently seen one is dropped, and starts from
+nothing."""
 
 _HELD = "perdure.held"
 _DIGITS = 19
@@ -149,7 +149,10 @@ class Bounded:
             return
         held = getattr(scope["app"].state, "perdure", None)
         host = getattr(held, "host", held)  # as in ``server_state``
-        limits: RequestLimits = RequestLimits() if host is None else host.limits
+        if host is None:
+            limits: RequestLimits = RequestLimits()
+        else:
+            limits = host.limits
         refused = (
             f"The body of this request is larger than {limits.body_bytes} bytes, which is the limit here; "
             "put large content elsewhere and send a reference to it."
@@ -170,12 +173,22 @@ class Bounded:
         page_max.set(limits.page_max)
         body_max.set(limits.body_bytes)
         with ExitStack() as stack:
-            await self._app({**scope, _HELD: stack}, receive_counted, send)
+
+            async def send_counted(message: Message) -> None:
+                if message["type"] == "http.response.body" and not message.get("more_body"):
+                    # A client that has received the end may send its next request at once; the ended one must
+                    # not count any more.
+                    stack.close()
+                await send(message)
+
+            await self._app({**scope, _HELD: stack}, receive_counted, send_counted)
 
 
 def _read_declared(scope: Scope) -> int:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
             # Python refuses to convert thousands of digits.
-            return int(value) if len(value) < _DIGITS else sys.maxsize
+            if len(value) < _DIGITS:
+                return int(value)
+            return sys.maxsize
     return 0

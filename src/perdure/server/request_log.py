@@ -11,19 +11,32 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.inspector import pages
+from perdure.model.bounded_cache import BoundedCache
 from perdure.runtime.observers import duration_text
+from perdure.server.routes import chat, reference
 
 _log = logging.getLogger("perdure.requests")
 
 _PROBES = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
 """Paths that are asked for every few seconds: their successes are logged at debug level."""
+_READS = frozenset({"GET", "HEAD"})
+_READS_BY_POST = ("/search", "/count")
+"""Ends of the paths of reads whose conditions are in their body."""
+_REPEATED_S = 60.0
+"""Time in which a further success of the same read is a poll, which is logged at debug level."""
+_SLOW_S = 1.0
+_REMEMBERED_MAX = 1000
 _PATH_MAX = 200
 _CUT_OFF = 499
 """Status that is shown of a request whose client did not wait for the answer, as by nginx."""
 
 
 class RequestLog:
-    """Middleware that logs each request at info level, and one that fails here at warning level.
+    """Middleware that logs requests at info level, and those that fail here at warning level.
+
+    Files of pages, probes, and reads that are repeated within a minute are logged at debug level, unless they
+    are refused, fail or are slow: pages that are open ask the same every few seconds.
 
     Args:
         app: The application.
@@ -33,6 +46,9 @@ class RequestLog:
     def __init__(self, app: ASGIApp, prefix: str | None = None) -> None:
         self._app = app
         self._probes = _PROBES | {f"{prefix or ''}{path}" for path in _PROBES}
+        self._pages = tuple(f"{prefix or ''}{path}/" for path in (chat.PATH, pages.PATH, reference.PATH))
+        self._data = f"{prefix or ''}{pages.PATH}/api/"
+        self._shown: BoundedCache[tuple[str, str], float] = BoundedCache(_REMEMBERED_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not _log.isEnabledFor(logging.WARNING):
@@ -65,15 +81,14 @@ class RequestLog:
             self._write(scope, status, size, request_id, time.monotonic() - began)
 
     def _write(self, scope: Scope, status: int, size: int, request_id: str, took: float) -> None:
-        path = scope["path"]
+        path, method = scope["path"], scope.get("method", "WEBSOCKET")
         level = logging.INFO
         if status >= 500 and status != 503:
             level = logging.WARNING
-        elif path in self._probes and status < 500:
+        elif status < 500 and self._is_quiet(scope, method, status, took):
             level = logging.DEBUG
         if not _log.isEnabledFor(level):
             return
-        method = scope.get("method", "WEBSOCKET")
         fields = {"method": method, "path": path, "status": status, "bytes": size, "took": round(took * 1e6)}
         _log.log(
             level,
@@ -87,8 +102,29 @@ class RequestLog:
             extra={"event": "request", **{f"perdure_{name}": value for name, value in fields.items()}},
         )
 
+    def _is_quiet(self, scope: Scope, method: str, status: int, took: float) -> bool:
+        """Return True for a probe and, if neither refused nor slow, for a file of a page, but not for the
+        page itself, and for a read that was shown less than a minute ago."""
+        path = scope["path"]
+        if path in self._probes:
+            return True
+        if status >= 400 or took >= _SLOW_S:
+            return False
+        if path.startswith(self._pages) and not path.startswith(self._data):
+            return not path.endswith("/")
+        if method not in _READS and not (method == "POST" and path.endswith(_READS_BY_POST)):
+            return False
+        now, read = time.monotonic(), (method, path[:_PATH_MAX])
+        shown = self._shown.get(read)
+        if shown is not None and now - shown < _REPEATED_S:
+            return True
+        self._shown[read] = now
+        return False
+
 
 def _show(path: str) -> str:
     text = path if len(path) <= _PATH_MAX else f"{path[:_PATH_MAX]}…"
     is_plain = text.isprintable() and " " not in text
-    return text if is_plain else json.dumps(text, ensure_ascii=True)
+    if is_plain:
+        return text
+    return json.dumps(text, ensure_ascii=True)

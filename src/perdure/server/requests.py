@@ -94,7 +94,10 @@ _At = tuple[Any, str | int]
 
 def _too_long(data: Any) -> str | None:
     """Return the place of an integer that has too many bits, or None."""
-    left: list[tuple[Any, _At | None]] = [(data, None)] if isinstance(data, dict | list) else []
+    if isinstance(data, dict | list):
+        left: list[tuple[Any, _At | None]] = [(data, None)]
+    else:
+        left = []
     while left:
         value, at = left.pop()
         for name, held in value.items() if isinstance(value, dict) else enumerate(value):
@@ -124,11 +127,15 @@ class Body(BaseModel):
 
 
 def _to_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    return value
 
 
 def _mapping(value: Any) -> Any:
-    return {} if value is None else value
+    if value is None:
+        return {}
+    return value
 
 
 Mapped = Annotated[dict[str, Any], BeforeValidator(_mapping)]
@@ -163,7 +170,8 @@ def _parts(held: Any) -> Iterable[Any]:
 
 
 Contents = Annotated[Conditions, AfterValidator(_check_lists)]
-"""What the JSON data of an object has to contain: each entry of a list is compared with those of another."""
+"""Content that the JSON data of an object has to have: each entry of a list is compared with those of
+another."""
 Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 
@@ -211,7 +219,8 @@ class Ref(Body):
 
 
 class Command(Body):
-    """LangGraph's ``Command``: it holds what was given. Null is an answer, and no update or node to go to."""
+    """LangGraph's ``Command``: it holds the given fields. Null is a valid answer, but not an update or a node
+    to go to."""
 
     update: Any = None
     resume: Any = None
@@ -234,10 +243,12 @@ class Command(Body):
 
     @model_serializer
     def dump_sent(self) -> dict[str, Any]:
-        """Return what was given."""
+        """Return the fields that were given."""
         parts = {"update": self.update, "goto": self.goto}
         held = {name: part for name, part in parts.items() if part is not None}
-        return {**held, "resume": self.resume} if self.is_answer else held
+        if self.is_answer:
+            return {**held, "resume": self.resume}
+        return held
 
 
 class NewRun(Body):

@@ -28,6 +28,7 @@ from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads, missing_error
 from perdure.runtime.worker.attempt import TENANT
+from perdure.runtime.worker.dispatch import context_outside_of_runs
 from perdure.server import thread_ids
 from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
 from perdure.server.auth.filters import Filter, matches
@@ -41,8 +42,8 @@ from perdure.server.runs.outbound_policy import OutboundPolicy
 _log = logging.getLogger("perdure.server")
 
 HEARTBEAT_S = 4.0
-"""Seconds between heartbeats on an idle connection: clients take three times as long a silence for a lost
-connection."""
+"""Seconds between heartbeats on an idle connection. Clients give a connection up after three times as long
+without one."""
 
 LOOPBACK = "perdure.loopback"
 """Key in the scope of a request that the application made in this process."""
@@ -106,7 +107,7 @@ class ServerState:
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that a request started and that continues after its client disconnects."""
-        task = asyncio.create_task(work)
+        task = asyncio.create_task(work, context=context_outside_of_runs())
         self._background.add(task)
         task.add_done_callback(self._note_background_end)
 
@@ -285,7 +286,9 @@ class GatedRoute(APIRoute):
 
 def _segment(request: HTTPConnection, name: str) -> str:
     value = cast(str, request.path_params[name])
-    return unquote(value, errors="strict") if request.scope.get(RAW) else value
+    if request.scope.get(RAW):
+        return unquote(value, errors="strict")
+    return value
 
 
 def thread_in_path(connection: HTTPConnection) -> str:

@@ -80,7 +80,9 @@ def page_headers(total: int, following: int | None) -> dict[str, str]:
         following: the offset of the next page, if there is one.
     """
     headers = {"X-Pagination-Total": str(total)}
-    return headers if following is None else {**headers, "X-Pagination-Next": str(following)}
+    if following is None:
+        return headers
+    return {**headers, "X-Pagination-Next": str(following)}
 
 
 def when(microseconds: int) -> str:
@@ -131,8 +133,10 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
         "config": {},
         "values": state.values if state is not None and has_values else None,
         "interrupts": {} if state is None else interrupts_by_task(state),
-        "error": None if row.run is None or row.run.state != FAILED else run_error(row.run),
+        "error": None,
     }
+    if row.status == "error" and row.run is not None and row.run.state == FAILED:
+        body["error"] = run_error(row.run)
     with_waits(body, row)
     if state is None and row.is_asleep and row.status == "interrupted":
         body["waits"] = [{"id": name, **wait_shown(wait)} for name, wait in row.waits.items()]
@@ -144,8 +148,8 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
 
 
 def with_waits(shown: dict[str, Any], row: ThreadRow) -> dict[str, Any]:
-    """Add to the questions of a thread or a state, as it is shown, their deadlines. Sleeps and waits for
-    signals are taken out of the interrupts, which clients show to a person, and are its ``waits``."""
+    """Add the deadlines to the questions of a thread or a state as it is shown. Move sleeps and waits for
+    signals from the interrupts, which clients show to a person, to ``waits``."""
     found: dict[str, Any] = {}
     if row.waits:
         _sort_waits(shown, row.waits, found)
@@ -155,7 +159,8 @@ def with_waits(shown: dict[str, Any], row: ThreadRow) -> dict[str, Any]:
 
 
 def _sort_waits(shown: dict[str, Any], waits: Waits, found: dict[str, Any]) -> None:
-    """Do so in a thread, a state or a task; add to ``found`` what is taken out, by interrupt."""
+    """Separate questions and other waits of a thread, a state or a task; add the other waits to ``found``, by
+    interrupt."""
     asked = shown.get("interrupts")
     if isinstance(asked, dict):
         by_task = {task: _questions(some, waits, found) for task, some in asked.items()}
@@ -181,7 +186,7 @@ def _questions(asked: Iterable[dict[str, Any]], waits: Waits, found: dict[str, A
 
 
 def wait_shown(wait: Wait) -> dict[str, Any]:
-    """Return what ends a wait, and when."""
+    """Return the event that ends a wait, and its time."""
     return {
         "kind": wait.kind,
         "until": None if wait.until is None else when(wait.until),
@@ -200,7 +205,10 @@ def reminder(data: str) -> dict[str, Any]:
 
 def wait_text(wait: Wait) -> str:
     """Return the same as a sentence about the agent."""
-    until = "" if wait.until is None else f" until {when(wait.until)}"
+    if wait.until is None:
+        until = ""
+    else:
+        until = f" until {when(wait.until)}"
     if wait.kind == "sleep":
         return f"The agent sleeps{until}."
     return f"The agent waits for the signal {wait.name!r}{until}."
@@ -223,7 +231,9 @@ def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
 
 def ttl(row: ThreadRow) -> dict[str, Any] | None:
     """Return the time to live of a thread."""
-    return None if row.ttl is None else {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
+    if row.ttl is None:
+        return None
+    return {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
 
 
 def interrupts_by_task(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
@@ -238,11 +248,15 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
     """Return a state; with ``select`` only those parts, where ``values.key`` names one of the values."""
     here, parent = _ref(snapshot.config), _ref(snapshot.parent_config)
     is_empty = snapshot.created_at is None
+    if here is None or is_empty:
+        metadata = None
+    else:
+        metadata = {**(snapshot.metadata or {}), "thread_id": here["thread_id"]}
     body: dict[str, Any] = {
         "values": {} if is_empty else snapshot.values,
         "next": list(snapshot.next),
         "tasks": list(map(_task, snapshot.tasks)),
-        "metadata": None if here is None or is_empty else _describe(here, snapshot.metadata),
+        "metadata": metadata,
         "created_at": snapshot.created_at,
         "checkpoint": None if is_empty else here,
         "parent_checkpoint": None if is_empty else parent,
@@ -250,11 +264,9 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
         "checkpoint_id": None if is_empty or here is None else here["checkpoint_id"],
         "parent_checkpoint_id": None if parent is None else parent["checkpoint_id"],
     }
-    return body if not select else select_parts(body, select)
-
-
-def _describe(ref: Mapping[str, Any], metadata: Any) -> dict[str, Any]:
-    return {**(metadata or {}), "thread_id": ref["thread_id"]}
+    if not select:
+        return body
+    return select_parts(body, select)
 
 
 def select_parts(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, Any]:
@@ -296,7 +308,9 @@ def _error_text(error: Any) -> str:
     stored = str(error)
     kind = stored.partition("(")[0]
     text = sentence_of(kind, stored)
-    return stored if text == stored else f"{kind}({text!r})"
+    if text == stored:
+        return stored
+    return f"{kind}({text!r})"
 
 
 def _ref(config: Any) -> dict[str, Any] | None:
@@ -334,7 +348,9 @@ def run_status(standing: Standing) -> str:
     if run is None:
         if not standing.message.is_withdrawn:
             return "pending"
-        return "interrupted" if standing.message.stop == INTERRUPT_RUN else ""
+        if standing.message.stop == INTERRUPT_RUN:
+            return "interrupted"
+        return ""
     if run.state == ROLLED_BACK:
         return ""
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
@@ -366,8 +382,14 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
     message = standing.message
     about = message.options.get("about", {})
     is_taken = is_taken_up(standing)
-    run_id = message.id if standing.run is None or is_taken else standing.run.id
-    updated = message.accepted_at if standing.run is None else standing.run.updated_at
+    if standing.run is None or is_taken:
+        run_id = message.id
+    else:
+        run_id = standing.run.id
+    if standing.run is None:
+        updated = message.accepted_at
+    else:
+        updated = standing.run.updated_at
     return {
         "run_id": run_id,
         "thread_id": thread_id,
@@ -384,7 +406,8 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
 
 
 def is_taken_up(standing: Standing) -> bool:
-    """Return True if a message that steers was taken up by a run that was open, and is none itself."""
+    """Return True if a message that steers was taken up by an open run, so that it did not become a run of
+    its own."""
     return (
         standing.message.mode == "steer"
         and standing.run is not None

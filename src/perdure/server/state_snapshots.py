@@ -38,10 +38,14 @@ def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
     is none."""
     graphs = caller.host.runtime.graphs
     if row.graph_id is not None:
-        return row.graph_id if row.graph_id in graphs else None
+        if row.graph_id in graphs:
+            return row.graph_id
+        return None
     if row.run is not None and row.run.graph in graphs:
         return row.run.graph
-    return next(iter(graphs)) if len(graphs) == 1 else None
+    if len(graphs) == 1:
+        return next(iter(graphs))
+    return None
 
 
 async def snapshot(
@@ -77,7 +81,9 @@ async def shown_snapshot(
         async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
             return await open_interrupts.aread_with_questions(graph, config, subgraphs=subgraphs)
     state = await snapshot(caller, row, config, subgraphs=subgraphs)
-    return _without_questions(state) if is_latest and row.status == "busy" else state
+    if is_latest and row.status == "busy":
+        return _without_questions(state)
+    return state
 
 
 def _without_questions(state: StateSnapshot) -> StateSnapshot:

@@ -67,4 +67,6 @@ def only(named: Iterable[str]) -> str | None:
             422,
             "the request names two threads; thread_id and context_id are the same thing, send one of them",
         )
-    return thread_id_of(different.pop()) if different else None
+    if different:
+        return thread_id_of(different.pop())
+    return None

@@ -1,4 +1,4 @@
-"""Texts for the faults of a request: the place, the value that was sent, and the values that there are."""
+"""Texts for the faults of a request: the place, the value that was sent, and the permitted values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def fault_text(fault: Any, *, before: str = "") -> str:
         text = f"{given} entries are given, and a request has at most {most} here; send several requests"
     elif fault["type"] == "literal_error":
         text = f"{_quote(fault['input'])} is none of {fault['ctx']['expected']}"
-    return f"{before}{where}: {text}" if where else text
+    if where:
+        return f"{before}{where}: {text}"
+    return text
 
 
 def all_faults(faults: Iterable[Any]) -> str:
@@ -32,7 +34,9 @@ def all_faults(faults: Iterable[Any]) -> str:
 
 
 def _place(location: Sequence[str | int]) -> Sequence[str | int]:
-    return location[1:] if location and location[0] in _PARTS else location
+    if location and location[0] in _PARTS:
+        return location[1:]
+    return location
 
 
 _PARTS = ("body", "query", "path")
@@ -41,4 +45,6 @@ _PARTS = ("body", "query", "path")
 def _quote(value: Any) -> str:
     """Return a value that was sent; of a long one its beginning."""
     text = repr(value)
-    return text if len(text) <= _QUOTED_MOST else f"{text[:_QUOTED_MOST]}…"
+    if len(text) <= _QUOTED_MOST:
+        return text
+    return f"{text[:_QUOTED_MOST]}…"

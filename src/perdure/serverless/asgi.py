@@ -22,7 +22,7 @@ async def lifespan_of(app: AsgiApp) -> AsyncIterator[dict[str, Any]]:
 
     Raises:
         RuntimeError: The application reports that its start failed.
-        Exception: What its start raised.
+        Exception: Its start raised it.
     """
     state: dict[str, Any] = {}
     inward: asyncio.Queue[Message] = asyncio.Queue()
@@ -62,8 +62,8 @@ async def _answer(outward: asyncio.Queue[Message], running: asyncio.Future[None]
 
 
 def find_opened(app: object) -> Any:
-    """Return what ``checkpoint_lifespan`` or Perdure's server has opened for an application: an object with
-    the runtime; ``None`` if neither has."""
+    """Return the state that ``checkpoint_lifespan`` or Perdure's server has opened for an application: an
+    object with the runtime; ``None`` if neither has."""
     found = getattr(getattr(app, "state", None), "perdure", None)
     return getattr(found, "host", None) or found
 
@@ -71,4 +71,6 @@ def find_opened(app: object) -> Any:
 def runtime_of(app: object) -> Runtime | None:
     """Return the runtime that an application has opened, if it has one."""
     runtime = getattr(find_opened(app), "runtime", None)
-    return runtime if isinstance(runtime, Runtime) else None
+    if isinstance(runtime, Runtime):
+        return runtime
+    return None

@@ -62,14 +62,14 @@ class LambdaContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """Time that a call has left, by what Lambda says at its start."""
+    """Time left to a call, by Lambda's statement at its start."""
 
     ends_at: float
     reserve: float
 
     @classmethod
     def of(cls, context: LambdaContext, reserve: float) -> TimeBudget:
-        """Return the budget of a call. Of a short one, a third is kept in reserve."""
+        """Return the budget of a call. A third of a short budget is kept in reserve."""
         left = context.get_remaining_time_in_millis() / 1000
         return cls(time.monotonic() + left, min(reserve, left / 3))
 
@@ -97,8 +97,7 @@ def lambda_handler(
         sweep: False to leave the sweeps of threads and items to another process.
 
     Raises:
-        Exception: What the start of the application raised, unless the database was unavailable: that is a
-            503.
+        Exception: The start of the application raised it, unless the database was unavailable: that is a 503.
     """
     config = LambdaConfig(
         api_gateway_base_path=base_path, text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]
@@ -171,7 +170,9 @@ class _RestRequest(APIGateway):
 
 
 def _values(name: str, values: Sequence[str]) -> Sequence[str]:
-    return ["; ".join(values)] if name.lower() == "cookie" else values
+    if name.lower() == "cookie":
+        return ["; ".join(values)]
+    return values
 
 
 def _request_of(event: Mapping[str, Any], context: Any, config: LambdaConfig) -> HTTPGateway | _RestRequest:

@@ -179,7 +179,7 @@ class Archive:
             if self._writing and _beside(self._path).exists() and _is_at(self._file, _beside(self._path)):
                 # The lock is held, so the file at this path is our own.
                 _beside(self._path).unlink(missing_ok=True)
-            # What could not be written before cannot be written now, and is not needed any more.
+            # Data that could not be written before cannot be written now, and is not needed any more.
             with suppress(OSError) if self._writing else nullcontext():
                 self._file.close()
 
@@ -312,7 +312,9 @@ class Archive:
     def _fetch(self, partition: Partition, item: Get | Range) -> Iterable[Record]:
         table = self._table(partition, item.kind)
         if isinstance(item, Get):
-            return [self._record(table[item.key])] if item.key in table else []
+            if item.key in table:
+                return [self._record(table[item.key])]
+            return []
         keys = sorted(key for key in table if key[: len(item.prefix)] == item.prefix)
         if item.by is not None:
             return self._by(item, item.by, [self._record(table[key]) for key in keys])
@@ -344,7 +346,10 @@ class Archive:
             and effect.tenant in (None, p.tenant)
             and p.thread.startswith(effect.prefix)
         )
-        start = 0 if effect.after is None else bisect_right(partitions, effect.after)
+        if effect.after is None:
+            start = 0
+        else:
+            start = bisect_right(partitions, effect.after)
         return iter([IndexHit(p) for p in partitions[start : start + effect.limit]])
 
     # Writing
@@ -443,7 +448,9 @@ def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
 
 
 def _trim(item: Range, record: Record) -> Record:
-    return record if item.bodies else record._replace(body=b"")
+    if item.bodies:
+        return record
+    return record._replace(body=b"")
 
 
 def _meets(row: _Row | None, expect: Expectation) -> bool:

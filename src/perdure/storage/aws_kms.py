@@ -6,13 +6,13 @@ that is stored in a database says which key was used, but is not trusted by itse
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import closing
 from importlib import import_module
 from typing import Any
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting, KeyMissing, MissingExtra, PerdureError, Unavailable
+from perdure.storage.own_threads import in_own_thread
 
 _CONNECT_S = 3
 _READ_S = 5
@@ -79,7 +79,7 @@ class AwsKms:
     async def wrap(self, plain: bytes) -> tuple[str, bytes]:
         """Return the ARN of the first key, and the key wrapped with it."""
         key = self._keys[0]
-        answer = await asyncio.to_thread(
+        answer = await in_own_thread(
             self._call, "encrypt", KeyId=key, Plaintext=plain, EncryptionContext=_CONTEXT
         )
         if isinstance(answer, str):
@@ -88,7 +88,7 @@ class AwsKms:
 
     async def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         """Return the key that was wrapped."""
-        return await asyncio.to_thread(self._unwrap, key_id, wrapped)
+        return await in_own_thread(self._unwrap, key_id, wrapped)
 
     def _unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         answers: dict[str, str] = {}
@@ -97,7 +97,10 @@ class AwsKms:
             if not isinstance(answer, str) and answer["KeyId"] == key_id:
                 plain: bytes = answer["Plaintext"]
                 return plain
-            answers[key] = answer if isinstance(answer, str) else "IncorrectKeyException"
+            if isinstance(answer, str):
+                answers[key] = answer
+            else:
+                answers[key] = "IncorrectKeyException"
         states = (
             f"{key} {_GONE.get(code, 'did not wrap it, or it was changed')}" for key, code in answers.items()
         )
@@ -154,4 +157,6 @@ def _translate(error: Exception) -> PerdureError:
 
 def _region_of(key: str) -> str | None:
     parts = key.split(":")
-    return parts[3] or None if len(parts) > 5 and parts[0] == "arn" else None
+    if len(parts) > 5 and parts[0] == "arn":
+        return parts[3] or None
+    return None

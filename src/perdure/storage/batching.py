@@ -74,7 +74,9 @@ class PendingRequest:
 def wait_at(distance_s: float) -> float:
     """Return the ``wait_s`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
     server a round trip is mostly work; over a network it is mostly latency, so nothing waits for one."""
-    return _WAIT_S if distance_s < _NEAR_S else 0.0
+    if distance_s < _NEAR_S:
+        return _WAIT_S
+    return 0.0
 
 
 class Batcher:
@@ -287,7 +289,9 @@ class Batcher:
     def _deadline(self, now: float) -> float:
         """Return the time at which a request may be taken without any notification, if none can be now."""
         if self._is_waiting(now):
-            return self._waits_until() if self._queue else _NEVER
+            if self._queue:
+                return self._waits_until()
+            return _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
     def _sleep(self, now: float, woken: threading.Condition) -> None:

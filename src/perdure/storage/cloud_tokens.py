@@ -40,7 +40,7 @@ def source_for(
         kind: ``postgresql`` or ``redis``.
         own: The URL's parameters.
         endpoint: Whom the password is for.
-        password: What the caller passed beside the URL.
+        password: The password that the caller passed beside the URL.
         has_password: True if the URL has one.
 
     Raises:
@@ -50,7 +50,7 @@ def source_for(
     named = own.get("credentials")
     for parameter, meaning in (("region", "AWS"), ("cache", "ElastiCache")):
         if parameter in own and named != "aws-iam":
-            raise BadUrl(f"{endpoint.shown}: {parameter}= is of {meaning}, with credentials=aws-iam")
+            raise BadUrl(f"{endpoint.shown}: {parameter}= is for {meaning}; it needs credentials=aws-iam")
     if password is not None and named is not None:
         raise BadUrl(f"{endpoint.shown}: both password= and credentials= are given; take one out")
     if has_password and (password is not None or named is not None):
@@ -95,7 +95,10 @@ def _aws(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, 
     if not region:
         raise BadUrl(f"{endpoint.shown}: credentials=aws-iam needs a region: add region=, or set AWS_REGION")
     service = "rds-db" if kind == "postgresql" else "elasticache"
-    host = f"{endpoint.host}:{endpoint.port}" if kind == "postgresql" else own.get("cache", "")
+    if kind == "postgresql":
+        host = f"{endpoint.host}:{endpoint.port}"
+    else:
+        host = own.get("cache", "")
     if not host:
         raise BadUrl(
             f"{endpoint.shown}: credentials=aws-iam needs the name of the cache or replication group: add "

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from math import inf, isfinite
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -61,15 +61,32 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Token:
-    """A token, and the time by ``time.monotonic`` at which it ends and from which it is renewed."""
+    """A token, the times by ``time.monotonic`` at which it ends and from which it is renewed, and its end by
+    the calendar in microseconds since 1970, if that is known."""
 
     value: str = field(repr=False)
     ends_at: float = inf
     renew_at: float = inf
+    valid_until: int | None = None
 
     @property
     def is_over(self) -> bool:
         return time.monotonic() >= self.ends_at
+
+
+class PasswordState(NamedTuple):
+    """The state of a password source.
+
+    Attributes:
+        provider: the provider's name.
+        failures: calls of the provider that failed since the last token.
+        valid_until: the end of the token at hand in microseconds since 1970, ``None`` without a token or a
+            known end.
+    """
+
+    provider: str
+    failures: int
+    valid_until: int | None
 
 
 class PasswordSource:
@@ -80,7 +97,7 @@ class PasswordSource:
             event loop of its own.
         name: The provider's name, for errors.
         endpoint: Whom the token is for.
-        remedy: What to do if the provider fails.
+        remedy: The remedy if the provider fails.
     """
 
     def __init__(
@@ -136,7 +153,15 @@ class PasswordSource:
             token, now = self._token, time.monotonic()
             if token is None or now >= token.renew_at:
                 self._begin(now)
-            return None if token is None or token.is_over else token
+            if token is None or token.is_over:
+                return None
+            return token
+
+    @property
+    def state(self) -> PasswordState:
+        with self._lock:
+            token = self._token
+            return PasswordState(self.name, self._failures, None if token is None else token.valid_until)
 
     def refuse(self, token: Token) -> None:
         """Note that the server refused a token: the next connection gets another."""
@@ -215,7 +240,10 @@ def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource |
             f"{endpoint.shown}: password= is {type(password).__name__}; pass a text, or a function without "
             "arguments that returns one"
         )
-    named: Any = password if hasattr(password, "__qualname__") else type(password)
+    if hasattr(password, "__qualname__"):
+        named: Any = password
+    else:
+        named = type(password)
     return PasswordSource(cast("Any", provider), f"{named.__module__}.{named.__qualname__}", endpoint)
 
 
@@ -226,7 +254,10 @@ def _token_of(answer: Any) -> Token:
     end: Any = None
     if isinstance(answer, tuple) and len(answer) == 2:
         # A provider of redis-py returns the user's name and the password.
-        value, end = (answer[1], None) if isinstance(answer[1], str) else answer
+        if isinstance(answer[1], str):
+            value, end = (answer[1], None)
+        else:
+            value, end = answer
     elif isinstance(answer, tuple) and len(answer) == 1:
         (value,) = answer
     elif hasattr(value, "token"):
@@ -239,12 +270,13 @@ def _token_of(answer: Any) -> Token:
     if isinstance(end, datetime):
         if end.tzinfo is None:
             raise TypeError("the end of a password needs a time zone")
-        seconds = (end - datetime.now(UTC)).total_seconds()
+        ends = end.timestamp()
     else:
-        seconds = float(cast(float, end)) - time.time()
+        ends = float(cast(float, end))
+    seconds = ends - time.time()
     if not isfinite(seconds) or seconds <= 0:
         raise ValueError("the password has ended already")
-    return Token(value, now + seconds, now + seconds * _PART_OF_LIFE)
+    return Token(value, now + seconds, now + seconds * _PART_OF_LIFE, round(ends * 1_000_000))
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:

@@ -98,6 +98,13 @@ class DataKeys:
         return replace(self, secrets=(SecretKey(key_id, now, secrets.token_bytes(KEY_SIZE)), *self.secrets))
 
 
+def data_key_of(body: bytes) -> bytes | None:
+    """Return the id of the data key that encrypts a stored body, None if it is in the clear."""
+    if body.startswith(_MAGIC) and len(body) >= OVERHEAD:
+        return body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
+    return None
+
+
 class UnknownDataKey(KeyMissing):
     """A value is sealed with a key that a keyring does not have; ``data_key`` is its id."""
 
@@ -136,7 +143,7 @@ class Keyring:
         return data_key in self._keys
 
     def look(self) -> None:
-        """Look for newer keys, in the background and now and then; here there are none."""
+        """Check for newer keys in the background, from time to time; here there are none."""
 
     def learn(self, unknown: UnknownDataKey) -> None:
         """Look for a key that is not known, blocking; here there is none, and ``unknown`` is raised."""
@@ -147,7 +154,7 @@ class Keyring:
         raise unknown
 
     def close(self) -> None:
-        """Look for newer keys no more."""
+        """Stop looking for newer keys."""
 
     def seal(self, partition: Partition, put: Put) -> Put:
         nonce, key_id = secrets.token_bytes(_NONCE_SIZE), self._first

@@ -1,4 +1,4 @@
-"""Decides if a commit whose answer was lost was applied.
+"""Decides whether a commit whose answer was lost was applied.
 
 A connection that breaks between a commit and its answer leaves the outcome unknown. Most writes of a commit
 identify it (versions start at random, bodies are sealed or name their checkpoint), so if everything is stored
@@ -37,8 +37,8 @@ def is_in_doubt(commit: Commit, answers: Answers) -> bool:
 
 
 def is_repeatable(commit: Commit) -> bool:
-    """Return True if a commit that was applied is refused, or changes nothing, when it is repeated. One that
-    expects nothing would undo what others have built on it since."""
+    """Return True if a commit that was applied is refused, or changes nothing, when it is repeated. A write
+    without expectations would undo later writes of others."""
     writes = [op for op in _writes(commit) if op.kind.grows is None]
     return not writes or any(op.expect is not Expect.ANY for op in writes)
 

@@ -36,7 +36,7 @@ _FILE_MOST = 64 << 10
 class KeyProvider(Protocol):
     """Wraps and unwraps keys with wrapping keys of its own, such as those of a key management service.
 
-    A wrapped key is authenticated: one that was changed, or that was wrapped by anybody else, is refused.
+    A wrapped key is authenticated: one that was changed, or that was wrapped by another provider, is refused.
     Each call has an event loop of its own, and 20 seconds.
     """
 
@@ -125,7 +125,9 @@ class FileKeys:
         return await self._keys().unwrap(key_id, wrapped)
 
     def _keys(self) -> LocalKeys:
-        return self._read()[0] if self._once is None else self._once
+        if self._once is None:
+            return self._read()[0]
+        return self._once
 
     def _read(self) -> tuple[LocalKeys, bool]:
         """Return the keys of the file, and whether it can be read again."""
@@ -158,7 +160,7 @@ def require_cryptography() -> None:
 
 
 def provider_of(key: EncryptionKey) -> KeyProvider:
-    """Return what wraps and unwraps with an encryption key.
+    """Return the provider that wraps and unwraps with an encryption key.
 
     Raises:
         TypeError: It is neither a provider nor bytes.
@@ -212,7 +214,10 @@ def provider_named(text: str, base: Path | None = None) -> KeyProvider:
             f"Python's path and has the function. Known are {FORMS}"
         ) from error
     try:
-        provider = found() if callable(found) and not isinstance(found, KeyProvider) else found
+        if callable(found) and not isinstance(found, KeyProvider):
+            provider = found()
+        else:
+            provider = found
     except TypeError as error:
         raise BadSetting(f"{text} is not a function without arguments that returns a provider") from error
     if not isinstance(provider, KeyProvider):
@@ -221,7 +226,7 @@ def provider_named(text: str, base: Path | None = None) -> KeyProvider:
 
 
 def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_threads: bool) -> T:
-    """Return what a provider answers, blocking.
+    """Return a provider's answer, blocking.
 
     It is called in a thread of its own, whose event loop ends with it, so that neither a slow provider nor
     one that blocks is waited for longer. Where no thread can be started it has to answer at once.

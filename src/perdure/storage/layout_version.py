@@ -16,7 +16,7 @@ EXPORT_AND_IMPORT = (
 
 
 def this_release() -> str:
-    """Return the name of this release, by which another version of it can be told apart."""
+    """Return the name of this release with its version."""
     return f"this release (perdure {version('perdure')})"
 
 
@@ -47,6 +47,9 @@ def other_version(name: str, found: int, first: int, present: int, command: str)
     if found > present:
         return MigrationRequired(f"{what}, {this_release()} knows {present}; upgrade perdure")
     if found < first:
-        reads = f"{present} only" if first == present else f"{first} to {present}"
+        if first == present:
+            reads = f"{present} only"
+        else:
+            reads = f"{first} to {present}"
         return MigrationRequired(f"{what}, {this_release()} reads {reads}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

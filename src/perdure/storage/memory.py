@@ -100,7 +100,9 @@ class MemoryDriver:
         table = self._table(partition, item.kind)
         if isinstance(item, Get):
             record = table.get(item.key)
-            return () if record is None else (record,)
+            if record is None:
+                return ()
+            return (record,)
         size = len(item.prefix)
         found = [r for r in table.values() if r.key[:size] == item.prefix]
         order = (lambda r: (r.fields[item.by],)) if item.by else (lambda r: r.key)
@@ -142,7 +144,10 @@ class MemoryDriver:
         if isinstance(effect, FindThreads):
             named = [p for p in partitions if p.space == effect.space and p.thread.startswith(effect.prefix)]
             threads = [p for p in named if any(self._partitions[p].values())]
-            start = 0 if effect.after is None else bisect_right(threads, effect.after)
+            if effect.after is None:
+                start = 0
+            else:
+                start = bisect_right(threads, effect.after)
             return [IndexHit(p) for p in threads[start : start + effect.limit]]
         if not isinstance(effect, FindRecords):
             raise TypeError(f"not a request to memory://: {type(effect).__name__}")
@@ -160,7 +165,10 @@ class MemoryDriver:
 
 def _is_over(record: Record, now: int) -> bool:
     """Return True if a record of a kind that expires has expired."""
-    until = record.fields[record.kind.index] if record.kind.expires and record.kind.index else None
+    if record.kind.expires and record.kind.index:
+        until = record.fields[record.kind.index]
+    else:
+        until = None
     return until is not None and until <= now
 
 

@@ -3,9 +3,9 @@
 A notifier has one thread, which owns its connections and is started by the first notification or listener.
 Senders never wait for it. Words that are sent closely together share a statement, a word that is pending
 already is not repeated, and while the server is unavailable words are dropped. A notifier with listeners
-sends a word to itself now and then: behind a pooler that shares its sessions it would never receive anything,
-and logs a warning about that. The others with listeners receive that word, too, and answer the first one with
-their own, so each knows whether there are others. As long as there are none, words do not leave the process.
+sends a word to itself from time to time. Behind a pooler that shares its sessions it would not receive it,
+and logs a warning. The others with listeners receive that word, too, and answer the first one with their own,
+so each knows whether there are others. As long as there are none, words do not leave the process.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ServerNotifier:
                 self._wake_sender = self._wake_receiver = None
 
     def _exchange(self) -> None:
-        """Send and receive words on one connection, until it is of no more use."""
+        """Send and receive words on one connection, until it cannot be used any more."""
         listens = bool(self._listeners)
         try:
             self._wire.open(listens=listens)
@@ -197,10 +197,19 @@ class ServerNotifier:
         free_at = time.monotonic()
         self._echo_due_at = _NEVER
         self._is_echo_heard = False
-        # Who knows this one from an earlier connection does not answer it, but sends an echo of its own soon.
-        answered_s = _ECHO_EVERY_S + _ECHO_WITHIN_S if self._is_known else _ANSWERED_WITHIN_S
+        # A process that knows this one from an earlier connection does not answer it, but sends an echo of
+        # its own soon.
+        if self._is_known:
+            answered_s = _ECHO_EVERY_S + _ECHO_WITHIN_S
+        else:
+            answered_s = _ANSWERED_WITHIN_S
         self._may_have_others_until = max(self._may_have_others_until, free_at + answered_s)
-        echo_at = _NEVER if not listens else free_at + _ECHO_EVERY_S if self._is_echo_missing else free_at
+        if not listens:
+            echo_at = _NEVER
+        elif self._is_echo_missing:
+            echo_at = free_at + _ECHO_EVERY_S
+        else:
+            echo_at = free_at
         while listens or not self._listeners:
             now = time.monotonic()
             if now >= echo_at or self._is_greeted:
@@ -284,7 +293,7 @@ class ServerNotifier:
         if not self._is_echo_missing:
             _LOG.warning(
                 "%s sends notifications and receives none, not even its own, perhaps because of a pooler. "
-                "What is due is found by polling; name a direct connection in the URL, or turn notifications "
+                "Due work is found by polling; name a direct connection in the URL, or turn notifications "
                 "off there with notify=off",
                 self._name,
             )
@@ -311,7 +320,9 @@ class ServerNotifier:
 
     def _wake_fd(self) -> int:
         """Return the file descriptor that can be read when the thread has to look for work, -1 for none."""
-        return -1 if self._wake_receiver is None else self._wake_receiver.fileno()
+        if self._wake_receiver is None:
+            return -1
+        return self._wake_receiver.fileno()
 
     def _drain_wake_ups(self) -> None:
         with suppress(BlockingIOError):

@@ -1,7 +1,7 @@
 """Limits for how long callers wait for a server that is unavailable: together, not one after the other.
 
-A server is unavailable if it refuses connections, and also if it takes them and says nothing, as one that is
-paused does. One patience holds for both.
+A server is unavailable if it refuses connections, and also if it accepts them but does not answer, as a
+paused one. The same patience applies to both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEAST_SILENCE_S = 2.0
 
 
 class Outage:
-    """What the connections of a driver know together of a server that is unavailable.
+    """Knowledge that the connections of a driver share of a server that is unavailable.
 
     It is waited for from the first failed attempt on, for ``patience_s`` seconds in all; once they are over,
     calls make one attempt. A failure counts for all calls of the next half second. Without an attempt for as
@@ -55,11 +55,14 @@ class Outage:
         """Return the reason if the server was not reached a moment ago, and is not waited for any longer."""
         now = time.monotonic()
         is_over = now > self._since + self.patience_s and now - self._seen < _ONE_FAILURE_S
-        return self._error if is_over else None
+        if is_over:
+            return self._error
+        return None
 
 
 def patience_of(shown: str, value: str | None) -> float:
-    """Return the seconds of a URL's parameter ``patience``; ``BadUrl`` names a value that is none."""
+    """Return the seconds of a URL's parameter ``patience``; ``BadUrl`` names a value that is not a number of
+    seconds."""
     if value is None:
         return PATIENCE_S
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,6})?", value) or float(value) > _LONGEST_S:

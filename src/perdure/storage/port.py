@@ -6,7 +6,6 @@ client's exceptions in one place and holds no policy: writes, fences and retenti
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -14,13 +13,18 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from perdure.model.ops import ApplicationStatement, Commit, Committed, Fetch, Refused
 from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
+from perdure.storage.credentials import PasswordSource
+from perdure.storage.own_threads import in_own_thread
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLimits:
-    """The limits of one commit: ``ops`` operations and ``bytes`` of bodies."""
+    """The limits of one commit: ``ops`` operations and ``bytes`` of bodies.
+
+    One body may take all of ``bytes``: a driver divides what its database does not hold in one value.
+    """
 
     ops: int
     bytes: int
@@ -57,7 +61,7 @@ class ComparesVectors(Protocol):
 
     def prepare(self, dims: int) -> int:
         """Bring what is derived from the entries of the search index up to date, and create the index for
-        vectors of a length; return the number of items that were made anew."""
+        vectors of a length; return the number of items that were made again."""
         ...
 
 
@@ -70,8 +74,8 @@ class Examines(Protocol):
         ...
 
     def trust(self, partition: Partition) -> bool:
-        """Take the records of a partition for the ones that were written last, from now on; return True if
-        the backend knew otherwise. Nothing is changed if a record is itself damaged."""
+        """Accept the records of a partition as the latest ones from now on; return True if the backend knew
+        that they were not. Nothing is changed if a record is itself damaged."""
         ...
 
 
@@ -97,12 +101,12 @@ class MakesStatements(Protocol):
 
 
 NOT_LATEST = "records are missing, or are not the ones that were written last"
-"""What ``examine`` returns of a partition whose records are sound one by one; ``trust`` ends it."""
+"""The finding of ``examine`` for a partition whose records are sound one by one; ``trust`` ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a driver offers beside the six requests, and what it costs.
+    """Features of a driver beyond the six requests, and their costs.
 
     Attributes:
         has_listing: it keeps a listing of threads, which ``FindListed`` reads.
@@ -117,13 +121,16 @@ class Capabilities:
         is_local: it reads in this process, so that several reads at once end no sooner than one by one.
         is_kept: its data outlives the process.
         is_read_only: it refuses every write.
-        is_archive: it is a file, of which nothing wakes the threads that wait.
+        is_archive: it is a file without workers, so that nothing wakes the threads in it that wait.
         has_threads: False in a process that cannot start threads, as in a Worker of Cloudflare.
         bell: notifications between the processes on the database.
         vectors: comparison of vectors; a reason if they are compared in this process, or ``None``.
         examiner: the backend's check of its own storage.
-        statements: statements on the application's own tables, which its commits execute; the name of
-            a database of which they do not.
+        statements: statements on the application's own tables, which its commits execute; for a database
+            whose commits cannot, its name.
+        count_bytes: returns the size of the database in bytes, with indexes and free space, blocking, but
+            without reading the data; ``None`` if the backend cannot tell that.
+        password: the source of the password, if that is a call.
     """
 
     has_listing: bool = False
@@ -141,10 +148,14 @@ class Capabilities:
     vectors: ComparesVectors | str | None = None
     examiner: Examines | None = None
     statements: MakesStatements | str = "this database"
+    count_bytes: Callable[[], int] | None = None
+    password: PasswordSource | None = None
 
     def vector_dims(self) -> int:
         """Return the length up to which the driver compares vectors itself, 0 if it does not."""
-        return 0 if self.vectors is None or isinstance(self.vectors, str) else self.vectors.dims_max
+        if self.vectors is None or isinstance(self.vectors, str):
+            return 0
+        return self.vectors.dims_max
 
     def vector_method(self, dims: int) -> str:
         """Return in words how vectors of a length are compared, or why not by the driver."""
@@ -197,7 +208,7 @@ async def acommit_and_fetch(
 
     Returns:
         The outcome, and the answer to ``fetch`` from after the commit, also if that was refused; ``None`` if
-        it was not read. It says nothing about the commit: that raises as it does alone.
+        it was not read. Errors of the commit are raised as by a commit alone.
     """
     if isinstance(driver, CommitsAndFetches):
         return await driver.acommit_and_fetch(commit, fetch)
@@ -205,8 +216,8 @@ async def acommit_and_fetch(
 
 
 class WrappingDriver:
-    """Base of drivers that wrap another one: they have its limits and its capabilities, except that none of
-    them reads with commits unless it says so."""
+    """Base of drivers that wrap another one: they have its limits and its capabilities, except for
+    ``reads_with_commits``, which each has to declare itself."""
 
     def __init__(self, inner: Driver) -> None:
         self._inner = inner
@@ -234,10 +245,17 @@ def run(program: Program[R], driver: Driver) -> R:
     return step.result
 
 
-async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False) -> R:
+async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False, thread_bytes: int = 0) -> R:
     """Drive a program to its result, awaiting each request; with ``in_threads`` the program itself
-    computes in threads, so that the event loop does not wait for it."""
-    step = await asyncio.to_thread(advance, program) if in_threads else advance(program)
+    computes in threads, so that the event loop does not wait for it, wherever the records that it was sent
+    have at least ``thread_bytes``."""
+
+    async def go_on(answer: Any = None, error: Exception | None = None) -> Effect[Any] | ProgramResult[R]:
+        if in_threads and _bytes_of(answer) >= thread_bytes:
+            return await in_own_thread(advance, program, answer, error)
+        return advance(program, answer, error)
+
+    step = await go_on()
     while not isinstance(step, ProgramResult):
         answer: Any = None
         error: Exception | None = None
@@ -245,8 +263,13 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False)
             answer = await driver.aperform(step)
         except Exception as raised:
             error = raised
-        if in_threads:
-            step = await asyncio.to_thread(advance, program, answer, error)
-        else:
-            step = advance(program, answer, error)
+        step = await go_on(answer, error)
     return step.result
+
+
+def _bytes_of(answer: Any) -> int:
+    """Return the size of the bodies of the records in an answer to a fetch, 0 for another answer."""
+    if not isinstance(answer, tuple):
+        return 0
+    found = (each for some in answer if type(some) is tuple for each in some)
+    return sum(len(each.body) for each in found if isinstance(each, Record))

@@ -19,7 +19,7 @@ class ReadOnlyDriver(WrappingDriver):
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)
-        # What a search would remove has to be written.
+        # A search that removes expired records would write.
         self.capabilities = replace(self.capabilities, is_read_only=True, removes_expired=False)
 
     def perform(self, effect: Effect[R]) -> R:

@@ -14,6 +14,7 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from perdure.model.ops import Commit, Committed, Expect, Expectation, Fetch, Fin
 from perdure.model.records import RESERVED, SEAL, SPACES, Record
 from perdure.storage.encryption import DataKeys, Keyring, SecretKey, UnknownDataKey
 from perdure.storage.key_providers import KEY_SIZE, REMEDY, KeyProvider, ask, require_cryptography
+from perdure.storage.key_usage import count_by_data_key
 from perdure.storage.port import Driver
 
 T = TypeVar("T")
@@ -179,7 +181,10 @@ class _Wrapping(NamedTuple):
         return answer[0], answer[1]
 
     def _ask(self, call: Callable[[], Coroutine[Any, Any, T]], key_id: str | None) -> T:
-        what = "to wrap its keys" if key_id is None else f"for the key {key_id}, which wraps its keys"
+        if key_id is None:
+            what = "to wrap its keys"
+        else:
+            what = f"for the key {key_id}, which wraps its keys"
         try:
             return ask(call, _ANSWER_S, has_threads=self.has_threads)
         except KeyMissing as error:
@@ -260,6 +265,11 @@ class StoredKeys(Keyring):
         self._unfound: dict[bytes, float] = {}
         self._is_closed = False
 
+    @property
+    def current(self) -> EncryptionKeys:
+        """The public part of the keys in use."""
+        return self._opened.view()
+
     def view(self) -> EncryptionKeys:
         """Read the keys again, blocking, and return their public part."""
         found = self._wrapping.open(self._fetch())
@@ -281,7 +291,10 @@ class StoredKeys(Keyring):
         """
         before = self._wrapping.open(self._fetch())
         self._take(before)
-        keys = before.keys.add_key(int(time.time())) if data_key else before.keys
+        if data_key:
+            keys = before.keys.add_key(int(time.time()))
+        else:
+            keys = before.keys
         if len(keys.secrets) > _DATA_KEYS_MOST:
             raise TooLarge(
                 f"{self._wrapping.url} has {_DATA_KEYS_MOST} data keys, the maximum; copy it to an empty "
@@ -296,6 +309,10 @@ class StoredKeys(Keyring):
                 )
             self._take(after)
         return after.view()
+
+    def count_values(self) -> Counter[str]:
+        """Count the stored values by the data key that encrypts them, blocking; see ``count_by_data_key``."""
+        return count_by_data_key(self._driver)
 
     def look(self) -> None:
         """Begin to read the keys again in the background if they have not been read for long. Never
@@ -338,7 +355,10 @@ class StoredKeys(Keyring):
                         self._unfound.clear()
                     self._unfound[key_id] = time.monotonic() + _UNFOUND_S
         if not self.knows(key_id):
-            why = "" if failed is None else f"; its keys could not be read again: {failed}"
+            if failed is None:
+                why = ""
+            else:
+                why = f"; its keys could not be read again: {failed}"
             raise KeyMissing(f"{unknown}{why}") from failed
 
     def _begin(self) -> tuple[Future[Exception | None], bool]:

@@ -83,7 +83,9 @@ def plain_url(url: str) -> str:
     name, plus, _ = scheme.partition("+")
     if plus and name in _CLIENTS:
         return f"{name}{colon}{rest}"
-    return url if colon or not _is_libpq_dsn(url) else _url_of_dsn(url)
+    if colon or not _is_libpq_dsn(url):
+        return url
+    return _url_of_dsn(url)
 
 
 def _is_libpq_dsn(text: str) -> bool:
@@ -106,7 +108,9 @@ def _url_of_dsn(text: str) -> str:
     where = f"{host}:{port}" if port else host
     name = quote(words.pop("dbname", ""), safe="")
     query = f"?{urlencode(words)}" if words else ""
-    return f"postgresql://{login}@{where}/{name}{query}" if login else f"postgresql://{where}/{name}{query}"
+    if login:
+        return f"postgresql://{login}@{where}/{name}{query}"
+    return f"postgresql://{where}/{name}{query}"
 
 
 def open_driver(url: str, *, migrate: bool = False, password: Password | None = None) -> Driver:
@@ -177,4 +181,6 @@ def redact(url: str) -> str:
     login, _, place = rest.rpartition("@")
     user = login.partition(":")[0]
     place = place.partition("?")[0].partition("#")[0]
-    return f"{scheme}://{user}@{place}" if user else f"{scheme}://{place}"
+    if user:
+        return f"{scheme}://{user}@{place}"
+    return f"{scheme}://{place}"

@@ -1,6 +1,6 @@
 """The supervisor's graph: a route for every message, a worker if the route names one, and the writer.
 
-The state is thin: the conversation, a summary of what was longer ago, the route of the last message, and the
+The state is thin: the conversation, a summary of earlier messages, the route of the last message, and the
 result of a worker while the writer needs it. A worker's own state is not part of it, so that a rewritten
 worker leaves stored threads as they are.
 """
@@ -41,7 +41,7 @@ class SupervisorState(TypedDict):
 
 
 class SummarisedState(SupervisorState):
-    """State of a supervisor with a summary: ``summary`` is that of the messages which are no longer there."""
+    """State of a supervisor with a summary: ``summary`` covers the messages that were removed."""
 
     summary: Annotated[str, Replaces]
 
@@ -66,15 +66,15 @@ class RollingSummary:
             raise ValueError(f"keep is {self.keep}; at least 1 message has to stay")
 
     def find_outdated(self, messages: Sequence[AnyMessage]) -> Sequence[AnyMessage]:
-        """Return the messages that are due to become part of the summary. The first one that stays is a
-        user's, so that no answer is separated from what it answers."""
+        """Return the messages that are due to become part of the summary. The first message that stays is a
+        user's, so that no answer is separated from its question."""
         if len(messages) <= 2 * self.keep:
             return ()
         asked = (n for n in range(len(messages) - self.keep, 0, -1) if messages[n].type == "human")
         return messages[: next(asked, 0)]
 
     async def node(self, state: SummarisedState) -> dict[str, Any]:
-        """Return the next summary, and the removal of what it covers."""
+        """Return the next summary, and the removal of the messages that it covers."""
         old = self.find_outdated(state["messages"])
         prompt = "\n\n".join(filter(None, (self.prompt, _describe_summary(state))))
         answer = await self.model.ainvoke([SystemMessage(prompt), *old])
@@ -83,7 +83,9 @@ class RollingSummary:
 
 
 def _describe_summary(state: Mapping[str, Any]) -> str:
-    return f"{_SUMMARY}{state['summary']}" if state.get("summary") else ""
+    if state.get("summary"):
+        return f"{_SUMMARY}{state['summary']}"
+    return ""
 
 
 def open_questions(state: SupervisorState) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class SupervisedWorker:
 
     Args:
         graph: The graph.
-        description: What it can find out, for the policy.
+        description: The subjects on which it can find out something, for the policy.
         give: Returns its input from the supervisor's state; by default the user's messages since the
             last answer.
         take: Returns the result from its final state; by default the text of its last message.
@@ -153,7 +155,7 @@ def supervisor(
         workers: Workers by name.
         prompt: The writer's system prompt; a worker's result follows it.
         summary: Keeps the conversation short: what is left out is in the state's ``summary``, which the
-            writer is told. By default all messages stay.
+            writer gets. By default all messages stay.
 
     Raises:
         ValueError: A worker has the name of a node of the supervisor.
@@ -181,11 +183,15 @@ def supervisor(
         found = Route.model_validate(state["route"])
         if found.kind == "chitchat":
             # A model may name the kind and leave the reply out.
-            return route_end(state) if state["messages"][-1].type == "ai" else WRITE
+            if state["messages"][-1].type == "ai":
+                return route_end(state)
+            return WRITE
         return found.worker or WRITE
 
     def route_end(state: SupervisorState) -> str:
-        return SUMMARISE if summary is not None and summary.find_outdated(state["messages"]) else END
+        if summary is not None and summary.find_outdated(state["messages"]):
+            return SUMMARISE
+        return END
 
     builder: StateGraph[Any, Any, Any, Any]
     schema = SupervisorState if summary is None else SummarisedState

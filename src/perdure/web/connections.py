@@ -40,7 +40,7 @@ nginx and AWS 60): a server that closes first may do so just when the next reque
 
 
 STALLED_S = 60.0
-"""Seconds for which a client may take nothing of what is sent to it before its connection is closed."""
+"""Seconds for which a client may accept no data before its connection is closed."""
 
 PIPELINED_MAX = 100
 """Requests that may wait for the response to an earlier one on their connection."""
@@ -106,7 +106,9 @@ class LimitedConnection(HttpToolsProtocol):
         """The request that the application is at work on, if any. The base class's ``cycle`` is the one that
         came last, which may wait for it."""
         cycle = self._answering
-        return None if cycle is None or cycle.response_complete else cycle
+        if cycle is None or cycle.response_complete:
+            return None
+        return cycle
 
     def data_received(self, data: bytes) -> None:
         if self._ends:
@@ -116,7 +118,10 @@ class LimitedConnection(HttpToolsProtocol):
             self._expect_request()  # the connection is no longer closed for being idle
         self._arrived += len(data)
         super().data_received(data)
-        self._unfinished = 0 if self._has_advanced else self._unfinished + len(data)
+        if self._has_advanced:
+            self._unfinished = 0
+        else:
+            self._unfinished = self._unfinished + len(data)
         if self._unfinished <= HEAD_MAX or self.transport.is_closing():
             return
         if self._under_way is None:
@@ -191,10 +196,11 @@ class LimitedConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, self._watch_response(app, cycle))
 
     def _watch_response(self, app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-        """Return the application, after whose end the client has to take what is left of the response.
+        """Return the application, wrapped so that after its end the client has to accept the rest of the
+        response.
 
-        One that fails after its response, as Starlette's do after that of a 500, has answered: the base class
-        would close the connection, without having said so, under the next request on it."""
+        An application that raises after its response, as Starlette's do after a 500, has answered: the base
+        class would close the connection unannounced, under the next request on it."""
 
         async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
             try:
@@ -214,7 +220,7 @@ class LimitedConnection(HttpToolsProtocol):
         return cast(ASGI3Application, answer)
 
     def _watch(self) -> None:
-        """Close the connection unless its client takes some of what is sent to it within ``STALLED_S``."""
+        """Close the connection unless its client accepts some data within ``STALLED_S``."""
         self._leave_unwatched()
         self._unsent = self.transport.get_write_buffer_size()
         self._stalled = self.loop.call_later(STALLED_S, self._look_at_writing)

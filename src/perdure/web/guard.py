@@ -106,7 +106,9 @@ class Guard:
             return None
         if self._is_open or scope["type"] == "websocket":
             return 403, FOREIGN
-        return None if is_asked_about(headers) else (403, SIMPLE)
+        if is_asked_about(headers):
+            return None
+        return (403, SIMPLE)
 
     def _is_own(self, name: str | None) -> bool:
         if ANY_HOST in self._hosts or name in self._hosts or name in LOOPBACK_NAMES:

@@ -1,4 +1,4 @@
-"""Sockets that listen, and what is reported of an address that cannot be listened on."""
+"""Listening sockets, and errors of addresses that cannot be listened on."""
 
 from __future__ import annotations
 

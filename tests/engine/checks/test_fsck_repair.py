@@ -182,7 +182,7 @@ def test_more_holes_than_a_commit_holds_are_closed() -> None:
         return made[0]
 
     with closing(open_database("memory://", migrate=True, wrap=wrap)) as db:
-        for n in range(12):
+        for n in range(9):
             turn(db, n)
         for nested in (False, True):
             for key in places(db, nested)[1::2]:

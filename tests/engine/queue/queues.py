@@ -92,9 +92,11 @@ class Queue:
         known: RememberedInbox | None = None,
         graphs: Sequence[str] = ("g",),
         most: int = 100,
+        version: str | None = None,
         between: Callable[[Effect[Any]], None] | None = None,
     ) -> HeldRun | None:
-        claim = Claim(HERE, owner, graphs, self.now, TTL, most, self.fresh)
+        versions = {} if version is None else {"g": version, "other": "of another graph"}
+        claim = Claim(HERE, owner, graphs, self.now, TTL, most, self.fresh, versions)
         return self.run(claim.take(known), between)
 
     def held(self, owner: str = "w", **options: Any) -> HeldRun:

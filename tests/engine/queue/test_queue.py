@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import inbox, journal, runs
+from perdure.engine.queue import effect_journal, inbox, runs
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.queue.runs import Ending, HeldRun, RememberedInbox
@@ -25,7 +25,7 @@ from perdure.model.records import (
     OUTBOX,
     RUN,
 )
-from perdure.model.runs.messages import ANSWERS, DEAD, DONE, SENT, WAITING
+from perdure.model.runs.messages import ANSWERS, DEAD, DONE, FAILED, INTERRUPTED, SENT, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
 from tests.engine.queue.queues import BUDGET, HERE, TTL, Queue
 
@@ -148,7 +148,7 @@ def test_there_is_one_holder(queue: Queue) -> None:
         runs.postpone(held, queue.now, {}, queue.now),
         runs.finish(held, Ending(DONE, {}, ("late",)), queue.now, queue.fresh, BUDGET),
         runs.finish(held, Ending(DONE, {}), queue.now, queue.fresh, BUDGET),
-        journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch),
+        effect_journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch),
     ):
         before = [queue.rows(kind) for kind in (LANE, RUN, OUTBOX, EPOCH, EFFECT)]
         with pytest.raises(Fenced):
@@ -242,6 +242,32 @@ def test_a_run_that_is_handed_over_was_not_attempted(queue: Queue) -> None:
     assert (last.run.attempts, last.run.note) == (2, {"error": "boom"})
     with pytest.raises(Fenced):
         queue.run(runs.postpone(held, queue.now, {}, queue.now))
+
+
+def test_a_run_has_the_version_of_its_latest_attempt(queue: Queue) -> None:
+    queue.accept()
+    held = queue.held(version="1")
+    assert held.run.graph_version == "1"
+    queue.run(runs.postpone(held, queue.now, {"error": "boom"}, queue.now))
+    assert [Run.read(row).note for row in queue.rows(RUN)] == [{"error": "boom", "version": "1"}]
+    held = queue.held(version="2")
+    assert held.run.note == {"error": "boom", "version": "2"}
+    queue.run(runs.excuse(held))
+    queue.finish(held, state=FAILED, error="bang")
+    assert [Run.read(row).note for row in queue.rows(RUN)] == [{"error": "bang", "version": "2"}]
+
+
+def test_who_only_ends_a_run_leaves_its_version(queue: Queue) -> None:
+    queue.accept()
+    held = queue.held(version="1")
+    queue.run(runs.stop(HERE, held.run.id, "interrupt", queue.now))
+    queue.now += TTL
+    queue.finish(queue.held(version="2"), state=INTERRUPTED)
+    (row,) = queue.rows(RUN)
+    assert Run.read(row).graph_version == "1"
+    queue.accept()
+    queue.finish(queue.held())
+    assert Run.read(queue.rows(RUN)[-1]).graph_version is None
 
 
 def test_a_run_ends_in_one_commit(queue: Queue) -> None:
@@ -378,7 +404,7 @@ def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
         runs.renew(stale, queue.now, TTL),
         runs.finish(stale, Ending(DONE, {}, ("late",)), queue.now, queue.fresh, BUDGET),
         runs.postpone(stale, queue.now, {}, queue.now),
-        journal.note(HERE, stale.run.id, "pay", 0, b"{}", stale.epoch),
+        effect_journal.note(HERE, stale.run.id, "pay", 0, b"{}", stale.epoch),
     ):
         with pytest.raises(Fenced):
             queue.run(program)
@@ -392,22 +418,22 @@ def test_a_holder_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
 def test_a_side_effect_is_noted_once(queue: Queue) -> None:
     queue.accept()
     held = queue.held()
-    assert queue.run(journal.recall(HERE, held.run.id, "pay", 0)) is None
+    assert queue.run(effect_journal.recall(HERE, held.run.id, "pay", 0)) is None
     for body in (b'"first"', b'"second"'):
-        assert queue.run(journal.note(HERE, held.run.id, "pay", 0, body, held.epoch)) == b'"first"'
-    assert queue.run(journal.recall(HERE, held.run.id, "pay", 0)) == b'"first"'
+        assert queue.run(effect_journal.note(HERE, held.run.id, "pay", 0, body, held.epoch)) == b'"first"'
+    assert queue.run(effect_journal.recall(HERE, held.run.id, "pay", 0)) == b'"first"'
 
 
 def test_a_later_run_recalls_what_an_earlier_one_noted(queue: Queue) -> None:
     queue.accept()
     first = queue.held()
-    queue.run(journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
+    queue.run(effect_journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
     queue.finish(first, WAITING)
     queue.accept()
     later = queue.held()
-    assert queue.run(journal.recall(HERE, later.run.id, "pay", 0)) == b"1"
-    assert queue.run(journal.recall(HERE, later.run.id, "pay", 1)) is None
-    assert queue.run(journal.note(HERE, later.run.id, "pay", 0, b"2", later.epoch)) == b"1"
+    assert queue.run(effect_journal.recall(HERE, later.run.id, "pay", 0)) == b"1"
+    assert queue.run(effect_journal.recall(HERE, later.run.id, "pay", 1)) is None
+    assert queue.run(effect_journal.note(HERE, later.run.id, "pay", 0, b"2", later.epoch)) == b"1"
 
 
 def test_what_is_given_up_is_found(queue: Queue) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.engine.queue import inbox, journal
+from perdure.engine.queue import effect_journal, inbox
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
 from perdure.engine.retention import queue_retention
@@ -26,7 +26,7 @@ def queue() -> Queue:
 def test_effects_stay_while_an_unfinished_run_may_repeat_their_step(queue: Queue, standing: str) -> None:
     queue.accept()
     first = queue.held()
-    queue.run(journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
+    queue.run(effect_journal.note(HERE, first.run.id, "pay", 0, b"1", first.epoch))
     queue.finish(first, WAITING)
     queue.accept()
     if standing != "queued":
@@ -35,7 +35,7 @@ def test_effects_stay_while_an_unfinished_run_may_repeat_their_step(queue: Queue
             queue.finish(later, WAITING if standing == "waiting" else DONE)
     queue.now += 100
     queue.run(queue_retention.forget(HERE, queue.now, BUDGET))
-    kept = queue.run(journal.recall(HERE, "another run", "pay", 0))
+    kept = queue.run(effect_journal.recall(HERE, "another run", "pay", 0))
     assert kept == (None if standing == "done" else b"1")
     assert len(queue.rows(EFFECT)) == (0 if standing == "done" else 2)
 
@@ -44,7 +44,7 @@ def test_only_what_is_over_is_forgotten(queue: Queue) -> None:
     for n in range(3):
         queue.accept(str(n), "enqueue", key=f"k{n}", channel="post")
     held = queue.held()
-    queue.run(journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
+    queue.run(effect_journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
     queue.finish(held, replies=("a",))
     opened = queue.held()
     forget = queue_retention.forget(HERE, queue.now, BUDGET)
@@ -91,7 +91,7 @@ def test_all_is_forgotten_however_little_goes_at_once(queue: Queue, budget: int)
     for n in range(40):
         queue.accept(mode="enqueue" if n % 3 else "coalesce", key=f"k{n}", channel="post")
     while (held := queue.claim()) is not None:
-        queue.run(journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
+        queue.run(effect_journal.note(HERE, held.run.id, "pay", 0, b"{}", held.epoch))
         queue.finish(held, replies=["a"])
     while (sending := queue.take(most=1)) is not None:
         queue.settle(sending, DeliveryOutcome(SENT))
@@ -113,7 +113,7 @@ def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
         queue.accept(mode="coalesce", key=f"k{n}")
     held = queue.held()
     for n in range(noted):
-        queue.run(journal.note(HERE, held.run.id, "pay", n, b"{}", held.epoch))
+        queue.run(effect_journal.note(HERE, held.run.id, "pay", n, b"{}", held.epoch))
     queue.finish(held)
     queue.accept(key="later")
     queue.finish(queue.held())

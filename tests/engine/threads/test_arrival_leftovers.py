@@ -11,7 +11,6 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure import Retention, RetentionRules, admin
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
 from perdure.engine.complete_reads import all_partitions
@@ -27,6 +26,7 @@ from perdure.model.ops import Commit, Fetch, Get
 from perdure.model.records import CHUNK, INBOX, KINDS, LANE, SEAL, Partition
 from perdure.model.runs.messages import Message
 from perdure.model.runs.queue import Debounce
+from perdure.retention.sweeper import RetentionOptions
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail

@@ -13,6 +13,7 @@ from perdure.engine.threads.measure import Measure, measure
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, PACK, WRITE, Partition
+from perdure.model.values.packs import read_pack
 from perdure.model.write_records import read_writes
 from tests import houses
 from tests.houses import seen
@@ -31,7 +32,14 @@ def test_the_total_is_what_is_stored(live: Any) -> None:
         kinds = (CHECKPOINT, CHUNK, WRITE, BLOB, PACK)
         stored = handle_of(db).run(read_all(Partition("", "a"), *map(Range, kinds)))
         found = measured(db, "a")
-        assert found.total == sum(len(record.body) for records in stored for record in records)
+        total = sum(len(record.body) for records in stored for record in records)
+        # A task's writes that are stored by another thread after the chunks were packed store theirs again.
+        packed = [name for pack in stored[4] for name in read_pack(pack, handle_of(db).digest).chunks]
+        names = [*packed, *(record.key[0] for record in stored[1])]
+        if len(names) == len(set(names)):
+            assert found.total == total
+        else:
+            assert found.total < total
         assert found.checkpoints.count == len(stored[0]) == len(seen(db, "", "a")) or live is houses.subgraphs
         assert found.writes.count == len(read_writes(stored[2]))
         assert 0 < found.values.bytes < found.total

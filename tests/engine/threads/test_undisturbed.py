@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
 
 import perdure
 from perdure import Retention, RetentionRules
-from perdure.care.sweeper import RetentionOptions
 from perdure.database.base import handle_of
 from perdure.engine import complete_reads
 from perdure.engine.threads import history
@@ -25,6 +25,7 @@ from perdure.errors import CannotTakeBack, Contention, Corrupt, HeadConflict, No
 from perdure.model.ops import Commit, Put
 from perdure.model.program import Program, ask
 from perdure.model.records import GC, Partition
+from perdure.retention.sweeper import RetentionOptions
 from perdure.schema import Schema, convert
 from perdure.storage.memory import MemoryDriver
 from tests.langgraph import graphs
@@ -38,6 +39,12 @@ HERE: Any = config("ada")
 LAST = f"run {TURNS - 1}"
 
 
+@cache
+def compiled(build: Any, state: str) -> Any:
+    """Compile a graph once: each test opens its thread after every request of another."""
+    return build(None, STATES[state])
+
+
 class Thread:
     """A thread of a few turns, as one process holds it, and a checkpoint of it after four messages."""
 
@@ -46,7 +53,7 @@ class Thread:
     ) -> None:
         self.db, self.state, self.build, self.old = db, state, build, old
         self.saver = db.checkpointer()
-        self.graph = build(self.saver, STATES[state])
+        self.graph = compiled(build, state).copy(update={"checkpointer": self.saver})
 
     def again(self) -> Thread:
         """The same thread as another process holds it."""

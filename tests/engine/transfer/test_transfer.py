@@ -13,7 +13,8 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
-from perdure.engine.transfer.transfer import LEFT, MOVED, Exists, State
+from perdure.engine.transfer.transfer import LEFT, MOVED
+from perdure.engine.transfer.transfer_terms import Exists, State
 from perdure.errors import Conflict, Contention, Corrupt, NotFound, Unavailable
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Put, Range, Stage
 from perdure.model.program import Effect

@@ -17,7 +17,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.database.opening import open_database
 from perdure.engine import documents, versioned_documents
 from perdure.engine.checks.fsck_report import Repaired
-from perdure.engine.transfer.transfer import Exists, State
+from perdure.engine.transfer.transfer_terms import Exists, State
 from perdure.errors import Unavailable
 from perdure.model.ops import Commit, Expect, Fetch, Get, Put, Range
 from perdure.model.records import CHECKPOINT, DOCUMENT, EVENT, OF_THREAD, SERVER, Kind, Partition, Record

@@ -11,7 +11,7 @@ import perdure
 from perdure import admin
 from perdure.database.base import handle_of
 from perdure.engine.items import search_index
-from perdure.engine.transfer.transfer import Exists, State
+from perdure.engine.transfer.transfer_terms import Exists, State
 from perdure.errors import Conflict, Unavailable
 from perdure.langgraph.store import Clock, PerdureStore
 from perdure.model.ops import Fetch, Range

@@ -9,7 +9,7 @@ import pytest
 import perdure
 from perdure import admin
 from perdure.database.base import handle_of
-from perdure.engine.transfer.transfer import State
+from perdure.engine.transfer.transfer_terms import State
 from perdure.errors import Unavailable
 from perdure.model.ops import FindThreads
 from perdure.model.records import Partition

@@ -1,6 +1,6 @@
 """A thread that waits goes on in one database only, wherever its transfer is cut short.
 
-Covers perdure.engine.transfer.waiting_runs.
+Covers perdure.engine.transfer.waiting_runs, perdure.engine.transfer.transfer_waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.database.base import handle_of
 from perdure.engine.queue.signals import Signal
 from perdure.engine.queue.waits import Wake
 from perdure.engine.transact import Budget
-from perdure.engine.transfer.transfer import State
+from perdure.engine.transfer.transfer_terms import State
 from perdure.errors import Conflict, Contention, NotWaiting, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask as request

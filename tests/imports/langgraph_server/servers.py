@@ -7,28 +7,35 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.client import SyncLangGraphClient
 
 import perdure
-from bench.served import rooms
-from bench.served.hosts import HOSTS, LANGGRAPH, Site
+from bench.served import hosts, rooms
 from bench.servers import Missing
 from tests.conftest import missing
+from tests.forking import Forked, fork_server
+from tests.servers import postgres
 from tests.servers.ports import free_port
 
-LANGGRAPH_DEV, PERDURE = "langgraph dev", "perdure serve"
+LANGGRAPH_DEV, AEGRA, PERDURE = hosts.LANGGRAPH, hosts.AEGRA, "perdure serve"
+KINDS = [PERDURE, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (LANGGRAPH_DEV, AEGRA))]
+"""Parameters of a test about all of them."""
+
 WORDS = ("hello", "ask", "both", "send", "inner", "tool")
 """What is said on threads in turn: the agent goes another way for each."""
 
+ENVIRON = {**os.environ, "LANGGRAPH_API_KEY": ""}
+"""Variables of all processes here: a key of the developer's is not sent."""
 _HERE = Path(__file__).parent
 
 
@@ -45,36 +52,49 @@ def project(folder: Path) -> Path:
 def served(kind: str, folder: Path, database: str = "") -> Iterator[str]:
     """Run a server in a folder with its project; yield its URL."""
     port = free_port()
-    environ = {**os.environ, "LANGGRAPH_API_KEY": ""}
-    if kind == LANGGRAPH_DEV:
+    environ: dict[str, str] = ENVIRON
+    health = "/ok"
+    with ExitStack() as stack:
+        if kind == PERDURE:
+            database = database or f"sqlite:///{folder / 'served.db'}"
+            with perdure.connect_sync(database, migrate=True):
+                pass
+            command = ["serve", "--dev", "--port", str(port), "--db", database]
+        else:
+            host = hosts.HOSTS[kind]
+            urls = {}
+            if "postgres" in host.needs:
+                urls["postgres"] = database or stack.enter_context(postgres.empty_database())
+            try:
+                programs = rooms.programs(host)
+            except Missing as error:
+                missing(kind, str(error))
+            start = host.start(hosts.Site(programs, folder, port, urls))
+            command, environ, health = start.command, {**environ, **start.environment}, host.health
+        process: subprocess.Popen[bytes] | Forked
+        with open(folder / "log", "wb") as log:
+            if kind == PERDURE:
+                output = log.fileno()
+                process = fork_server().start(
+                    command, cwd=folder, environ=environ, stdout=output, stderr=output
+                )
+            else:
+                process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=log)
         try:
-            programs = rooms.programs(HOSTS[LANGGRAPH])
-        except Missing as error:
-            missing("LangGraph's development server", str(error))
-        start = HOSTS[LANGGRAPH].start(Site(programs, folder, port, {}))
-        command, environ = start.command, {**environ, **start.environment}
-    else:
-        database = database or f"sqlite:///{folder / 'served.db'}"
-        with perdure.connect_sync(database, migrate=True):
-            pass
-        command = [sys.executable, "-m", "perdure", "serve", "--dev", "--port", str(port), "--db", database]
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 90
-        while not _answers(url):
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
+            url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 180
+            while not _answers(url + health):
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.1)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/ok").is_success
+        return httpx.get(url).is_success
     except httpx.TransportError:
         return False
 
@@ -130,7 +150,8 @@ def shown(client: SyncLangGraphClient) -> dict[str, Any]:
     threads = {each["thread_id"]: each for each in client.threads.search(limit=1000)}
     return {
         "threads": {
-            name: (each["metadata"], each["status"], each["created_at"]) for name, each in threads.items()
+            name: (each["metadata"], each["status"], _time(str(each["created_at"])))
+            for name, each in threads.items()
         },
         "heads": {name: _head(client, name) for name in threads},
         "history": {name: list(map(_state, history(client, name))) for name in threads},
@@ -143,9 +164,18 @@ def shown(client: SyncLangGraphClient) -> dict[str, Any]:
         },
         "crons": {each["cron_id"]: _cron(dict(each)) for each in client.crons.search(limit=100)},
         "items": sorted(
-            client.store.search_items((), limit=1000)["items"], key=lambda item: item["namespace"]
+            ((item["namespace"], item["key"], item["value"]) for item in _items(client)), key=repr
         ),
     }
+
+
+def item_times(client: SyncLangGraphClient) -> list[Any]:
+    """Return the times of all items, of a server that shows them."""
+    return sorted((item["namespace"], item["created_at"], item["updated_at"]) for item in _items(client))
+
+
+def _items(client: SyncLangGraphClient) -> list[Any]:
+    return list(client.store.search_items((), limit=1000)["items"])
 
 
 def history(client: SyncLangGraphClient, thread: str) -> list[Any]:
@@ -160,12 +190,40 @@ def versions(client: SyncLangGraphClient, assistant: str) -> list[Any]:
 
 def _head(client: SyncLangGraphClient, thread: str) -> Any:
     state: Any = client.threads.get_state(thread)
-    return _state(state)
+    # Of a thread on which nothing ran, each server shows nothing in a form of its own.
+    return _state(state) if (state["checkpoint"] or {}).get("checkpoint_id") else None
 
 
 def _state(state: dict[str, Any]) -> dict[str, Any]:
-    parts = ("next", "tasks", "metadata", "created_at", "checkpoint", "parent_checkpoint", "interrupts")
-    return {"values": _sorted(state["values"]), **{part: _sorted(state[part]) for part in parts}}
+    parts = ("values", "next", "interrupts")
+    parent = state["parent_checkpoint"]
+    return {
+        **{part: _sorted(state[part]) for part in parts},
+        "tasks": list(map(_task, state["tasks"])),
+        # Some servers add the thread to what is stored.
+        "metadata": {name: held for name, held in (state["metadata"] or {}).items() if name != "thread_id"},
+        "created_at": _time(state["created_at"]),
+        "checkpoint": _place(state["checkpoint"]),
+        "parent_checkpoint": _place(parent) if parent else None,
+    }
+
+
+def _task(task: dict[str, Any]) -> dict[str, Any]:
+    """Return what every server shows of a task, its place in one form; its path is in its id."""
+    parts = ("id", "name", "error", "interrupts", "result")
+    place = task["checkpoint"] or (task["state"] or {}).get("configurable")
+    return {
+        **{part: _sorted(task[part]) for part in parts},
+        "place": place and place["checkpoint_ns"],
+    }
+
+
+def _place(checkpoint: dict[str, Any]) -> Any:
+    return checkpoint["thread_id"], checkpoint["checkpoint_ns"], checkpoint["checkpoint_id"]
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def _sorted(value: Any) -> Any:
@@ -181,8 +239,8 @@ def _part(version: dict[str, Any]) -> dict[str, Any]:
 
 def _cron(cron: dict[str, Any]) -> dict[str, Any]:
     parts = ("assistant_id", "thread_id", "schedule", "timezone", "end_time", "on_run_completed", "enabled")
-    due = cron["next_run_date"].split(".")[0].removesuffix("+00:00")
-    return {**{part: cron[part] for part in parts}, "input": cron["payload"]["input"], "due": due}
+    due = datetime.fromisoformat(cron["next_run_date"]).replace(microsecond=0, tzinfo=None)
+    return {**{part: cron.get(part) for part in parts}, "input": cron["payload"]["input"], "due": due}
 
 
 def client_of(url: str) -> SyncLangGraphClient:

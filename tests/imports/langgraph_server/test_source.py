@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar, NamedTuple
 
+import httpx
 import pytest
 from langgraph.types import Command
 from langgraph_sdk.client import SyncLangGraphClient
@@ -22,13 +23,16 @@ import perdure
 from perdure.errors import BadUrl, NotAllowed, Unavailable
 from perdure.imports.importer import Importer, ImportOptions, ThreadReport
 from perdure.imports.kinds import SourceKind
+from perdure.imports.langgraph_server import api
 from perdure.imports.langgraph_server.api import ServerApi
 from perdure.imports.langgraph_server.source import ServerSource
 from tests.imports.killed import KilledImports
 from tests.imports.langgraph_server import agent, servers
 
-COUNT = 12
+FULL = os.environ.get("PERDURE_CHAOS") == "full"
+COUNT = 500 if FULL else 12
 KILLS = 20
+pytestmark = pytest.mark.timeout(3600 if FULL else 900)
 GRAPHS = {"agent": agent.graph}
 
 
@@ -40,7 +44,7 @@ class Filled(NamedTuple):
 
 @pytest.fixture(
     scope="module",
-    params=[servers.PERDURE, pytest.param(servers.LANGGRAPH_DEV, marks=pytest.mark.slow)],
+    params=servers.KINDS,
 )
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
     folder = servers.project(tmp_path_factory.mktemp("server"))
@@ -162,7 +166,6 @@ def test_a_thread_that_went_on_at_the_server_is_brought_up_to_date(
         filled.client.threads.delete(thread)
 
 
-@pytest.mark.timeout(900)
 def test_killed_at_any_write_the_import_goes_on(filled: Filled, tmp_path: Path) -> None:
     target = f"sqlite:///{tmp_path / 'killed.db'}"
     with perdure.connect_sync(target, migrate=True):
@@ -192,6 +195,24 @@ def test_killed_at_any_write_the_import_goes_on(filled: Filled, tmp_path: Path) 
             "unchanged",
             "skipped",
         }
+
+
+@pytest.mark.parametrize("answer", [None, 7, {"detail": "x"}, ["x"]])
+def test_a_server_of_something_else_is_named(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def reply(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=answer)
+
+    monkeypatch.setattr(api, "BoundedTransport", lambda _: httpx.MockTransport(reply))
+    server = ServerApi("http://source")
+    for request in (server.threads, server.assistants, server.crons, server.items):
+        with pytest.raises(Unavailable, match=r"check its URL|cannot be read"):
+            list(request())
+    with pytest.raises(Unavailable, match="something else than a list"):
+        list(server.states("ada", ""))
+    if answer != 7:
+        with pytest.raises(Unavailable, match="cannot be read"):
+            server.count()
+    server.close()
 
 
 class _Denies(BaseHTTPRequestHandler):

@@ -5,9 +5,6 @@ Covers perdure.imports.langgraph_server.target, perdure.cli.data.export_to.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,8 +12,10 @@ from uuid import uuid4
 import pytest
 
 import perdure
+from tests.forking import fork_server
 from tests.imports import threads
 from tests.imports.langgraph_server import agent, servers
+from tests.servers import postgres
 
 AFTER = {
     "hello": ["hello", "you said hello"],
@@ -29,18 +28,49 @@ AFTER = {
 
 
 def export(folder: Path, *words: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "perdure", "export", *words, "--db", "sqlite:///own.db"]
-    environ = {**os.environ, "LANGGRAPH_API_KEY": ""}
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environ,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    asked = ["export", *words, "--db", "sqlite:///own.db"]
+    return fork_server().run(asked, cwd=folder, environ=servers.ENVIRON)
+
+
+def records(folder: Path, thread: str | None) -> None:
+    """Store what a server has beside threads: an assistant, a cron without a thread, and one of a thread."""
+    with (
+        servers.served(servers.PERDURE, folder, f"sqlite:///{folder / 'own.db'}") as url,
+        servers.client_of(url) as own,
+    ):
+        mine = own.assistants.create("agent", name="one", metadata={"mine": 1})["assistant_id"]
+        own.assistants.update(mine, name="two")
+        if thread is not None:
+            own.crons.create_for_thread(thread, "agent", schedule="0 9 1 1 *", input=servers.said("hello"))
+        own.crons.create(mine, schedule="5 9 1 1 *", input=servers.said("hello"), timezone="Europe/Prague")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.slow
+def test_aegra_gets_threads_whole_in_its_tables_and_the_rest_over_its_api(tmp_path: Path) -> None:
+    folder = servers.project(tmp_path / "own")
+    thread = str(uuid4())
+    with perdure.connect_sync(f"sqlite:///{folder / 'own.db'}", migrate=True) as db:
+        graph = agent.builder.compile(checkpointer=db.checkpointer())
+        graph.invoke(servers.said("ask"), threads.config(thread))
+    # A cron of the thread would start a run on it at once there, after which it is another one.
+    records(folder, None)
+    with (
+        postgres.empty_database() as database,
+        servers.served(servers.AEGRA, servers.project(tmp_path / "there"), database) as url,
+        servers.client_of(url) as client,
+    ):
+        to = ("--all", "--to", url, "--graph", "agent")
+        code, printed = export(folder, *to)
+        assert (code, "without its state, as Aegra does" in printed) == (1, True), printed
+        code, printed = export(folder, "--all", "--to", database)
+        assert code == 0, printed
+        for outcome in ("unchanged", "unchanged"):
+            code, printed = export(folder, *to)
+            assert (code, f"{thread}: {outcome}" in printed) == (0, True), printed
+        assert "assistants: 1 unchanged\ncrons: 1 unchanged" in printed
+        state: Any = client.threads.get_state(thread)
+        assert [asked["value"] for asked in state["interrupts"]] == [{"question": "sure?"}]
 
 
 @pytest.mark.timeout(900)
@@ -58,12 +88,20 @@ def test_threads_and_items_arrive_at_a_server_and_go_on(kind: str, tmp_path: Pat
         graph.invoke(servers.said("hello"), threads.config(changed))
         graph.update_state(threads.config(changed), {"notes": ["changed"]})
         db.store().put(("users", "ada"), "likes", {"tea": 1})
+    records(folder, made["hello"])
     with servers.served(kind, servers.project(tmp_path / "there")) as url, servers.client_of(url) as client:
         to = ("--to", url, "--graph", "agent")
         code, printed = export(folder, "--all", *to)
         assert (code, f"{changed!r} was not exported" in printed) == (1, True), printed
         code, printed = export(folder, *made.values(), *to)
         assert (code, printed.count(": unchanged")) == (0, len(made)), printed
+        code, printed = export(folder, "--all", *to)
+        assert (code, "assistants: 1 unchanged" in printed, "crons: 2 unchanged" in printed) == (
+            1,
+            True,
+            True,
+        ), printed
+        assert {cron["thread_id"] for cron in client.crons.search()} == {None, made["hello"]}
         item: Any = client.store.get_item(("users", "ada"), "likes")
         assert item["value"] == {"tea": 1}
         for word, name in made.items():
@@ -76,7 +114,7 @@ def test_threads_and_items_arrive_at_a_server_and_go_on(kind: str, tmp_path: Pat
             said = [message["content"] for message in found["messages"]]
             assert (found.get("notes") or said[-len(AFTER[word]) :]) == AFTER[word]
         code, printed = export(folder, made["hello"], *to)
-        assert (code, "is another one at" in printed) == (1, True), printed
+        assert (code, "differs at" in printed) == (1, True), printed
 
 
 def test_the_command_writes_a_stock_saver_and_says_what_a_server_needs(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ def test_each_message_has_the_time_at_which_it_was_said(database: SyncDatabase) 
     expected = [step.ended_at for step in steps if step.source == "input" or step.nodes]
     assert [each["at"] for each in read(database).messages] == expected
     assert expected == sorted(expected, key=lambda at: at or 0)
+    assert [each["node"] for each in read(database).messages] == [None, "n0", "n1"] * 3
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 40])
@@ -129,7 +130,7 @@ def test_a_state_without_messages_has_no_conversation(database: SyncDatabase) ->
     "cursor", ["x", "1:x:0", ":3:0", "-1::0", "1:2", "1:2:3:4", "9" * 40, "1.5::0", "\u0663::0"]
 )
 def test_a_cursor_that_no_page_gave_is_refused(database: SyncDatabase, cursor: str) -> None:
-    with pytest.raises(BadSetting, match="the cursor is one that a page gave"):
+    with pytest.raises(BadSetting, match="the cursor has to come from an earlier page"):
         read(database, cursor)
 
 

@@ -27,14 +27,8 @@ from perdure import admin
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.langgraph.reading import step_authors, thread_steps
-from perdure.langgraph.reading.thread_steps import (
-    StepTask,
-    ThreadStep,
-    load_calls,
-    load_steps,
-    show_step,
-    way_of,
-)
+from perdure.langgraph.reading.thread_calls import load_calls
+from perdure.langgraph.reading.thread_steps import StepTask, ThreadStep, load_steps, show_step, way_of
 from perdure.model.model_calls import Price, Prices, calls_in, distinct
 from perdure.model.records import Partition
 

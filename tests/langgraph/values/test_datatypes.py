@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import subprocess
+import os
 import sys
 import types
 from pathlib import Path
@@ -20,6 +20,7 @@ from perdure.langgraph.values.datatypes import is_data
 from perdure.langgraph.values.roundtrip import is_same
 from perdure.langgraph.values.serde import Serde
 from perdure.model.values import refs
+from tests.forking import fork_server
 from tests.langgraph import shapes
 from tests.langgraph.shapes import GOOD, REFUSED, UNFINDABLE, Colour, Order, Slim
 
@@ -271,11 +272,9 @@ with perdure.connect_sync(sys.argv[1]) as db:
 
 def program(folder: Path, name: str, text: str, *args: str) -> str:
     (folder / name).write_text(text)
-    done = subprocess.run(
-        [sys.executable, name, *args], cwd=folder, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    code, printed = fork_server().run([name, *args], cwd=folder, environ=os.environ)
+    assert code == 0, printed
+    return printed.strip()
 
 
 def test_a_class_of_a_script_is_found_by_a_program_that_imports_the_script(tmp_path: Path) -> None:

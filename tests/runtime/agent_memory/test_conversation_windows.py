@@ -20,7 +20,7 @@ from langgraph.types import interrupt
 import perdure
 from perdure.conversation import Conversation, Limit, Summary
 from perdure.database.base import handle_of
-from perdure.engine.queue.pending_summary import FinishedSummary, load, store
+from perdure.engine.queue.finished_summary import FinishedSummary, load, store
 from perdure.model.records import Partition
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.testing.faults import WRITES, Fault, FaultyDriver, fail, faulty

@@ -23,7 +23,7 @@ from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import EVENT, LANE, Partition
-from perdure.model.runs.messages import TRACEBACK
+from perdure.model.runs.messages import NODE, TRACEBACK, VERSION
 from perdure.runtime import Options, Runtime, Standing, StreamOptions, Ticket
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.events import publisher
@@ -438,8 +438,8 @@ def test_a_run_can_be_told_to_fail_at_once_and_keep_what_it_stored(near: Storage
             at_once = Options(attempts=1, on_failure="keep")
             run = await runtime.wait(await say(runtime, "boom", at_once), 30)
             assert (run.state, run.attempts) == ("failed", 1)
-            told = {"error": "RuntimeError: boom", "kind": "RuntimeError"}
-            assert run.note == {**told, TRACEBACK: run.note[TRACEBACK]}
+            noted = {NODE: "talk", TRACEBACK: run.note[TRACEBACK], VERSION: run.graph_version}
+            assert run.note == {"error": "RuntimeError: boom", "kind": "RuntimeError", **noted}
             state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
             assert [m.text for m in state.values["messages"]] == ["boom"]
             assert state.next == ("talk",)

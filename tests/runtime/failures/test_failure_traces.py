@@ -7,9 +7,10 @@ import json
 
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import RetryPolicy
 
 from perdure.model.records import EVENT
-from perdure.model.runs.messages import TRACEBACK
+from perdure.model.runs.messages import NODE, TRACEBACK
 from perdure.runtime.failures.failure_traces import TRACEBACK_MAX, failure_note, traceback_text
 from perdure.runtime.options import Options, StreamOptions
 from tests.runtime.graphs import Storage, go, settings, working
@@ -54,6 +55,21 @@ def test_causes_follow() -> None:
     loop = RuntimeError("a loop")
     loop.__cause__ = loop
     assert traceback_text(loop) == "RuntimeError: a loop\n"
+
+
+def _fail(state: MessagesState) -> None:
+    raise ConnectionError
+
+
+def test_the_note_has_the_node_that_raised_the_error() -> None:
+    team = StateGraph(MessagesState)
+    team.add_node("it's a writer", _fail, retry_policy=RetryPolicy(max_attempts=2, initial_interval=0.01))
+    team.add_edge(START, "it's a writer")
+    graph = StateGraph(MessagesState).add_node("team", team.compile()).add_edge(START, "team").compile()
+    with pytest.raises(ConnectionError) as caught:
+        graph.invoke({"messages": []})
+    assert failure_note(caught.value)[NODE] == "team|it's a writer"
+    assert NODE not in failure_note(_raised(ConnectionError()))
 
 
 @pytest.mark.parametrize("message", ["x" * 100_000, "€" * 50_000, "\ud800" * 9])

@@ -1,9 +1,12 @@
 """Limits of calls within nodes, of models that are awaited and of models that block, and of tools."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypedDict
 
 import pytest
@@ -17,9 +20,10 @@ from langgraph.graph import START, StateGraph
 from pydantic import Field
 
 import perdure
+from perdure.errors import LimitReached
 from perdure.limits import SharedLimit
 from perdure.model.model_calls import Price, Prices
-from perdure.runtime import Runtime, Settings
+from perdure.runtime import Observer, Runtime, Settings
 
 PRICES = Prices({"fake*": Price(1000.0, 1000.0)})
 """A call of 10 tokens costs 0.01."""
@@ -311,3 +315,45 @@ def test_a_run_goes_on_with_a_cheaper_model_when_its_budget_is_used_up(follows: 
             assert (len(strong.begun), len(cheap.begun)) == (3, 3)
 
     asyncio.run(main())
+
+
+class Here(Observer):
+    """Notes in which threads it is told of what."""
+
+    def __init__(self) -> None:
+        self.threads: dict[str, set[int]] = {}
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        self.threads.setdefault(name, set()).add(threading.get_ident())
+
+
+class Kept(TypedDict, total=False):
+    said: str
+    large: str
+
+
+def test_observers_are_told_in_one_thread_of_what_a_blocking_node_does() -> None:
+    fake, here = model(), Here()
+
+    def say(state: Kept) -> dict[str, Any]:
+        with suppress(LimitReached):
+            return {"said": text_of(fake.invoke("?")), "large": "x" * 5000, "unknown": 1}
+        return {"said": "nothing"}
+
+    async def main() -> None:
+        built = StateGraph(Kept).add_node(say).add_edge(START, "say").compile()
+        limits = settings(calls=SharedLimit(rate=600, budget=0.000001))
+        kept = replace(limits, warn_bytes=1000, prices=PRICES)
+        async with (
+            perdure.connect("memory://") as db,
+            Runtime(db, built, settings=kept, observers=[here]) as runtime,
+        ):
+            for number in range(2):
+                await runtime.wait(await runtime.submit(f"t{number}", {"said": "hi"}))
+        assert set().union(*here.threads.values()) == {threading.get_ident()}, here.threads
+
+    asyncio.run(main())
+    assert {"limit.waited", "limit.ended", "limit.refused", "model.called", "state.undeclared"} <= set(
+        here.threads
+    )
+    assert {"checkpoint.stored", "checkpoint.large", "run.done"} <= set(here.threads)

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.backends import EMPTY
+
 FULL = os.environ.get("PERDURE_CHAOS") == "full"
 PROCESSES, USERS, CALLERS = 4, 3, 12
 KEYS, SECONDS, KILLS = (4, 600, 20) if FULL else (2, 20, 1)
@@ -102,10 +104,15 @@ class Run:
         return [call for call in self.calls if (call.limit, call.key) == (limit, str(key))]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """See ``run_on``."""
+    with EMPTY[request.param]() as url:
+        return run_on(url)
+
+
+def run_on(url: str) -> Run:
     """Let the processes call for a while, with kills in between."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('limits') / 'limits.db'}"
     drawn = random.Random(7)
     running = [Process(url) for _ in range(PROCESSES)]
     killed: list[Process] = []

@@ -1,6 +1,7 @@
 """Limits of a process: who waits, who is told, what is given back, and what it costs in requests.
 
-Covers perdure.engine.limits, perdure.runtime.limits.shares, perdure.runtime.limits.held_amounts.
+Covers perdure.engine.limits, perdure.runtime.limits.shares, perdure.runtime.limits.held_amounts,
+perdure.runtime.limits.waiting_permits.
 """
 
 import asyncio

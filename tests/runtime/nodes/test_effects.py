@@ -25,7 +25,7 @@ from langgraph.types import RetryPolicy, Send
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.queue import journal
+from perdure.engine.queue import effect_journal
 from perdure.errors import Fenced, NotAllowed, Unserialisable
 from perdure.runtime import (
     Agent,
@@ -131,15 +131,15 @@ def test_who_lost_the_run_notes_nothing() -> None:
     backend = Backend(MemoryDriver())
     database = backend.database()
     epoch = backend.open_run("run")
-    assert handle_of(database).run(journal.note(AT, "run", "task:charge", 0, b"1", epoch)) == b"1"
-    assert handle_of(database).run(journal.note(AT, "run", "task:charge", 0, b"2", epoch)) == b"1", (
+    assert handle_of(database).run(effect_journal.note(AT, "run", "task:charge", 0, b"1", epoch)) == b"1"
+    assert handle_of(database).run(effect_journal.note(AT, "run", "task:charge", 0, b"2", epoch)) == b"1", (
         "the first counts"
     )
     later = backend.open_run("run")
     with pytest.raises(Fenced, match="not held under epoch"):
-        handle_of(database).run(journal.note(AT, "run", "task:other", 0, b"1", epoch))
-    assert handle_of(database).run(journal.recall(AT, "run", "task:other", 0)) is None
-    assert handle_of(database).run(journal.note(AT, "run", "task:other", 0, b"3", later)) == b"3"
+        handle_of(database).run(effect_journal.note(AT, "run", "task:other", 0, b"1", epoch))
+    assert handle_of(database).run(effect_journal.recall(AT, "run", "task:other", 0)) is None
+    assert handle_of(database).run(effect_journal.note(AT, "run", "task:other", 0, b"3", later)) == b"3"
 
 
 def test_outside_of_a_runtime_an_effect_is_just_called() -> None:

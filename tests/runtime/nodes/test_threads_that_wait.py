@@ -20,12 +20,12 @@ from langgraph.types import Send, interrupt
 
 from perdure import SyncDatabase
 from perdure.admin import move, new_archive
-from perdure.care.sweeper import RetentionOptions
 from perdure.errors import Conflict, NotFound, NotWaiting, QueueFull, TooLarge
 from perdure.model.records import DOCUMENT, LANE, RUN, Partition
 from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.runs.messages import DONE, WAITING
 from perdure.model.runs.queue import WAITS
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Options, Runtime, ask, effect, sleep, wait_for
 from tests.runtime.graphs import (
     HOUR_US,
@@ -38,7 +38,7 @@ from tests.runtime.graphs import (
     values,
     working,
 )
-from tests.runtime.nodes.test_asking_places import Scripted
+from tests.runtime.nodes.test_question_rules import Scripted
 from tests.runtime.nodes.test_waiting import HOUR, Noted, chain, naps, reach, waits, woken
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}

@@ -35,15 +35,16 @@ def test_long_and_strange_messages_take_no_time() -> None:
 
 def test_failures_that_are_alike_are_counted_together() -> None:
     found = [
-        ("t1", "r1", 10, RunFailure("Timeout", "after 1 s")),
-        ("t2", "r2", 30, RunFailure("Timeout", "after 22 s")),
+        ("t1", "r1", 10, RunFailure("Timeout", "after 1 s", node="team|write")),
+        ("t2", "r2", 30, RunFailure("Timeout", "after 22 s", node="plan")),
         ("t3", "r3", 20, RunFailure("KeyError", "'x'")),
         ("t4", "r4", 40, RunFailure("OSError", "after 1 s")),
     ]
     first, *others = group_failures(found)
     assert (first.runs, first.kind, first.message) == (2, "Timeout", "after <n> s")
     assert (first.first_at, first.last_at, first.example) == (10, 30, ("t2", "r2"))
-    assert [each.kind for each in others] == ["OSError", "KeyError"]
+    assert first.nodes == ("plan", "team|write")
+    assert [(each.kind, each.nodes) for each in others] == [("OSError", ()), ("KeyError", ())]
 
 
 def test_a_note_of_an_older_release_has_its_type_in_the_text() -> None:

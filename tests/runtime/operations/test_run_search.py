@@ -1,6 +1,6 @@
 """Runs, questions and threads are found on every backend, in order, whoever ended them.
 
-Covers perdure.runtime.operations.words.
+Covers perdure.runtime.operations.word_search.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.runtime.operations.reruns import rerun_standing
 from perdure.runtime.operations.run_search import OF_THREAD_MAX, FoundRun, RunQuery
 from perdure.runtime.operations.thread_search import ThreadQuery
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.operations.words import excerpt
+from perdure.runtime.operations.word_search import excerpt
 from tests.inspector.test_scale import Counting
 from tests.runtime.graphs import Storage, Talk, go, settings, working
 
@@ -56,6 +56,12 @@ def test_runs_are_found_newest_first(storage: Storage, talk: Talk) -> None:
         late = await run_search.newest(walk, RunQuery(since=since, before=every[0].run.updated_at), 10)
         assert [found.run.id for found in late] == ids[:-3:-1]
 
+        slow = await run_search.slowest(walk, RunQuery(), 10)
+        assert len(slow) == len(ids) + 1
+        took = [found.run.updated_at - found.run.started_at for found in slow]
+        assert took == sorted(took, reverse=True)
+        assert await run_search.slowest(walk, RunQuery(), 2) == slow[:2]
+
         shown = await run_search.show(walk, ids[1])
         assert (shown.found.thread_id, shown.goes_on_from, shown.found.stands) == ("b", None, False)
         assert (await run_search.show(walk, ids[5], "a")).found.stands
@@ -64,6 +70,20 @@ def test_runs_are_found_newest_first(storage: Storage, talk: Talk) -> None:
         with pytest.raises(NotFound, match=f"thread 'a' has no run '{ids[1]}'"):
             await run_search.show(walk, ids[1], "a")
         assert await run_search.newest(ThreadWalk(walk.database, "other"), RunQuery(), 10) == []
+
+    go(main())
+
+
+def test_a_run_is_shown_by_the_id_of_each_message_that_it_joined(memory: Storage, talk: Talk) -> None:
+    async def main() -> None:
+        async with working(memory.database(), talk.graph, works=False) as front:
+            tickets = [await front.accept("a", text) for text in ("boom", "hello")]
+        async with working(memory.database(), talk.graph, settings=ROLLED_BACK) as runtime:
+            run = await runtime.wait(tickets[0], 30)
+            walk = ThreadWalk(handle_of(memory.database()), "")
+            for ticket in tickets:
+                shown = await run_search.show(walk, ticket.id, "a")
+                assert (shown.found.run.id, shown.messages) == (run.id, 2)
 
     go(main())
 

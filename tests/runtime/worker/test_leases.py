@@ -46,14 +46,14 @@ class Opening:
     def __init__(self, runtime: Runtime) -> None:
         self.begun, self.gate = asyncio.Event(), asyncio.Event()
         runner = runtime._worker.runner
-        opened = runner._open_buffer
+        opened = runner.buffers.open
 
         async def late(held: object, options: object) -> None:
             self.begun.set()
             await self.gate.wait()
             await opened(held, options)  # type: ignore[arg-type]
 
-        runner._open_buffer = late  # type: ignore[method-assign]
+        runner.buffers.open = late  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["claimed later", "claimed at once"])
@@ -122,7 +122,7 @@ def test_a_thread_that_is_followed_before_its_run_starts_is_heard_while_it_goes_
             first = asyncio.ensure_future(anext(events))
             await eventually(lambda: looks._context.subscriptions._noted)
             # What a notification of the database does.
-            runtime._worker.runner.keep_buffers(lambda partition: partition.thread == "ada")
+            runtime._worker.runner.buffers.keep(lambda partition: partition.thread == "ada")
             opening.gate.set()
             await eventually(lambda: talk.under_way)
             assert (await asyncio.wait_for(first, 30)).name == "metadata"

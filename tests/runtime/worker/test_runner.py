@@ -1,4 +1,7 @@
-"""Running: one open run a thread, many threads at once, and another worker's turn when one is gone."""
+"""Running: one open run a thread, many threads at once, and another worker's turn when one is gone.
+
+Covers perdure.runtime.worker.run_buffers.
+"""
 
 from __future__ import annotations
 

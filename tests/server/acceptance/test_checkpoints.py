@@ -171,3 +171,25 @@ async def test_a_run_that_starts_in_the_past_ends_where_it_is(server: Server) ->
         await client.runs.wait(thread, "stopped", input=said("two"), config=past)
         assert (await client.threads.get_state(thread))["next"] == ["second"]
         assert (await client.threads.get(thread))["status"] == "interrupted"
+
+
+@near
+@run
+async def test_a_run_that_stores_no_checkpoint_has_the_result_of_the_one_it_started_from(
+    server: Server,
+) -> None:
+    async with server.client() as client:
+        thread = await new(client)
+        begun: Any = {"answers": ["before"]}
+        asked: Any = await client.runs.wait(thread, "both", input=begun)
+        ids = {one["value"]: one["id"] for one in asked["__interrupt__"]}
+        old = row(await client.threads.get_state(thread))["checkpoint"]
+        await client.threads.update_state(thread, {"answers": ["edited"]}, as_node="left")
+        resume: Any = {"resume": {ids["left?"]: "yes"}}
+        left: Any = await client.runs.wait(thread, "both", command=resume, checkpoint=old)
+        assert left["answers"] == ["before"]
+        assert [one["value"] for one in left["__interrupt__"]] == ["right?"]
+        (latest, _) = await client.runs.list(thread)
+        assert row(await client.runs.join(thread, latest["run_id"])) == left
+        await client.threads.update_state(thread, {"answers": ["again"]}, as_node="left")
+        assert row(await client.runs.join(thread, latest["run_id"])) == left

@@ -132,6 +132,42 @@ async def test_t06_breakpoints_of_the_graph_and_of_the_request(server: Server) -
 
 
 @run
+async def test_t05_a_state_that_was_edited_after_a_failure_shows_no_error(server: Server) -> None:
+    async with server.client() as client:
+        for node, status in (("boom", "idle"), ("__start__", "interrupted")):
+            thread_id = await new(client)
+            await client.runs.wait(thread_id, "boom", input=said("x"), raise_error=False)
+            await client.threads.update_state(thread_id, said("mended"), as_node=node)
+            thread = row(await client.threads.get(thread_id))
+            assert (thread["status"], thread["error"]) == (status, None)
+
+
+@run
+async def test_t06_a_breakpoint_is_not_streamed_as_an_interrupt_unless_updates_are(server: Server) -> None:
+    async with server.client() as client:
+        every: list[Any] = [["values"], ["values", "updates"]]
+        for modes in every:
+            thread_id = await new(client)
+            told = await parts(
+                client.runs.stream(
+                    thread_id, "stopped", input=said("go"), stream_mode=modes, interrupt_before="*"
+                )
+            )
+            assert [part.event for part in told] == ["metadata", *modes, "end"]
+
+
+@run
+async def test_t06_supersteps_leave_a_thread_that_waits_at_a_node(server: Server) -> None:
+    async with server.client() as client:
+        for node, status in (("first", "interrupted"), ("second", "idle")):
+            steps: Any = [{"updates": [{"values": said("x"), "as_node": node}]}]
+            made: Any = await client.threads.create(graph_id="stopped", supersteps=steps)
+            assert made["status"] == status
+            (found,) = await client.threads.search(ids=[made["thread_id"]], status=made["status"])
+            assert found["thread_id"] == made["thread_id"]
+
+
+@run
 async def test_t06_a_command_goes_elsewhere_and_updates(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)

@@ -80,6 +80,23 @@ def _check(mode: str, event: str, data: Any) -> None:
 
 
 @run
+async def test_t03_a_task_refers_to_the_state_of_its_subgraph_in_both_forms(server: Server) -> None:
+    async with server.client() as client:
+        thread_id = await new(client)
+        modes: list[Any] = ["checkpoints", "debug"]
+        told = await parts(client.runs.stream(thread_id, "nested", input=said("x"), stream_mode=modes))
+        seen = [part.data.get("payload", part.data) for part in told if part.event in modes]
+        tasks = [task for payload in seen for task in payload.get("tasks", ())]
+        assert all("state" in task for task in tasks)
+        referring = [task for task in tasks if task["state"] is not None]
+        assert len(referring) >= 2
+        for task in referring:
+            assert task["state"] == {"configurable": task["checkpoint"]}
+            assert task["checkpoint"]["thread_id"] == thread_id
+            assert task["checkpoint"]["checkpoint_ns"] == f"{task['name']}:{task['id']}"
+
+
+@run
 async def test_t03_langchains_events(server: Server) -> None:
     async with server.client() as client:
         thread_id = await new(client)

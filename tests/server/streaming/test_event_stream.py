@@ -35,7 +35,7 @@ async def test_a_stored_stream_leaves_turns_to_others_and_ends_with_its_client()
         await left.wait()
         return {"type": "http.disconnect"}
 
-    stream = EventStream(frames(), ("end",), None, has_end=True, send_timeout=30.0, ping=30)
+    stream = EventStream(frames(), ("end",), has_end=True, send_timeout=30.0, ping=30)
     sending = asyncio.ensure_future(stream({"type": "http", "method": "GET"}, receive, send))
     # The first frame is asked for within a few turns.
     for _ in range(20):

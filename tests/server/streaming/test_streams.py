@@ -94,9 +94,8 @@ def test_a_reader_that_is_cancelled_stays_cancelled(closes: bool) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("refusable", [False, True])
 def test_a_reader_that_takes_nothing_is_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refusable: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(streams, "STALLED_S", 0.05)
     made, left, sent = list[int](), list[str](), list[bytes]()
@@ -118,8 +117,7 @@ def test_a_reader_that_takes_nothing_is_left(
             await asyncio.Event().wait()
 
     async def main() -> None:
-        refused = asyncio.Event().wait if refusable else None
-        response = streams.stream(cast(ServerState, None), frames(), {}, refused=refused)
+        response = streams.stream(cast(ServerState, None), frames(), {})
         await response({"type": "http", "method": "GET"}, receive, send)
 
     with caplog.at_level(logging.WARNING, "perdure.server"):

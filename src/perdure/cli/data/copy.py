@@ -18,14 +18,14 @@ from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.engine.transfer.transfer import TransferResult
+    from perdure.engine.transfer.transfer_terms import TransferResult
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 
 HandOver = Annotated[
     bool,
-    typer.Option("--hand-over", help="Let threads that go on by themselves do so there, and here no more"),
+    typer.Option("--hand-over", help="Let the target take over threads that go on by themselves"),
 ]
 
 # By the value of the state at the target: the engine's type is imported when a command runs.
@@ -59,7 +59,7 @@ class CopyCounts:
 
     def count(self, partition: Partition, moved: TransferResult) -> None:
         """Add the result for one partition."""
-        from perdure.engine.transfer.transfer import State
+        from perdure.engine.transfer.transfer_terms import State
 
         if moved.found is State.SAME:
             self.left_alone += 1
@@ -69,7 +69,8 @@ class CopyCounts:
         self.listings += partition.space == SERVER
         self.sessions += partition.space == SESSIONS
         self.checkpoints += moved.digest.checkpoints
-        self.items += moved.digest.items if partition.space == STORE else 0
+        if partition.space == STORE:
+            self.items += moved.digest.items
         self.bytes += moved.digest.bytes
 
     def __str__(self) -> str:
@@ -222,7 +223,7 @@ def _one(
     progress: ProgressReport,
 ) -> None:
     from perdure import admin
-    from perdure.engine.transfer.transfer import State
+    from perdure.engine.transfer.transfer_terms import State
 
     name = label(partition)
     try:
@@ -252,11 +253,10 @@ def _one(
         else:
             tally.failed.append(f"{name} {text}; pass --replace to bring it up to date")
     tally.count(partition, moved)
-    much = (
-        f"{moved.digest.checkpoints} checkpoints"
-        if partition.space == THREADS
-        else f"{moved.digest.items} items"
-    )
+    if partition.space == THREADS:
+        much = f"{moved.digest.checkpoints} checkpoints"
+    else:
+        much = f"{moved.digest.items} items"
     progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
 
 
@@ -264,7 +264,10 @@ def label(partition: Partition) -> str:
     """Return the name of a thread, a namespace of the store or a server's list, for the screen."""
     from perdure.model.store_items import labels_of
 
-    tenant = f" of tenant {partition.tenant!r}" if partition.tenant else ""
+    if partition.tenant:
+        tenant = f" of tenant {partition.tenant!r}"
+    else:
+        tenant = ""
     if partition.space == STORE:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
     if partition.space == SERVER:

@@ -52,11 +52,23 @@ def diff(
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
     with open_database(db, tenant, keys) as database:
-        newest = None if after is None else checkpoint_id(database, thread_id, after, namespace)
+        if after is None:
+            newest = None
+        else:
+            newest = checkpoint_id(database, thread_id, after, namespace)
         new = database.show(thread_id, newest, namespace)
-        old_id = new.parent_id if before is None else checkpoint_id(database, thread_id, before, namespace)
-        old = None if old_id is None else database.show(thread_id, old_id, namespace)
-    first = {} if old is None else {c.name: c.value for c in old.channels}
+        if before is None:
+            old_id = new.parent_id
+        else:
+            old_id = checkpoint_id(database, thread_id, before, namespace)
+        if old_id is None:
+            old = None
+        else:
+            old = database.show(thread_id, old_id, namespace)
+    if old is None:
+        first = {}
+    else:
+        first = {c.name: c.value for c in old.channels}
     second = {c.name: c.value for c in new.channels}
     changes = list(_changes(first, second))
     if as_json:
@@ -101,7 +113,9 @@ def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[di
 
 
 def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]
 
 
 def _diff_lists(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -125,10 +139,15 @@ def _line(item: Any) -> str:
     inner = item.get("value") if isinstance(item, dict) else None
     if isinstance(inner, dict) and "content" in inner and "type" in inner:
         content = inner["content"]
-        text = content if isinstance(content, str) else _text(content)
+        if isinstance(content, str):
+            text = content
+        else:
+            text = _text(content)
         calls = "".join(f" [calls {call.get('name')}]" for call in inner.get("tool_calls") or ())
         line = f"{inner['type']}: {text}{calls}"
     else:
         line = _text(item)
     line = legible(line)
-    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]}… ({len(line):,} characters)"
+    if len(line) <= _WIDEST:
+        return line
+    return f"{line[:_WIDEST]}… ({len(line):,} characters)"

@@ -25,7 +25,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.data.copy import HandOver
 from perdure.cli.data.export_to import TargetOptions, export_to
-from perdure.cli.data.import_server import Authorization, Headers, ServerOptions
+from perdure.cli.data.langgraph_server import Authorization, Headers, ServerOptions
 from perdure.cli.data.sessions import export_sessions
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
@@ -63,7 +63,7 @@ def export(
     hand_over: HandOver = False,
     form: Annotated[
         ExportForm,
-        typer.Option("--as", help="What is printed without --output: everything, the messages, or sessions"),
+        typer.Option("--as", help="Form without --output: everything, the messages, or sessions"),
     ] = ExportForm.JSON,
     to: Annotated[
         str | None,
@@ -98,12 +98,12 @@ def export(
     which the import needs; --clear writes it unencrypted.
 
     A thread that goes on by itself, at a deadline, after a sleep or with a signal, is refused. With
-    --hand-over it goes on where the file is imported, and here no more. Import such a file once.
+    --hand-over it goes on where the file is imported, and stops doing so here. Import such a file once.
 
-    --to writes threads to another place, compares what is there afterwards, and can be repeated. A saver of
+    --to writes threads to another place, compares them there afterwards, and can be repeated. A saver of
     LangGraph's gets them whole: the same graph, compiled with it, goes on. A server gets the steps that led
-    to each latest state, whose checkpoints have other ids there, and with --all the items of the store; this
-    needs the graph.
+    to each latest state, whose checkpoints have other ids there, and with --all the assistants, the items of
+    the store and the crons; this needs the graph.
 
     --as history prints the messages of a thread's latest state as neutral JSON, `[{role, content, …}]`; for
     several threads, or --all, a line each. `perdure import --from history` reads both.
@@ -117,7 +117,7 @@ def export(
 
     key = keys_of(keys)
     if to is not None and (output is not None or form is not ExportForm.JSON):
-        raise NotAllowed("--to is a place of its own; leave out --output and --as")
+        raise NotAllowed("--to names the place to export to; leave out --output and --as")
     server = ServerOptions(headers or [], authorization, graphs or [])
     server.require(is_used=to is not None)
     _refuse_options_of_files(form, output, clear=clear, hand_over=hand_over)
@@ -247,7 +247,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     encrypted with its key, even if the file is not encrypted.
     """
     from perdure import admin
-    from perdure.engine.transfer.transfer import State
+    from perdure.engine.transfer.transfer_terms import State
 
     file, dry_run = Path(name), options.dry_run
     key = keys_of(options.keys)
@@ -270,13 +270,12 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
             digest = before.digest
             if not dry_run:
                 digest = admin.move(archive, each, database, into, replace=options.replace).digest
-            text = (
-                "is there already"
-                if before.found is State.SAME
-                else "would be imported"
-                if dry_run
-                else "imported"
-            )
+            if before.found is State.SAME:
+                text = "is there already"
+            elif dry_run:
+                text = "would be imported"
+            else:
+                text = "imported"
             out.print(
                 f"{digest.hex}  {escape(printable(into.thread))}: {text}, {digest.checkpoints} checkpoints",
                 soft_wrap=True,

@@ -10,19 +10,21 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import err, handle_in, out, printable, run_coroutine, several
-from perdure.cli.data.import_server import ServerOptions, load_graphs
+from perdure.cli.data.langgraph_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
-from perdure.model.records import THREADS, Partition
+from perdure.model.records import SERVER, THREADS, Partition
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
+    from perdure.database.handle import DatabaseHandle
+    from perdure.imports.langgraph_server.api import ServerApi
 
 
 @dataclass(frozen=True, slots=True)
 class TargetOptions:
-    """What is exported: threads by name, or everything; and the options of a server."""
+    """Content of an export: threads by name, or everything; and the options of a server."""
 
     threads: list[str]
     everything: bool
@@ -41,7 +43,10 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
     from perdure import admin
 
     there = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
-    wanted = there if options.everything else list(dict.fromkeys(options.threads))
+    if options.everything:
+        wanted = there
+    else:
+        wanted = list(dict.fromkeys(options.threads))
     if not wanted:
         raise NotFound("which thread? Name one or more, or pass --all")
     for name in wanted:
@@ -81,22 +86,60 @@ def _to_server(
             name: graph.copy(update={"checkpointer": database.checkpointer()})
             for name, graph in loaded.items()
         }
+        if options.everything:
+            _write_assistants(handle, tenant, api, written)
+        left_out = set(wanted)
         for name in wanted:
             row = handle.run(look(Partition(tenant, name)))
-            metadata: dict[str, Any] = dict(row.metadata) if row is not None else {}
+            if row is not None:
+                metadata: dict[str, Any] = dict(row.metadata)
+            else:
+                metadata = {}
             chosen = metadata.get("graph_id") or next(iter(graphs))
             with written.of(f"thread {name!r}") as note:
                 if chosen not in graphs:
                     raise NotFound(f"it is of the graph {chosen!r}; name it with --graph {chosen}=PLACE")
                 outcome = target.thread(graphs[chosen], name, {**metadata, "graph_id": chosen})
+                left_out.remove(name)
                 note(f"{printable(name)}: {outcome}")
         if options.everything:
             for namespace, key, value in _items(database):
                 with written.of(f"item {key!r}"):
                     target.item(namespace, key, value)
+            _write_crons(handle, tenant, api, written, left_out)
     finally:
         api.close()
     written.end("thread")
+
+
+def _write_assistants(handle: DatabaseHandle, tenant: str, api: ServerApi, written: _Written) -> None:
+    from perdure.engine import versioned_documents
+    from perdure.imports.langgraph_server.target_records import RecordsTarget
+
+    target, place = RecordsTarget(api), Partition(tenant, "assistants", SERVER)
+    for held in handle.run(versioned_documents.everything(place, "assistant")):
+        with written.of(f"assistant {held.name}"):
+            past = handle.run(versioned_documents.past(place, "assistant", held.name))
+            outcome = target.assistant(held.name, list(reversed(past)), held.number)
+            written.count("assistant", outcome)
+
+
+def _write_crons(
+    handle: DatabaseHandle, tenant: str, api: ServerApi, written: _Written, left_out: set[str]
+) -> None:
+    """Write the crons, except those of threads that were left out: for such a cron Aegra would start a run at
+    once."""
+    from perdure.engine.queue import crons
+    from perdure.imports.langgraph_server.target_records import RecordsTarget
+    from perdure.model.ops import Now
+    from perdure.model.program import ask
+
+    target, now = RecordsTarget(api), handle.run(ask(Now()))
+    for cron in handle.run(crons.everything(crons.place(tenant))):
+        with written.of(f"cron {cron.id}"):
+            if cron.body[crons.THREAD_ID] in left_out:
+                raise NotFound(f"its thread {cron.body[crons.THREAD_ID]!r} was not exported")
+            written.count("cron", target.cron(cron, now))
 
 
 def _items(database: SyncDatabase) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
@@ -111,12 +154,13 @@ _PAGE = 100
 
 
 class _Written:
-    """What was written, and what was not, with the reason."""
+    """Counts of the objects that were written, and the reasons for those that were not."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._count = 0
         self._failed = 0
+        self._records: dict[str, dict[str, int]] = {}
 
     def of(self, what: str) -> _Attempt:
         """Return a block that may fail alone."""
@@ -127,6 +171,11 @@ class _Written:
         self._count += 1
         out.print(escape(text), soft_wrap=True)
 
+    def count(self, kind: str, outcome: str) -> None:
+        """Count a record of a kind, of which the sum is printed at the end."""
+        outcomes = self._records.setdefault(kind, {})
+        outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
     def fail(self, what: str, error: PerdureError) -> None:
         """Print what was not written."""
         self._failed += 1
@@ -135,6 +184,9 @@ class _Written:
     def end(self, what: str) -> None:
         """Print the sum. The exit code is 1 if something failed."""
         err.print(escape(f"{several(self._count, what)} at {self._name}"), soft_wrap=True)
+        for kind, outcomes in self._records.items():
+            counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
+            err.print(f"{kind}s: {counts}", soft_wrap=True)
         if self._failed:
             raise typer.Exit(1)
 

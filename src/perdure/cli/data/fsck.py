@@ -65,7 +65,10 @@ def fsck(
             _accept_losses(database, None if all_tenants else tenant, report)
         for detail in [] if thread_ids else admin.examine(database, all_tenants=all_tenants):
             report.add_damage_of_database(detail)
-        places = [] if thread_ids else admin.partitions(database, None if all_tenants else tenant)
+        if thread_ids:
+            places = []
+        else:
+            places = admin.partitions(database, None if all_tenants else tenant)
         threads = [place for place in places if place.space == THREADS]
         if thread_ids:
             threads = [Partition(tenant, name) for name in thread_ids]
@@ -101,7 +104,10 @@ class _Report:
         self._names_tenants = names_tenants
 
     def add_damage_of_database(self, detail: str) -> None:
-        advice = "" if "`perdure " in detail else "; restore it from a backup"
+        if "`perdure " in detail:
+            advice = ""
+        else:
+            advice = "; restore it from a backup"
         self._print(f"database: {detail}{advice}", {"thread_id": None, "kind": "database", "detail": detail})
         self.damaged += 1
 
@@ -141,10 +147,16 @@ def _check_threads(
     for place in track(threads, "Checking", console=err, transient=True, disable=hidden):
         if place.tenant != whose:
             whose, of_tenant = place.tenant, _of(database, place.tenant)
-            saver = None if checks.types is None else _saver_of(of_tenant, checks.types)
+            if checks.types is None:
+                saver = None
+            else:
+                saver = _saver_of(of_tenant, checks.types)
         try:
             findings = _findings(of_tenant, place, is_named=checks.are_named)
-            repaired = of_tenant.repair(place.thread) if findings and checks.repair else None
+            if findings and checks.repair:
+                repaired = of_tenant.repair(place.thread)
+            else:
+                repaired = None
         except (Corrupt, Conflict) as error:
             # One thread that cannot be checked must not prevent the check of the others.
             report.add_thread(
@@ -158,7 +170,10 @@ def _check_threads(
             findings = list(repaired.left)
         for finding in findings:
             report.add_finding(place, finding)
-        unreadable = None if saver is None else _unreadable(saver, place.thread)
+        if saver is None:
+            unreadable = None
+        else:
+            unreadable = _unreadable(saver, place.thread)
         if unreadable is not None:
             report.add_thread(place, "types", f"thread {place.thread!r}: {unreadable}", unreadable)
         report.damaged += bool(findings) or unreadable is not None
@@ -177,8 +192,8 @@ def _of(database: SyncDatabase, tenant: str) -> SyncDatabase:
 
 
 def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
-    """Return what is wrong with a thread; raise ``NotFound`` for a named one that does not exist, as a
-    mistyped id must not count as sound."""
+    """Return the faults of a thread; raise ``NotFound`` for a named one that does not exist, as a mistyped id
+    must not count as sound."""
     from perdure import admin
 
     findings = database.fsck(partition.thread)
@@ -212,8 +227,8 @@ def _check_history(database: SyncDatabase, place: Partition, report: _Report) ->
 
 
 def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
-    """Return what was checked. The runtime's own threads are counted apart, as `perdure threads ls` leaves
-    them out."""
+    """Return the summary of a check without findings. The runtime's own threads are counted apart, as
+    `perdure threads ls` leaves them out."""
     of_runtime = sum(place.thread.startswith(INTERNAL) for place in threads)
     counts = [several(len(threads) - of_runtime, "thread")]
     if histories:
@@ -244,7 +259,10 @@ def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
 
     (chosen,) = choose_graphs([place], file=None, environ=os.environ)
     agent = asyncio.run(chosen.load())
-    graphs = [] if isinstance(agent.graph, Factory) else [agent.graph]
+    if isinstance(agent.graph, Factory):
+        graphs = []
+    else:
+        graphs = [agent.graph]
     return saver_for(database, [agent], graphs)
 
 

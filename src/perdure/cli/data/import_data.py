@@ -26,7 +26,7 @@ from perdure.cli.app import (
 )
 from perdure.cli.data.copy import INTERRUPTED
 from perdure.cli.data.export import ArchiveOptions, import_archive
-from perdure.cli.data.import_server import (
+from perdure.cli.data.langgraph_server import (
     Authorization,
     Headers,
     RecordCounts,
@@ -77,7 +77,7 @@ def import_(
     file_keys: Annotated[
         str | None,
         typer.Option(
-            metavar="KEYS", help="Archive: what wraps its keys; what wraps those of the database without it"
+            metavar="KEYS", help="Archive: the provider that wraps its keys; by default that of --keys"
         ),
     ] = None,
     table: Annotated[str, typer.Option("--table", help="Sessions: the table of a SQL database")] = "sessions",
@@ -198,7 +198,10 @@ def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
     """Detect the kind of a source, and print it."""
     from perdure.imports.detection import detect_kind
 
-    kind = SourceKind.SESSIONS if is_of_sessions else detect_kind(source)
+    if is_of_sessions:
+        kind = SourceKind.SESSIONS
+    else:
+        kind = detect_kind(source)
     name = redact(source) if "://" in source else source
     err.print(escape(f"{printable(name)} is read as {kind}"), soft_wrap=True)
     return kind

@@ -29,8 +29,14 @@ def migrate(
         for step in steps if dry_run else ():
             out.print(escape(step), soft_wrap=True)
         if steps:
-            advice = "" if dry_run else "; run `perdure migrate` with this URL"
-            needed = f"this release needs {after}" if found < after else "but parts of it are missing"
+            if dry_run:
+                advice = ""
+            else:
+                advice = "; run `perdure migrate` with this URL"
+            if found < after:
+                needed = f"this release needs {after}"
+            else:
+                needed = "but parts of it are missing"
             err.print(escape(f"{name} is at schema version {found}, {needed}{advice}"), soft_wrap=True)
             raise typer.Exit(1 if check else 0)
         _print(f"{name} is at schema version {after} already")

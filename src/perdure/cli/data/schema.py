@@ -132,7 +132,10 @@ def check(
     for chosen in _choose(graphs or (), config):
         agent, found = _agent(chosen, schema_place)
         # A graph is recorded under one of its two names, whichever it was first given.
-        place = chosen.other if chosen.word not in records and chosen.other in records else chosen.word
+        if chosen.word not in records and chosen.other in records:
+            place = chosen.other
+        else:
+            place = chosen.word
         now, recorded = fingerprint(_graph(agent)), records.get(place)
         wrong = contradictions(found, now)
         why = verdict(recorded, found.version, now)
@@ -202,7 +205,10 @@ def plan(
     pinned = waiting = broken = 0
     with open_database(db, tenant, keys) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
-        tried = names if sample is None else names[:: max(1, -(-len(names) // sample))]
+        if sample is None:
+            tried = names
+        else:
+            tried = names[:: max(1, -(-len(names) // sample))]
         plans = plan_threads(database, agent, found, tried, has_history=history)
         with Progress(console=err, transient=True, disable=as_json or not err.is_terminal) as progress:
             for each in progress.track(plans, total=len(tried), description="threads"):
@@ -269,17 +275,17 @@ def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) ->
 
 
 def _choose(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
-    """Return the graphs that a command was given; those of the settings without any."""
+    """Return the graphs that a command names, or all graphs of the settings if it names none."""
     from perdure.config.graph_choice import choose_graphs
 
     return choose_graphs(words, file=config, environ=os.environ)
 
 
 def _one(word: str | None, config: Path | None) -> ChosenGraph:
-    """Return the graph that a command was given; the only one of the settings without it.
+    """Return the graph that a command names, or the only one of the settings if it names none.
 
     Raises:
-        BadSetting: There is not one graph in the settings.
+        BadSetting: The settings have no graph, or several.
     """
     from perdure.errors import BadSetting
 

@@ -60,7 +60,10 @@ def import_sessions(where: str, options: SessionOptions) -> None:
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
             try:
                 with progress_bar("sessions") as bar:
-                    task = bar.add_task("", total=len(wanted) or None) if bar is not None else None
+                    if bar is not None:
+                        task = bar.add_task("", total=len(wanted) or None)
+                    else:
+                        task = None
                     for report in importer.run(found):
                         counts.add(report)
                         seen.add(report.session)
@@ -119,6 +122,9 @@ def _text(counts: SessionCounts) -> str:
     text = f"{several(counts.states['imported'], 'session')}, {several(counts.messages, 'message')}"
     for state, count in counts.states.items():
         if count and state != "imported":
-            words = "brought up to date" if state == "extended" else state
+            if state == "extended":
+                words = "brought up to date"
+            else:
+                words = state
             text += f"; {several(count, 'session')} {words}"
     return text

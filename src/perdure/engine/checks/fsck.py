@@ -2,7 +2,7 @@
 
 A check reads everything and writes nothing. A thread that is written to meanwhile is read again, so that
 a write in progress is not reported as damage. Orphan chunks, and writes whose checkpoint is not stored, are
-no damage: a crash may leave them, and the next prune removes them.
+not damage: a crash may leave them, and the next prune removes them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
 
     A hole is closed with the nearest stored ancestor if the sequence proves which one that is; otherwise
     the history ends there, marked as a cut. A head that is missing or names nothing stored is set to the
-    newest checkpoint of its namespace by sequence. It is one commit if that holds all of it.
+    newest checkpoint of its namespace by sequence. The repair is one commit, unless it does not fit one.
 
     Raises:
         Fenced: a run is open on the thread.
@@ -83,7 +83,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
             return Repaired((), (_to_finding(partition, error),))
         wanted += [f for f in findings if f.repairable and f not in wanted]
         ops = [*_fix_links(contents, findings), *_fix_heads(contents, findings)]
-        # What a commit has not mended the next one would not mend either.
+        # Findings that a commit has not mended would not be mended by the next one either.
         if not ops or findings == before:
             return Repaired(tuple(f for f in wanted if f not in findings), tuple(findings))
         some = next(batches(ops, budget, reserve=2))
@@ -347,7 +347,9 @@ def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord
     nearest = max(before, key=lambda c: c.seq, default=None)
     if nearest is None or nearest.step is None or record.step is None:
         return None
-    return nearest.id if record.seq - nearest.seq == record.step - nearest.step else None
+    if record.seq - nearest.seq == record.step - nearest.step:
+        return nearest.id
+    return None
 
 
 def _fix_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
@@ -365,7 +367,8 @@ def _fix_heads(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
             # A sequence is never reused; a head that names a stored checkpoint stays there.
             seq = max(seq, head.fields["seq"])
             named = head.fields["checkpoint_id"]
-            target = named if (namespace, named) in contents.places else target
+            if (namespace, named) in contents.places:
+                target = named
         version = head.version if head is not None else 0
         yield Put(
             HEAD,

@@ -91,7 +91,8 @@ def _read(partition: Partition) -> Program[_Queue]:
 
 
 def _compare_counts(queue: _Queue) -> Iterator[str]:
-    """Yield records that a queue counts and that are not stored, and stored ones that no queue counts."""
+    """Yield the records that a queue counts but that are not stored, and the stored ones that it does not
+    count."""
     for kind, lane, name in ((INBOX, queue.inbox, "message"), (OUTBOX, queue.outbox, "reply")):
         stored = queue.stored[kind]
         pending = range(lane.bound + 1, lane.last + 1)
@@ -140,5 +141,8 @@ def _name(name: str, key: Key) -> str:
 def _these(name: str, numbers: Sequence[int]) -> str:
     """Join the first few numbers, and the count of the others."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
+    if len(numbers) > _SHOWN:
+        more = f" and {len(numbers) - _SHOWN} more"
+    else:
+        more = ""
     return f"{name} {shown}{more}"

@@ -90,4 +90,6 @@ def _page(kind: Kind, after: Key | None) -> Range:
 
 def _format(part: object) -> str:
     """Format a part of a key."""
-    return part if isinstance(part, str) else repr(part)
+    if isinstance(part, str):
+        return part
+    return repr(part)

@@ -53,7 +53,7 @@ def commit_writes(
         keeps: The driver's ``keeps_fields``.
         known: The generations that this process knows, which need not be read then.
     """
-    # What is removed has to be looked for: a namespace without an index has no generation.
+    # Entries to remove have to be read first: a namespace without an index has no generation.
     overwrites = keeps and all(w.body is not None for w in writes)
     if overwrites and not any(w.entry for w in writes):
         removes = any(map(is_indexed, writes))
@@ -115,7 +115,7 @@ def commit_if_unchanged(
     Args:
         partition: The namespace.
         writes: The writes, at most one for each key.
-        seen: What the caller saw.
+        seen: The items as the caller read them.
         budget: The limits of a commit.
 
     Returns:
@@ -139,7 +139,10 @@ def commit_if_unchanged(
         keys = dict.fromkeys([*(w.key for w in writes), *seen.keys])
         gets = tuple(Get(ITEM, (key,)) for key in keys)
         answers = yield from ask(Fetch(partition, (search_index.GENERATION, *gets)))
-        before = search_index.generation_of(answers[0][0]) if answers[0] and not attempt else None
+        if answers[0] and not attempt:
+            before = search_index.generation_of(answers[0][0])
+        else:
+            before = None
         if before is not None and (yield from _empties(partition, writes)):
             before = None
         stored = {record.key[0]: record for answer in answers[1:] for record in answer}
@@ -206,7 +209,7 @@ def _entry_op(write: Write) -> Op:
 def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
     """Return True if a namespace has no items left after some writes.
 
-    Then its generation goes, too: the record of it names the last items, and keys may tell what was deleted.
+    Then its generation is removed, too: its record names the last items, and keys may reveal deleted data.
     """
     if any(w.body is not None for w in writes):
         return False
@@ -232,8 +235,8 @@ def _generation(
     Args:
         ops: The operations of the writes.
         writes: The writes.
-        before: The generation; ``None`` if there is none, if no item will be left, or if a commit that named
-            it was refused: writers of different items then need not wait for each other.
+        before: The generation; ``None`` if there is none, if no item will be left, or if a commit that
+            checked it was refused, so that writers of different items do not wait for each other.
         budget: The limits of a commit.
     """
     changed = [w for w in writes if w.entry is not None or w.body is None]

@@ -131,7 +131,7 @@ def split(
 def renew(
     partition: Partition, read_now: Iterable[tuple[Record, int]], now: int, budget: Budget
 ) -> Program[None]:
-    """Postpone the expiry of items that were read, each under its new version. One that was written or
+    """Postpone the expiry of items that were read, each under its new version. An item that was written or
     removed since is left as it is."""
     ops: list[tuple[Op, ...]] = []
     for record, version in read_now:
@@ -364,8 +364,8 @@ def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Progr
 
 
 def _within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
-    """Return the namespaces within a prefix. If none is listed, that is the prefix itself: the catalogue of a
-    database may follow within moments."""
+    """Return the namespaces within a prefix. If none is listed, return the prefix itself: a database may list
+    new namespaces a moment late."""
     page = yield from _names(tenant, prefix, None)
     out = page or ([partition_of(tenant, prefix)] if prefix else [])
     while len(page) == _NAMES:

@@ -2,7 +2,7 @@
 read them before each commit.
 
 A generation's record is fixed by its version, and a commit that names one is refused if another is stored. So
-what is known here need not be right: a writer that was refused reads, and tries again.
+this knowledge may be outdated: a writer that was refused reads, and tries again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class KnownGenerations:
         """Return a namespace's generation if this process wrote the last two. Where writers take turns, a
         guess would be refused each time, and cost more than it saves."""
         known = self._known.get(partition)
-        return known.generation if known is not None and known.is_ours else None
+        if known is not None and known.is_ours:
+            return known.generation
+        return None
 
     def note_commit(self, partition: Partition, before: int | None, after: Generation | None) -> None:
         """Note a commit.

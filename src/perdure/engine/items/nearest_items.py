@@ -19,7 +19,7 @@ _SPARE = 2
 _GROWTH = 8
 _ORPHANS = 20
 _AGAIN = 3
-"""Times that a search begins anew, as items that it had ranked were written meanwhile."""
+"""Times that a search starts again because items that it had ranked were written meanwhile."""
 
 V = TypeVar("V")
 
@@ -45,17 +45,17 @@ def nearest(
     removal: int | None = None,
 ) -> Program[list[Hit[V]]]:
     """Return the living items of candidates that ``judge`` accepts, in the order of the candidates; those
-    whose value is another than the indexed one are left out. If that is so as they were written since they
-    were ranked, the search begins anew, a few times. Other arguments as for ``search``.
+    whose value is another than the indexed one are left out. If the reason is that they were written since
+    they were ranked, the search starts again, a few times. Other arguments as for ``search``.
 
     Args:
         rank: Returns the items that the search index has, the best first.
-        judge: Returns what is found of an item, ``None`` to leave it out.
+        judge: Returns the result for an item, ``None`` to leave it out.
         offset: Accepted items that are passed over.
         limit: Items that are returned at most.
         now: The time in microseconds.
-        removal: A number that is used once, under which entries are removed whose items are gone, some of
-            each namespace; ``None`` to leave them.
+        removal: A number that is used once, under which entries without items are removed, some of each
+            namespace; ``None`` to leave them.
     """
     left = _AGAIN
     while True:
@@ -72,7 +72,7 @@ def nearest(
 
 
 class _Page(Generic[V]):
-    """The hits of a search by meaning, and what it met on the way.
+    """The hits of a search by meaning, and facts about the search.
 
     ``outdated`` has the generations of indexes that ranked an item by another value than it has, ``orphans``
     the keys of entries without an item.
@@ -101,7 +101,10 @@ class _Page(Generic[V]):
                     self.outdated[each.partition] = each.generation
                     continue
                 labels = labels_of(each.partition.thread)
-                value = None if is_over(item, self._now) else self._judge(labels, item)
+                if is_over(item, self._now):
+                    value = None
+                else:
+                    value = self._judge(labels, item)
                 if value is None:
                     continue
                 passed += 1
@@ -138,9 +141,12 @@ def nearest_stored(
     limit: int,
     everything: bool,
 ) -> Program[list[Hit[V]]]:
-    """Return what ``nearest`` does where the database compares the vectors: by ``find``, the request for the
-    items that are nearest to the query. Other arguments as for ``search``."""
-    size = offset + limit + _SPARE if everything else 2 * (offset + limit) + _WHOLE
+    """Return the result of ``nearest`` where the database compares the vectors, by ``find``: the request for
+    the items nearest to the query. Other arguments as for ``search``."""
+    if everything:
+        size = offset + limit + _SPARE
+    else:
+        size = 2 * (offset + limit) + _WHOLE
     exact = False
     while limit:
         found = yield from ask(replace(find, limit=size, exact=exact))

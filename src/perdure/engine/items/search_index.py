@@ -31,13 +31,14 @@ _UNREADABLE = (
 _HEADERS = 1000
 _BODIES = 200
 _AGAIN = 3
-"""Times that changes are read at most, as others go on; after that they may be of several moments."""
+"""Maximum number of attempts to read changes of one moment while others write; after that the changes may be
+of several moments."""
 
 LOG_COMMITS = 24
 """Commits that the record of a generation names at most."""
 
 LOG_BYTES = 900
-"""Bytes of the record of a generation at most: with its keys one unit of what DynamoDB bills for a write."""
+"""Maximum bytes of a generation's record: with its keys it is one write unit of DynamoDB."""
 
 
 class IndexEntry(NamedTuple):
@@ -45,9 +46,9 @@ class IndexEntry(NamedTuple):
 
     Attributes:
         model: Digest of the embedding model and its dimensions, or of an index without one.
-        content: Digest of the item's stored value, of ``content_of``.
-        paths: The paths whose texts are indexed; ``None`` for those of the configuration, none if the item
-            is kept out of the index.
+        content: Digest of the item's stored value, made by ``content_of``.
+        paths: The paths whose texts are indexed; ``None`` for those of the configuration, an empty tuple if
+            the item is kept out of the index.
         vectors: A vector for each text: 32-bit floats, little-endian.
     """
 
@@ -144,7 +145,10 @@ def _log(record: Record) -> list[Any]:
     """Return the commits that a generation's record names, the last one last, each as it is stored: the
     generation before it, and the keys of the items whose entries it changed."""
     try:
-        log: Any = ormsgpack.unpackb(record.body) if record.body else []
+        if record.body:
+            log: Any = ormsgpack.unpackb(record.body)
+        else:
+            log = []
     except ValueError as error:
         raise Corrupt(_UNREADABLE) from error
     if not isinstance(log, list):
@@ -192,7 +196,10 @@ def changes(
         now = found[0].version if found else 0
         if found and now == generation:
             return None
-        changed = _find_changed(found[0], generation) if found and generation else None
+        if found and generation:
+            changed = _find_changed(found[0], generation)
+        else:
+            changed = None
         if changed is not None:
             wanted, kept, absent = changed, {}, []
         else:
@@ -211,7 +218,7 @@ def changes(
         if is_of_one_moment or not left:
             break
     written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
-    # One that was removed between two reads is removed for this reader, too.
+    # An entry that was removed between two reads is removed for this reader, too.
     return IndexChanges(now, written, [*absent, *(key for key in wanted if key not in read)])
 
 
@@ -255,7 +262,10 @@ def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
 
 
 def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
-    answers = (yield from ask(Fetch(partition, _gets(keys)))) if keys else ()
+    if keys:
+        answers = yield from ask(Fetch(partition, _gets(keys)))
+    else:
+        answers = ()
     return [record for records in answers for record in records]
 
 
@@ -326,4 +336,6 @@ def _read_entry(partition: Partition, record: Record) -> StoredIndexEntry:
 
 
 def _paths(stored: Any) -> tuple[str, ...] | None:
-    return None if stored is None else tuple(str(path) for path in stored)
+    if stored is None:
+        return None
+    return tuple(str(path) for path in stored)

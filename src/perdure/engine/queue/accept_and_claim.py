@@ -19,7 +19,7 @@ from perdure.model.records import EPOCH, LANE, Record
 from perdure.model.runs.queue import IN, Lane
 
 GETS = (Get(LANE, (IN,)), Get(EPOCH, ()))
-"""Gets of what ``read`` decodes."""
+"""Gets of the records that ``read`` decodes."""
 
 NEW = RememberedInbox(Lane(IN), 0)
 """Inbox of a thread that does not exist yet."""
@@ -40,8 +40,8 @@ def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
 
 def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
     """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle:
-    it is due at once, and its graph is one of ``graphs``, which the caller can run. Not one that a question
-    of the thread may refuse."""
+    it is due at once, and its graph is one of ``graphs``, which the caller can run. A message that a question
+    of the thread may refuse is not."""
     message = accept.message
     if message.mode == "answer" or leaves_question(message.payload):
         return False
@@ -79,7 +79,7 @@ def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Prog
 
     Args:
         accept: a message for which ``may_begin`` is true.
-        planned: what ``plan`` returned for it.
+        planned: the result of ``plan`` for it.
         known: the inbox as the caller remembers it.
 
     Raises:

@@ -2,9 +2,9 @@
 
 All crons of a tenant share one partition, whose queue record is due when the first of them is: workers find
 it as they find a thread's inbox. Every change writes or checks that record in its own commit, so that
-concurrent changes cannot leave it later than a cron that is due. What a cron starts, and when it is due
-again, is the caller's, but for the thread that it is bound to: it is named in the body as ``thread_id``, and
-the cron is removed with it. Times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+concurrent changes cannot leave it later than a cron that is due. The caller decides what a cron starts and
+when it is due again, except for the thread that it is bound to: the body names that as ``thread_id``, and the
+cron is removed with it. Times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Due(NamedTuple):
 
 
 Change = Callable[[Cron], Due | None]
-"""Function from a cron to what it becomes; ``None`` leaves it. It may be called more than once."""
+"""Function from a cron to the changed cron; ``None`` leaves it. It may be called more than once."""
 
 
 def place(tenant: str) -> Partition:
@@ -102,7 +102,7 @@ def create(partition: Partition, cron_id: str, new: Due, now: int, fresh: int) -
         if view.cron is not None:
             return (None,)
         if count >= MOST:
-            raise QueueFull(f"there are {MOST} crons, the most that a tenant may have; delete one first")
+            raise QueueFull(f"there are {MOST} crons, as many as a tenant may have; delete one first")
         cron = Cron(cron_id, new.body, new.due_at, now, now, fresh)
         return (yield from _store(partition, view, cron, Expect.ABSENT, fresh))
 
@@ -111,7 +111,7 @@ def create(partition: Partition, cron_id: str, new: Due, now: int, fresh: int) -
 
 
 def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: int) -> Program[Cron | None]:
-    """Replace a cron by what ``alter`` makes of it, and return it; ``None`` if there is none.
+    """Replace a cron by the result of ``alter``, and return it; ``None`` if there is none.
 
     Raises:
         Contention: other writers win each time.
@@ -154,16 +154,22 @@ def remove(partition: Partition, cron_id: str) -> Program[bool]:
             return False
         # A missing queue record of the others is stored by ``arm``.
         missing = Check(LANE, (CRONS,), Expect.ABSENT)
-        queued = _queue_op(view.lane, view.others_due_at, 0) if view.lane.version else missing
+        if view.lane.version:
+            queued = _queue_op(view.lane, view.others_due_at, 0)
+        else:
+            queued = missing
         ops: tuple[Op, ...] = (Delete(DOCUMENT, (COLLECTION, cron_id), view.version), queued)
         outcome = yield from ask(Commit(partition, ops))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def list_for_thread(thread: Partition) -> Program[list[str]]:
-    """Return the ids of the crons that are bound to a thread. One that cannot be read is bound to none."""
+    """Return the ids of the crons that are bound to a thread. An unreadable cron counts as bound to no
+    thread."""
     (found,) = yield from read_all(place(thread.tenant), Range(DOCUMENT, (COLLECTION,)))
     out: list[str] = []
     for record in found:
@@ -177,7 +183,9 @@ def list_for_thread(thread: Partition) -> Program[list[str]]:
 def get(partition: Partition, cron_id: str) -> Program[Cron | None]:
     """Return a cron, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(DOCUMENT, (COLLECTION, cron_id)),)))
-    return Cron.read(found[0]) if found else None
+    if found:
+        return Cron.read(found[0])
+    return None
 
 
 def everything(partition: Partition) -> Program[list[Cron]]:
@@ -225,7 +233,9 @@ def arm(partition: Partition, fresh: int) -> Program[bool]:
         if view.lane.version or view.others_due_at is None:
             return False
         outcome = yield from ask(Commit(partition, (_queue_op(view.lane, view.others_due_at, fresh),)))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
@@ -269,7 +279,9 @@ def _store(
         _queue_op(view.lane, min(times, default=None), fresh),
     )
     outcome = yield from ask(Commit(partition, ops))
-    return (cron,) if isinstance(outcome, Committed) else None
+    if isinstance(outcome, Committed):
+        return (cron,)
+    return None
 
 
 def _queue_op(lane: Lane, first: int | None, fresh: int) -> Op:

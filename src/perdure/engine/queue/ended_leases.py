@@ -15,8 +15,8 @@ _PAGE = 1000
 
 
 def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
-    """End the leases of some owners, and return their number. What they worked on is due for others then, as
-    it would be after the leases had expired.
+    """End the leases of some owners, and return their number. Their runs are due for other workers then, as
+    they would be after the leases had expired.
 
     Args:
         owners: Names of processes that do nothing any more. A process that is alive would lose its work.

@@ -27,8 +27,9 @@ _PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Bytes of events after which a page ends: as much as a subscriber that reads slowly keeps in memory."""
 _FIRST, _GROWTH = 2, 8
-"""Records that are fetched for a page at first, and for each one of these at most the next time. Their sizes
-are not known before; those that follow are taken to be as large."""
+"""Records that the first request for a page fetches; each further request fetches at most as many for each
+record that it had before. Sizes are not known in advance, so the next records are assumed to be as large as
+these."""
 
 
 class Event(NamedTuple):
@@ -58,7 +59,9 @@ def first_free(partition: Partition, now: int) -> Program[int]:
 def span_of(data: str) -> int:
     """Return the count of numbers that an event takes: one, and one more for each 128 KiB of data."""
     # No character takes more than four bytes.
-    return 1 if len(data) < _RECORD_MAX // 4 else 1 + len(data.encode()) // _RECORD_MAX
+    if len(data) < _RECORD_MAX // 4:
+        return 1
+    return 1 + len(data.encode()) // _RECORD_MAX
 
 
 def puts(run_id: str, events: Sequence[Event]) -> list[Put]:
@@ -186,7 +189,10 @@ def read(partition: Partition, after: int, run_id: str | None = None) -> Program
                 cursor = at
                 continue
             # A long event whose last part was never stored is followed by the first part of another.
-            parts = [*parts, part.data] if part.number == len(parts) else [part.data][: not part.number]
+            if part.number == len(parts):
+                parts = [*parts, part.data]
+            else:
+                parts = [part.data][: not part.number]
             if len(parts) == part.span:
                 events.append(Event(at, record.fields["run_id"], part.name, b"".join(parts).decode()))
                 cursor, parts = at, []

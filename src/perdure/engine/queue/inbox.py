@@ -36,6 +36,7 @@ Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "steer"]
 """Treatment of a message whose thread has an open run: it waits its turn, is refused, stops the run and keeps
 what the run stored, stops it and rolls that back, or is taken up by the run while it goes on."""
 
+COALESCE = "coalesce"
 _BODIES = 50
 _KEYED = 16
 """Messages due at one microsecond that are first read to find one by its key."""
@@ -145,7 +146,10 @@ class Accept:
             checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
             if lane.run_id is not None and self.strategy in (INTERRUPT_RUN, ROLLBACK):
                 lane = lane.request_stop(self.strategy, self.now)
-        withdrawn = (yield from self._withdraw_pending(lane)) if self.cancel_pending else []
+        if self.cancel_pending:
+            withdrawn = yield from self._withdraw_pending(lane)
+        else:
+            withdrawn = []
         lane = lane.accept(self.now, self.debounce)
         message = replace(message, seq=lane.last, accepted_at=self.now)
         ops = (lane.put(self.fresh), *self.ops(message), *withdrawn, *checks)
@@ -160,7 +164,10 @@ class Accept:
 
     def ops(self, message: Message) -> list[Op]:
         """Return the operations that store the message with its number, beside that of the inbox."""
-        dedupe = [dedupe_put(message.dedupe, message.seq)] if message.dedupe else []
+        if message.dedupe:
+            dedupe = [dedupe_put(message.dedupe, message.seq)]
+        else:
+            dedupe = []
         return [message.put(), *dedupe, *([] if self.precondition is None else [self.precondition])]
 
     def _withdraw_pending(self, lane: Lane) -> Program[list[Op]]:
@@ -172,7 +179,7 @@ class Accept:
                 f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
                 "can be taken back at once; nothing of this one was stored. Cancel some of them first"
             )
-        # Those that came since are not counted by this inbox, whose commit is refused then.
+        # Messages that came since are not counted by this inbox; its commit is refused then.
         pending = Range(INBOX, after=(lane.bound,), limit=lane.pending)
         (found,) = yield from ask(Fetch(self.partition, (pending,)))
         waiting = [
@@ -235,16 +242,20 @@ class _Seen(NamedTuple):
 
 class Standing(NamedTuple):
     """Status of a message: the run that took it, ``None`` while it waits. ``stop`` is the requested end of
-    the run, while it has not ended yet."""
+    the run, while it has not ended yet, and ``joins`` the id of the message before it with which a
+    message that waits is to become one run, or was to."""
 
     message: Message
     run: Run | None
     stop: str | None = None
+    joins: str | None = None
 
     @property
     def is_over(self) -> bool:
         """True if the status is final."""
-        return self.message.is_withdrawn if self.run is None else self.run.state != OPEN
+        if self.run is None:
+            return self.message.is_withdrawn
+        return self.run.state != OPEN
 
 
 def look(partition: Partition, seq: int) -> Program[Standing]:
@@ -271,35 +282,61 @@ def _make_standing(message: Message, run: Run | None, stop: str | None = None) -
     return Standing(message, run, stop)
 
 
-def find(partition: Partition, run_id: str) -> Program[Standing | None]:
-    """Return the status of the message whose run has, or will have, this id; ``None`` if there is none."""
+def find(partition: Partition, run_id: str, most: int = 1) -> Program[Standing | None]:
+    """Return the status of the message whose run has, or will have, this id; ``None`` if there is none.
+
+    A message that was, or will be, joined with an earlier one has the id of their common run.
+
+    Args:
+        partition: the thread.
+        run_id: the run.
+        most: most messages in a run.
+    """
     found, later, lanes = yield from ask(
         Fetch(partition, (Get(RUN, (run_id,)), Get(DOCUMENT, (LATER, run_id)), Get(LANE, (IN,))))
     )
     if not found:
         if later:
             return Standing(read_postponed(Document.read(later[0])), None)
-        message = yield from _load_pending(partition, Lane.read(IN, lanes), run_id)
-        its = (message, None) if message else (yield from steering.find_taken(partition, run_id))
-        return None if its is None else _make_standing(*its)
+        pending = yield from _load_pending(partition, Lane.read(IN, lanes), run_id)
+        if pending and (earlier := pending[-1].shared_run_id) is not None:
+            return (yield from find(partition, earlier, most))
+        if pending:
+            return Standing(_run_of(pending, pending[-1], most)[0], None)
+        taken = yield from steering.find_taken(partition, run_id)
+        if taken is None:
+            return None
+        message, its_run = taken
+        if message.mode == COALESCE:
+            return (yield from find(partition, its_run.id))
+        if message.shared_run_id is not None:
+            return (yield from find(partition, message.shared_run_id))
+        return _make_standing(message, its_run)
     run = read_one(partition, Run.read, found[0])
     # Messages of a finished run are removed one by one; take the first that is left.
     (left,) = yield from ask(Fetch(partition, (Range(INBOX, after=(run.first - 1,), limit=1),)))
     first = [message for message in read_each(partition, Message.read, left) if message.seq <= run.last]
-    return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id)) if first else None
+    if first:
+        if (earlier := first[0].shared_run_id) is not None:
+            return (yield from find(partition, earlier))
+        return Standing(first[0], run, Lane.read(IN, lanes).stop_of(run.id))
+    return None
 
 
-def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[Message | None]:
+def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[list[Message]]:
+    """Return the messages that wait up to the one with an id, none if it does not wait."""
+    pending: list[Message] = []
     after = lane.bound
     while after < lane.last:
         (page,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=PAGE),)))
         for message in read_each(partition, Message.read, page):
+            pending.append(message)
             if message.id == message_id:
-                return message
+                return pending
         if len(page) < PAGE:
             break
         after = page[-1].key[0]
-    return None
+    return []
 
 
 def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
@@ -308,7 +345,9 @@ def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
     lanes, messages, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(INBOX, (seq,)), its)))
     if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
         message = next(read_each(partition, Message.read, messages), None)
-        return message.id if message is not None and message.is_withdrawn else run.id
+        if message is not None and message.is_withdrawn:
+            return message.id
+        return run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
     waiting = list(read_each(partition, Message.read, found))
@@ -382,10 +421,9 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
     Args:
         partition: the thread.
         message_id: the message.
-        how: treatment of what its run would have stored.
+        how: treatment of the checkpoints of its run.
         now: current time in microseconds.
-        most: most messages in a run: those that wait to be one run with the message, under its id, are
-            withdrawn with it.
+        most: most messages in a run: those that wait to be one run with the message are withdrawn with it.
     """
 
     def load() -> Program[tuple[Lane, tuple[Message, ...]] | None]:
@@ -403,7 +441,8 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
             return False
         if message.is_withdrawn:
             return True
-        taken = {each.seq: each.withdraw(how) for each in _run_of(pending, message, most)}
+        together = _run_of(pending, message, most)
+        taken = {each.seq: each.withdraw(how, together[0]) for each in together}
         over: list[Op] = []
         left = [taken.get(each.seq, each) for each in pending]
         if all(each.is_withdrawn for each in left):
@@ -415,31 +454,36 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
         # The inbox is stored again, so that a claim based on the old messages is refused.
         ops = (lane.put(0), *(each.put(Expect.PRESENT) for each in taken.values()), *over)
         outcome = yield from ask(Commit(partition, ops))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
 def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence[Message]:
-    """Return the messages that wait to be one run under the id of a message, which has to begin it."""
+    """Return the messages that wait to be one run with a message."""
     waiting = list(pending)
-    while message.mode == "coalesce" and waiting:
+    while message.mode == COALESCE and waiting:
         taken = batch(waiting, most)
-        if taken[0].seq == message.seq:
+        if taken[-1].seq >= message.seq:
             return taken
         waiting = waiting[len(taken) :]
     return [message]
 
 
-def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Standing, ...]]:
-    """Read the newest messages of a thread, newest first, before number ``after``, each with its status."""
+def latest(
+    partition: Partition, limit: int, after: int | None = None, most: int = 1
+) -> Program[tuple[Standing, ...]]:
+    """Read the newest messages of a thread, newest first, before number ``after``, each with its status;
+    ``most`` is the most messages in a run."""
     before = None if after is None else (after,)
     messages, runs, lanes = yield from ask(
         Fetch(
             partition,
             (
                 Range(INBOX, reverse=True, after=before, limit=limit),
-                # One more than messages: the last one may have begun before them.
+                # One run more than messages: the last run may have begun before them.
                 Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
                 Get(LANE, (IN,)),
             ),
@@ -450,8 +494,25 @@ def latest(partition: Partition, limit: int, after: int | None = None) -> Progra
     standing: list[Standing] = []
     for message in read_each(partition, Message.read, messages):
         taken = next((run for run in found if run.first <= message.seq <= run.last), None)
-        standing.append(_make_standing(message, taken, None if taken is None else lane.stop_of(taken.id)))
-    return tuple(standing)
+        its = _make_standing(message, taken, None if taken is None else lane.stop_of(taken.id))
+        standing.append(its._replace(joins=message.shared_run_id))
+    waiting = [one.message for one in standing if one.run is None and one.message.mode == COALESCE]
+    if most == 1 or not waiting:
+        return tuple(standing)
+    joined = yield from _find_joined(partition, lane, waiting[0].seq, most)
+    return tuple(one._replace(joins=joined.get(one.message.seq, one.joins)) for one in standing)
+
+
+def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Program[dict[int, str]]:
+    """Return, for the messages that wait up to a number and will share the run of one before them, its id."""
+    (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), limit=last - lane.bound),)))
+    pending = list(read_each(partition, Message.read, found))
+    joined: dict[int, str] = {}
+    while pending:
+        first, *others = batch(pending, most)
+        joined |= {message.seq: first.id for message in others if message.mode == COALESCE}
+        pending = pending[1 + len(others) :]
+    return joined
 
 
 class GivenUp(NamedTuple):
@@ -478,7 +539,10 @@ def _in_state(partition: Partition, every: Range, states: tuple[str, ...]) -> Pr
         keys += [record.key for record in page if record.fields["state"] in states]
         if len(page) < PAGE:
             break
-        after = page[-1].key if every.by is None else page[-1].fields[every.by]
+        if every.by is None:
+            after = page[-1].key
+        else:
+            after = page[-1].fields[every.by]
     records: list[Record] = []
     for at in range(0, len(keys), _BODIES):
         gets = tuple(Get(every.kind, key) for key in keys[at : at + _BODIES])

@@ -67,7 +67,9 @@ class Take:
         queued = Range(OUTBOX, after=(lane.bound,), limit=self.most)
         what = f"reply {lane.bound + 1} is to be sent"
         rows = yield from read_queued(self.partition, lane, queued, what)
-        return None if rows is None else (lane, tuple(read_each(self.partition, Reply.read, rows)))
+        if rows is None:
+            return None
+        return (lane, tuple(read_each(self.partition, Reply.read, rows)))
 
     def _attempt(
         self, seen: tuple[Lane, tuple[Reply, ...]]
@@ -150,7 +152,10 @@ def record_outcome(
         outcome = yield from ask(Commit(sending.partition, (lane.put(0), *ops)))
         if not isinstance(outcome, Committed):
             return None
-        left = Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False) if goes_on else None
+        if goes_on:
+            left = Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
+        else:
+            left = None
         return (left,)
 
     (left,) = yield from _under(sending, attempt)
@@ -202,7 +207,9 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
         again = replace(reply, seq=lane.last, state=READY, attempts=0, error=None, version=0)
         gone = Delete(OUTBOX, (seq,), reply.version)
         outcome = yield from ask(Commit(partition, (lane.put(0), gone, again.put())))
-        return again if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return again
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 

@@ -1,9 +1,9 @@
 """A thread's question: its answer, what a run leaves of it, and the reply to send once it is closed.
 
-What is asked is read from the latest checkpoint each time. The inbox names the run that asked, whose graph
-and channel an answer gets. A run that waits may leave a reply in its note for the case that its question is
-closed without an answer. It enters the outbox in the commit that ends the run that replaced the question,
-so that a receiver which was sent the question is also sent its end."""
+The open questions are read from the latest checkpoint each time. The inbox names the run that asked, whose
+graph and channel an answer gets. A run that waits may leave a reply in its note for the case that its
+question is closed without an answer. It enters the outbox in the commit that ends the run that replaced the
+question, so that a receiver which was sent the question is also sent its end."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from perdure.model.write_records import (
 )
 
 REFUSALS = (NotWaiting, Conflict)
-"""Refusals of a message because of what its thread asks, which is read after the inbox: it may be the outcome
-of the same message, accepted by another process in between."""
+"""Refusals of a message because of its thread's questions. These are read after the inbox, so they may be the
+outcome of the same message, accepted by another process in between."""
 _CLOSED = "if_closed"
 CLOSING_ORD = 1 << 20
 """Place of the closing reply among those of its run: above all others, and the same each time."""
 
 
 class Asked(NamedTuple):
-    """What the latest checkpoint of a thread asks.
+    """Questions of the latest checkpoint of a thread.
 
     Attributes:
         head: the version of the record that names the checkpoint, ``None`` if there is none.
@@ -87,7 +87,9 @@ class OpenQuestion(NamedTuple):
     @property
     def unanswerable_ids(self) -> frozenset[str]:
         """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
-        return frozenset() if self.run is None else takes_no_answer(self.run.note)
+        if self.run is None:
+            return frozenset()
+        return takes_no_answer(self.run.note)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -141,8 +143,8 @@ def look(
 
 
 def asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:
-    """Return the run that asked what a thread's latest checkpoint asks: the one that the inbox names, or else
-    the newest that waited with one of these interrupts, as after a rollback; ``None`` if no run did."""
+    """Return the run that asked the questions of a thread's latest checkpoint: the run named by the inbox, or
+    else the newest that waited with one of these interrupts, as after a rollback; ``None`` if no run did."""
     if lane.waiting is not None:
         (found,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
         if found:
@@ -166,7 +168,9 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
     if not (left_alone := question.unanswerable_ids):
         return question
     ids = tuple(name for name in question.interrupts if name not in left_alone)
-    return question._replace(asked=question.asked._replace(interrupts=ids)) if ids else None
+    if ids:
+        return question._replace(asked=question.asked._replace(interrupts=ids))
+    return None
 
 
 def waiting_run(partition: Partition) -> Program[str | None]:
@@ -214,19 +218,22 @@ def address_answer(
         raise NotWaiting(
             f"thread {thread!r} waits for the answer to {asked}, but no run asked it that is stored here; "
             "nothing of "
-            "this answer was stored. Name the graph that asked"
+            "this answer was stored. Name the graph that asked (graph=, or --graph on the command line)"
         )
     options = dict(message.options)
     if run is not None and not message.channel:
         options |= closing_options(run)
     if not named and ids:
         options[ANSWERS] = list(ids)
-    graph, channel = (message.graph, "") if run is None else (run.graph, run.channel)
+    if run is None:
+        graph, channel = (message.graph, "")
+    else:
+        graph, channel = (run.graph, run.channel)
     return replace(message, graph=graph, channel=message.channel or channel, options=options), unchanged
 
 
 def describe_elsewhere(thread: str, what: str) -> str:
-    """Return the text of the error of what comes for a wait that another database has."""
+    """Return the text of the error for a message whose wait was handed over to another database."""
     return (
         f"thread {thread!r} was handed over to another database, and waits there; nothing of {what} was "
         "stored. Send it there, or hand the thread over to this database again"
@@ -246,7 +253,10 @@ def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, h
 def leaves_question(payload: Any) -> bool:
     """Return True if a payload is a command that goes to another node and answers nothing: beside an open
     question LangGraph would show one of the two, and drop the other."""
-    command = payload.get(COMMAND) if isinstance(payload, Mapping) else None
+    if isinstance(payload, Mapping):
+        command = payload.get(COMMAND)
+    else:
+        command = None
     if not isinstance(command, Mapping) or ANSWER in command:
         return False
     return bool(command.get("goto")) and command["goto"] not in ("__end__", ["__end__"])
@@ -261,7 +271,7 @@ def refuse_leaving(
         Conflict: it has one.
     """
     if not leaves_question(message.payload) or START in message.options:
-        # What another checkpoint asks is known when the run has loaded it.
+        # The questions of another checkpoint are known once the run has loaded it.
         return ()
     question, unchanged = yield from look(partition, lane, read_asked)
     if question is not None and question.interrupts:
@@ -289,7 +299,10 @@ def note_edit(partition: Partition, *, goes_on: bool) -> Program[None]:
             Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1, bodies=False)))
         )
         lane = Lane.read(IN, lanes)
-        waits = (lane.waiting or next((run.key[0] for run in runs), None)) if goes_on else None
+        if goes_on:
+            waits = lane.waiting or next((run.key[0] for run in runs), None)
+        else:
+            waits = None
         if not lane.version or lane.run_id is not None or lane.waiting == waits:
             return
         if isinstance((yield from ask(Commit(partition, (lane._replace(waiting=waits).put(0),)))), Committed):
@@ -300,12 +313,12 @@ def note_edit(partition: Partition, *, goes_on: bool) -> Program[None]:
 
 
 def read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Left]:
-    """Return what a run that failed or was stopped leaves at the thread's latest checkpoint.
+    """Return the facts about the thread's latest checkpoint after a run that failed or was stopped.
 
     Args:
         partition: the thread.
         run: the run.
-        waited: the run with whose question the thread waited when it began, if any.
+        waited: the run whose question the thread was waiting on when it began, if any.
     """
     try:
         return (yield from _read_left(partition, run, waited))
@@ -335,8 +348,8 @@ def closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool) -> 
     an answer.
 
     Args:
-        waited: the run with whose question the thread waited.
-        waits: the run with whose question it waits from now on.
+        waited: the run whose question the thread was waiting on.
+        waits: the run whose question it waits on from now on.
         is_answer: an answer to the question was given.
     """
     if waited is None or waits == waited.id or is_answer or _CLOSED not in waited.note:
@@ -367,7 +380,7 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
 
 def release_answers(partition: Partition, run: Run) -> Program[bool]:
     """Take back the answers of a run that failed or was stopped behind them, so that its questions are open
-    again as they were. What the run stored otherwise stays.
+    again as they were. Everything else that the run stored stays.
 
     A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it.
 
@@ -387,7 +400,7 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
         at_base = not _is_made_by(run, checkpoint)
         ops: list[Op] = []
         tasks: set[str] = set()
-        # Parents first: a subgraph is looked at if the task that runs it still asks.
+        # Parents first: a subgraph is examined if its task still waits for an answer.
         for found in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
             namespace, checkpoint_id = found.key[0], found.fields["checkpoint_id"]
             if not _is_of(namespace, tasks):
@@ -400,7 +413,8 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             ops += _plan_release(writes, stale.tasks, called, run.id, at_base and not namespace)
         if not ops:
             return False
-        # What the writes referred to may be unreachable now: a collection beside must see the change.
+        # Chunks that the writes referred to may be unreachable now; a concurrent collection must see the
+        # change.
         raised = Put(GC, (), expect=view.generation, version=successor(view.generation, run.id))
         if isinstance((yield from ask(Commit(partition, (fence, raised, *ops)))), Committed):
             return True
@@ -414,8 +428,8 @@ def _is_of(namespace: str, tasks: set[str]) -> bool:
 def _plan_release(
     writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
 ) -> list[Op]:
-    """Return the removals of a run's answers from the tasks that still ask what they asked before it, and of
-    what the tasks stored that these ``called``."""
+    """Return the removals of a run's answers from the tasks whose questions are still the same as before it,
+    and of the writes of the tasks that these ``called``."""
     mine = (run_id,)
     aside = {w.key: w for w in writes if w.is_aside}
     ops: list[Op] = []
@@ -440,7 +454,7 @@ def _plan_release(
 
 
 def read_waited(partition: Partition, found: tuple[Record, ...]) -> Run | None:
-    """Decode the run with whose question a thread waits; ``None`` if it is gone or cannot be read: the thread
+    """Decode the run whose question a thread waits on; ``None`` if it is gone or cannot be read: the thread
     goes on all the same, and ``fsck`` reports it."""
     try:
         return next(iter(read_each(partition, Run.read, found)), None)

@@ -1,4 +1,5 @@
-"""Reads of what a queue record names, by a request after the one that read it."""
+"""Reads of the records that a queue record names, by a second request after the one that read the queue
+record."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from perdure.model.runs.queue import Lane
 def read_queued(
     partition: Partition, lane: Lane, queued: Range, what: str
 ) -> Program[tuple[Record, ...] | None]:
-    """Return the records that a queue record says are there.
+    """Return the records that a queue record counts.
 
     Args:
         partition: the thread.

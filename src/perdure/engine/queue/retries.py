@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
-from perdure.engine.queue.inbox import Accepted, find_accepted, look
+from perdure.engine.queue.inbox import Accepted, find, find_accepted, look
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.heads import ROOT
+from perdure.model.heads import ROOT, belongs
 from perdure.model.ops import Check, Commit, Committed, Expect, Fetch, Get, Op, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, Partition, Record
+from perdure.model.records import CHECKPOINT, DEDUPE, HEAD, INBOX, LANE, RUN, WRITE, Partition, Record
 from perdure.model.runs.lifecycle import may_retry
 from perdure.model.runs.messages import (
     ANSWERS,
@@ -29,8 +29,9 @@ from perdure.model.runs.messages import (
     dedupe_digest,
     dedupe_put,
 )
-from perdure.model.runs.payloads import INPUT
+from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, holds_anything
 from perdure.model.runs.queue import IN, Debounce, Lane
+from perdure.model.write_records import read_writes
 
 _STOPPED = (INTERRUPTED, ROLLED_BACK)
 
@@ -46,11 +47,11 @@ class Retry:
 
     If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
     is stored, as after a rollback, its messages are accepted again, as new ones. An answer that it failed
-    behind is given again. However often it is requested, there is one repetition of a run, unless that was
-    cancelled; one that failed may be run again, too.
+    behind is given again, without what finished tasks have taken of it. However often it is requested, there
+    is one repetition of a run, unless that was cancelled; one that failed may be run again, too.
 
     Attributes:
-        run_id: the failed run.
+        run_id: the failed run, or one of the messages that it joined.
         now: current time in microseconds.
         most: maximum number of messages that may wait on the thread.
         fresh: start of the versions of a new inbox.
@@ -76,6 +77,12 @@ class Retry:
             step. NotWaiting: it was an answer, and its question is not open any more. QueueFull: too many
             messages wait.
         """
+        (runs,) = yield from ask(Fetch(self.partition, (Get(RUN, (self.run_id,)),)))
+        if not runs:
+            # The id of a message that was joined with one before it is that of their run.
+            joined = yield from find(self.partition, self.run_id)
+            if joined is not None and joined.run is not None:
+                return (yield from replace(self, run_id=joined.run.id).store())
         return (
             yield from retry_attempt(
                 self.partition, None, self._load, self._attempt, refusals=questions.REFUSALS
@@ -100,7 +107,10 @@ class Retry:
                 "removed"
             )
         run = read_one(self.partition, Run.read, runs[0])
-        before = (yield from find_accepted(self.partition, self._key, keys[0])) if keys else None
+        if keys:
+            before = yield from find_accepted(self.partition, self._key, keys[0])
+        else:
+            before = None
         stopped: Message | None = None
         if before is not None:
             standing = yield from look(self.partition, before.seq)
@@ -157,7 +167,10 @@ class Retry:
             replace(message, seq=first + n, accepted_at=self.now, dedupe=b"" if n else self._key)
             for n, message in enumerate(messages)
         ]
-        expect = Expect.ABSENT if seen.stopped is None else Expect.ANY
+        if seen.stopped is None:
+            expect = Expect.ABSENT
+        else:
+            expect = Expect.ANY
         ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first, expect), *checks]
         if seen.stopped is not None:
             # The key is removed with the message that has it.
@@ -188,18 +201,37 @@ class Retry:
             return [going_on], (unmoved,)
         if first.mode == "answer":
             message = replace(first, id=self.new_id(), options=options, channel=run.channel)
-            message, checks = yield from questions.address_answer(
-                self.partition, message, lane, self.read_asked
-            )
-            return [message], checks
+            return (yield from self._answer_again(seen, message))
         return [
             replace(message, id=self.new_id(), options={**message.options, RETRY_OF: run.id})
             for message in seen.messages
         ], (unmoved,)
 
+    def _answer_again(self, seen: _Seen, message: Message) -> Program[tuple[list[Message], tuple[Op, ...]]]:
+        """Return an answer as it is given again: without the parts that tasks have taken which finished
+        beside the one that failed."""
+        lane, named = seen.lane, message.options.get(ANSWERS, ())
+        if lane.last == seen.run.last and (yield from self._has_written(seen)):
+            question, unchanged = yield from questions.look(self.partition, lane, self.read_asked)
+            left = [name for name in named if question is not None and question.knows(name)]
+            if len(left) < len(named):
+                message = _answer_only(message, left)
+                yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
+                return [replace(message, graph=seen.run.graph)], unchanged
+        message, checks = yield from questions.address_answer(self.partition, message, lane, self.read_asked)
+        return [message], checks
+
+    def _has_written(self, seen: _Seen) -> Program[bool]:
+        """Return True if tasks of the run have stored writes beside the thread's latest checkpoint."""
+        if seen.head is None:
+            return False
+        place = ROOT, seen.head.fields["checkpoint_id"]
+        (records,) = yield from ask(Fetch(self.partition, (Range(WRITE, place),)))
+        return any(belongs(write.nonce, (seen.run.id,)) for write in read_writes(records))
+
     def _has_stored(self) -> Program[bool]:
-        """Return True if a checkpoint of the run is stored. Those of its subgraphs alone belong to a step
-        that is not done."""
+        """Return True if a checkpoint of the run is stored. Checkpoints of its subgraphs alone do not count:
+        their step is not finished."""
         after: int | None = None
         while True:
             page = Range(CHECKPOINT, (ROOT,), by="seq", reverse=True, after=after, limit=PAGE, bodies=False)
@@ -209,6 +241,21 @@ class Retry:
             if len(found) < PAGE:
                 return False
             after = found[-1].fields["seq"]
+
+
+def _answer_only(message: Message, left: Sequence[str]) -> Message:
+    """Return an answer with the answers to some of its questions only; what else its command holds stays."""
+    command = dict(message.payload.get(COMMAND, {}))
+    resume = command.pop(RESUME, message.payload.get(RESUME))
+    if left:
+        command[RESUME] = {name: resume[name] for name in left}
+        options = {**message.options, ANSWERS: list(left)}
+        return replace(message, payload={COMMAND: command}, options=options)
+    options = {name: value for name, value in message.options.items() if name not in (START, ANSWERS)}
+    payload: dict[str, Any] = {INPUT: None}
+    if holds_anything(command):
+        payload = {COMMAND: command}
+    return replace(message, payload=payload, mode="enqueue", options=options)
 
 
 class _Seen(NamedTuple):

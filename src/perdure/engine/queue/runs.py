@@ -7,7 +7,7 @@ write of a holder whose run was taken over, however long it was paused.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
@@ -20,7 +20,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.lifecycle import Left, find_waiting_run
-from perdure.model.runs.messages import DONE, OPEN, WAITING, Message, Reply, Run, batch
+from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, batch
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import WAITS
@@ -33,8 +33,8 @@ _EXCUSED = "excused"
 """In the note of an open run, the epochs of these attempts."""
 
 _ENDING_OPS = 7
-"""Operations of the commit that ends a run, without its events and its replies; one is that of a closing
-reply, and one that of its waits."""
+"""Number of operations of the commit that ends a run, without its events and replies; with one for a closing
+reply and one for its waits."""
 
 
 class HeldRun(NamedTuple):
@@ -75,6 +75,7 @@ class Claim:
         most: maximum number of messages that one run takes.
         fresh: start of the epochs, and of the inbox's versions, of a thread that has none, so that a thread
             which was deleted and made again never repeats one of its past.
+        versions: names of the versions of the claimant's graphs, for the notes of their runs.
     """
 
     partition: Partition
@@ -84,6 +85,7 @@ class Claim:
     ttl: int
     most: int
     fresh: int
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def take(self, known: RememberedInbox | None) -> Program[HeldRun | Unserved | None]:
         """Claim the run, unless none is due or the caller does not serve its graph.
@@ -96,7 +98,7 @@ class Claim:
         return held
 
     def plan(self, known: RememberedInbox | None) -> Program[PlannedClaim | Unserved | None]:
-        """Return what ``take`` would do, for ``commit``, and change nothing."""
+        """Plan the claim that ``take`` would make, for ``commit``, and change nothing."""
         seen = self._guess(known)
         while seen is None:
             seen = yield from self._load(None)
@@ -105,7 +107,9 @@ class Claim:
     def commit(self, planned: PlannedClaim) -> Program[HeldRun | None]:
         """Claim a run as it was planned; ``None`` if the thread has changed since."""
         outcome = yield from ask(Commit(self.partition, planned.ops))
-        return planned.held if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return planned.held
+        return None
 
     def _guess(self, known: RememberedInbox | None) -> _Seen | None:
         if known is None or not known.is_whole or not known.lane.is_due(self.now):
@@ -163,7 +167,9 @@ class Claim:
         if not isinstance(planned, PlannedClaim):
             return (planned,)
         outcome = yield from ask(Commit(self.partition, planned.ops))
-        return (planned.held,) if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return (planned.held,)
+        return None
 
     def of_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
         """Return the claim of a message that the same commit stores in an idle inbox.
@@ -216,6 +222,8 @@ class Claim:
         is_to_end = lane.stop is not None or messages[0].is_withdrawn
         if run.graph not in self.graphs and not is_to_end:
             return Unserved(run.graph)
+        if run.graph in self.versions and not is_to_end:
+            run = replace(run, note={**run.note, VERSION: self.versions[run.graph]})
         lane = lane.hold(self.owner, epoch, now, self.ttl)
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
         ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
@@ -336,13 +344,13 @@ def postpone(
     def note_attempt(run: Run) -> Run:
         kept = {_EXCUSED: _read_excused(run)} if _read_excused(run) else {}
         attempts = held.run.attempts - (not counts)
-        return replace(run, note={**note, **kept}, updated_at=now, attempts=attempts)
+        return replace(run, note=run.with_version({**note, **kept}), updated_at=now, attempts=attempts)
 
     return (yield from _relane(held, lambda lane: lane.postpone(until), note_attempt))
 
 
 def count_attempts(run: Run) -> int:
-    """Return how many attempts count towards the most that a run may have."""
+    """Return how many attempts count towards the maximum of a run."""
     return run.attempts - len(_read_excused(run))
 
 
@@ -362,7 +370,9 @@ def excuse(held: HeldRun) -> Program[bool]:
 
     def load() -> Program[Run | None]:
         (stored,) = yield from ask(Fetch(partition, (Get(RUN, (held.run.id,)),)))
-        return read_one(partition, Run.read, stored[0]) if stored else None
+        if stored:
+            return read_one(partition, Run.read, stored[0])
+        return None
 
     def attempt(run: Run | None) -> Program[bool | None]:
         if run is None or run.state != OPEN:
@@ -372,7 +382,9 @@ def excuse(held: HeldRun) -> Program[bool]:
             return held.epoch in excused
         note = {**run.note, _EXCUSED: [*excused, held.epoch]}
         outcome = yield from ask(Commit(partition, (replace(run, note=note).put(),)))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
@@ -445,6 +457,7 @@ def finish(
             now=now,
             fresh=fresh,
         )
+        note = run.with_version(note)
         closed = replace(lanes.run, state=ending.state, note=note, updated_at=now)
         ops: list[Op] = [over, inbox.put(fresh), closed.put(), *timed, *events]
         if not events:
@@ -474,7 +487,9 @@ def finish(
             outbox = outbox.append(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        return (inbox.mark_stored(fresh), replies) if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return (inbox.mark_stored(fresh), replies)
+        return None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
     known = None if outgoing or not is_plain or held.lane.waiting is not None else _Lanes(held.lane, held.run)
@@ -512,7 +527,9 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
         if lane.stop is not None:
             return True
         outcome = yield from ask(Commit(partition, (lane.request_stop(how, now).put(0),)))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 
@@ -541,7 +558,9 @@ def _relane(
             ops.append(run.put())
             run = replace(run, version=run.version + 1)
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        return held._replace(run=run, lane=lane.mark_stored(0)) if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return held._replace(run=run, lane=lane.mark_stored(0))
+        return None
 
     return (yield from retry_attempt(partition, (held.lane, held.run), load, attempt))
 

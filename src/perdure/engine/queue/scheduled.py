@@ -60,7 +60,10 @@ def postpone(
                 f"thread {partition.thread!r} has {lane.pending} messages whose time comes later, as many as "
                 "it may have; nothing of this one was stored. Send it again when it is due"
             )
-        first = due if lane.ready_at is None or not lane.version else min(due, lane.ready_at)
+        if lane.ready_at is None or not lane.version:
+            first = due
+        else:
+            first = min(due, lane.ready_at)
         lane = lane._replace(last=lane.last + 1, since=first, ready_at=first)
         ops: list[Op] = [lane.put(fresh), _put(message, due, fresh)]
         if message.dedupe:
@@ -128,7 +131,10 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
                 unreadable.append(record.key[1])
         if inbox is not seen[1]:
             ops.append(inbox.put(fresh))
-        next_due = found[gone].fields["updated_at"] if gone < len(found) else None
+        if gone < len(found):
+            next_due = found[gone].fields["updated_at"]
+        else:
+            next_due = None
         ops.append(_after(later, gone, next_due))
         outcome = yield from ask(Commit(partition, tuple(ops)))
         if not isinstance(outcome, Committed):
@@ -208,7 +214,9 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
         ops.append(Delete(DOCUMENT, (LATER, message_id), document.version))
         ops.append(_after(later, 1, other))
         outcome = yield from ask(Commit(partition, tuple(ops)))
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     return (yield from retry_attempt(partition, None, load, attempt))
 

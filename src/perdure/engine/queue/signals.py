@@ -1,4 +1,4 @@
-"""Signals: values that end the waits of a thread for them, kept for a while that has not begun yet."""
+"""Signals: values that end the waits of a thread for them, or are kept for a wait that has not begun yet."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Signal:
     """Request to give a signal to a thread.
 
     Attributes:
-        name: what waits for it is named.
+        name: the name for which threads wait.
         value: plain data.
         key: ``signal_key``, empty for a sender that never sends it twice.
         to_all: false to end one wait only, the first.
@@ -108,17 +108,22 @@ class Signal:
                 return Signalled(accepted, False)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
         keep = self._keep([*kept, signal], seen.early)
-        # A thread that is deleted meanwhile does not begin anew with a signal; the inbox is checked already.
+        # A thread that is deleted meanwhile is not created again by a signal; the inbox is checked already.
         others = [each for each in seen.shown_by if each.kind is not LANE]
         there = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
         is_kept = isinstance((yield from self._commit([keep, unchanged, *there])), Committed)
-        return Signalled(None, False) if is_kept else None
+        if is_kept:
+            return Signalled(None, False)
+        return None
 
     def _commit(self, ops: list[Op]) -> Program[object]:
         return (yield from ask(Commit(self.partition, tuple(ops))))
 
     def _keep(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
-        why = f"{EARLY_MOST} signals" if len(signals) > EARLY_MOST else ""
+        if len(signals) > EARLY_MOST:
+            why = f"{EARLY_MOST} signals"
+        else:
+            why = ""
         if not why:
             try:
                 return early_put(signals, found, self.now, self.fresh)

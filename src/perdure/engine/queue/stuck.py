@@ -1,7 +1,7 @@
 """Survey of work that no worker does: queues that are overdue, and work that fails each time.
 
-A worker takes what is due within seconds. What stays due is for a graph or a channel that no running worker
-serves, or no worker runs at all; the database does not know which. The survey shows one moment.
+A worker takes what is due within seconds. Work that stays due is for a graph or channel that no running
+worker serves, or no worker runs at all; the database cannot tell which. The survey shows one moment.
 """
 
 from __future__ import annotations
@@ -80,12 +80,18 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
             one = yield from _look(found.partition, name, now, now - older)
             if one is not None:
                 key = (one.problem, one.what, one.name)
-                groups[key] = one if key not in groups else _join(groups[key], one)
+                if key not in groups:
+                    groups[key] = one
+                else:
+                    groups[key] = _join(groups[key], one)
         last = page[-1].record if page else None
         if len(page) < limit or last is None:
             return Survey(_sort(groups), True)
         # The next page begins at the time at which this one ended, and has to go beyond it.
-        limit = limit * 4 if last.fields["due_at"] == since else _PAGE
+        if last.fields["due_at"] == since:
+            limit = limit * 4
+        else:
+            limit = _PAGE
         since = last.fields["due_at"]
 
 
@@ -119,13 +125,17 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
     is_overdue = due_at <= before
     if name == WAITS:
         # Any worker looks after it, whatever it serves.
-        return Stuck("waiting", WAITS, "", 1, due_at, 0, partition) if is_overdue else None
+        if is_overdue:
+            return Stuck("waiting", WAITS, "", 1, due_at, 0, partition)
+        return None
     (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
     message = readable(rows[0]) if name == LATER and rows else None
     if message is not None:
         return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)
     if not rows or name == LATER:
-        return Stuck("damaged", name, "", 1, due_at, 0, partition) if is_overdue else None
+        if is_overdue:
+            return Stuck("damaged", name, "", 1, due_at, 0, partition)
+        return None
     row = rows[0]
     what = "graph" if name == IN else "channel"
     attempts: int = row.fields.get("attempts", 0)

@@ -16,7 +16,7 @@ GET = Get(LANE, (FOLLOWED,))
 
 
 def note(partition: Partition, until: int, fresh: int) -> Program[None]:
-    """Record that a thread is followed up to a time, in place of what was recorded before."""
+    """Record that a thread is followed up to a time, in place of an earlier record."""
     lane = Lane(FOLLOWED, last=1, since=until, ready_at=until)
     yield from ask(Commit(partition, (lane.put(fresh)._replace(expect=Expect.ANY),)))
 

@@ -1,4 +1,4 @@
-"""Waits of threads: what is due of a question is found by one queue record, and carried out in one commit.
+"""Waits of threads: one queue record tells when a deadline or reminder is due, and one commit carries it out.
 
 The deadlines and reminders of a question are in the note of the run that asked, and the queue record of a
 thread's waits has the time of the next one. A deadline gives an ordinary answer: it enters the inbox under
@@ -56,10 +56,11 @@ _INHERITED = (
     "notice_if_closed",
     "about",
 )
-"""Options of the run that asked which its continuation by a deadline or a signal has, too: the graph goes on
-for the same user, and whoever waits for the run's end is told of it."""
+"""Options that the continuation by a deadline or a signal takes over from the run that asked: the graph goes
+on for the same user, and a caller that waits for the run's end is notified."""
 _BUSY_US = (1_000_000, 60_000_000)
-"""Least and most microseconds until a deadline that passed while the thread was busy is looked at again."""
+"""Minimum and maximum microseconds until a deadline that passed while the thread was busy is checked
+again."""
 _CHECKS = 8
 
 
@@ -78,20 +79,20 @@ def at_end(
     fresh: int,
 ) -> tuple[Mapping[str, Any], list[Op]]:
     """Return the note of a run that ends, with the waits that follow from it, and the operations that set the
-    time at which somebody has to look.
+    time at which a worker has to look.
 
     Args:
         run: the run.
         first: its first message.
         note: its note; waits in it have times from the end.
-        waited: the run with whose question the thread waited before.
+        waited: the run whose question the thread was waiting on before.
         timer: the queue record of the thread's waits.
-        waits_with: the run with whose question the thread waits from now on.
+        waits_with: the run whose question the thread waits on from now on.
         now: current time in microseconds.
         fresh: start of the versions of a new record.
 
     Raises:
-        TooLarge: what a deadline is to give would not fit a message beside the run's config and context.
+        TooLarge: the defaults of a deadline would not fit a message beside the run's config and context.
     """
     new, before = read_waits(note), {} if waited is None else read_waits(waited.note)
     if not new and not before:
@@ -117,22 +118,24 @@ def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Wait
         make_message("", run, options, answers).put()
     except TooLarge as error:
         raise TooLarge(
-            f"run {run.id!r} asks or waits for what has defaults, and these are too large together with its "
-            f"config and context to be given at a deadline ({error}). Make them smaller"
+            f"run {run.id!r} has waits with defaults, and these are too large together with its config and "
+            f"context to become a message at a deadline ({error}). Make them smaller"
         ) from error
 
 
 def set_timer(timer: Lane, waits: Waits, now: int, fresh: int) -> list[Op]:
-    """Return the operations that set when the waits of a thread are looked at next."""
+    """Return the operations that set the next check of a thread's waits."""
     # A signal may have come before the run that waits for it has ended.
     has_signal = any(wait.kind == "signal" for wait in waits.values())
     return _timer(timer, now if has_signal else next_due(waits.values()), fresh)
 
 
 def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
-    """Return the operations that set when a thread's waits are looked at, ``None`` for never."""
+    """Return the operations that set the time of the next check of a thread's waits, ``None`` for never."""
     if due is None:
-        return [Delete(LANE, (WAITS,), timer.version)] if timer.version else []
+        if timer.version:
+            return [Delete(LANE, (WAITS,), timer.version)]
+        return []
     return [timer._replace(last=1, since=due, ready_at=due).put(fresh)]
 
 
@@ -146,7 +149,7 @@ def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
     yield from ask(Commit(partition, tuple(_timer(Lane.read(WAITS, lanes), now, fresh))))
 
 
-# What stands
+# Records of waits
 
 
 class StandingWaits(NamedTuple):
@@ -202,16 +205,16 @@ def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
 
 
 def _inherit(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """Return what the continuation of a run has of the options with which that was accepted."""
+    """Return the options that the continuation of a run takes over from the run."""
     inherited = {name: options[name] for name in _INHERITED if name in options}
     return {**inherited, **questions.closing_options(run)}
 
 
-# What is due
+# Waits that are due
 
 
 class Woken(NamedTuple):
-    """What a look at a thread's waits has done.
+    """Outcome of a check of a thread's waits.
 
     Attributes:
         message: the answer that entered the inbox, ``None`` if none did.
@@ -236,7 +239,7 @@ class Woken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Request to do what is due of a thread's waits.
+    """Request to handle the due waits of a thread.
 
     Attributes:
         now: current time in microseconds.
@@ -244,7 +247,7 @@ class Wake:
         fresh: start of the versions of new records.
         budget: room of a commit.
         new_id: draws the id of a message.
-        read_asked: reads what the thread asks.
+        read_asked: reads the thread's questions.
     """
 
     partition: Partition
@@ -256,7 +259,7 @@ class Wake:
     read_asked: questions.ReadAsked
 
     def run(self) -> Program[Woken]:
-        """Answer what has expired or got a signal, else send what is due of reminders.
+        """Answer the waits that have expired or got a signal; if there are none, send the due reminders.
 
         Raises:
             Contention: other writers win each time.
@@ -286,7 +289,7 @@ class Wake:
             if answers := signal.answers(found.waits):
                 message = found.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
                 if not _fits(message):
-                    # It stays. The thread must not wait for ever behind what cannot be given to it.
+                    # The signal stays: the thread must not be blocked by a signal that does not fit.
                     unfit.append(signal.name)
                     continue
                 left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
@@ -298,7 +301,9 @@ class Wake:
             woken = Woken(expired=len(expired), unfit=tuple(unfit))
             return (yield from self._answer(seen, found, message, [_put_waits(found, after)], after, woken))
         reminded = yield from self._remind(seen, found, unchanged)
-        return None if reminded is None else reminded._replace(unfit=tuple(unfit))
+        if reminded is None:
+            return None
+        return reminded._replace(unfit=tuple(unfit))
 
     def _answer(
         self,
@@ -328,9 +333,15 @@ class Wake:
         if not due:
             return (yield from self._commit(tuple(ops), Woken(due_at=next_at)))
         run, sent = found.run, sum(wait.reminded for wait in read_waits(found.run.note).values())
-        payloads = [payload for wait in due.values() for payload in wait.replies] if run.channel else []
+        if run.channel:
+            payloads = [payload for wait in due.values() for payload in wait.replies]
+        else:
+            payloads = []
         if payloads:
-            outbox = seen.outbox if seen.outbox.version else seen.outbox._replace(epoch=self.fresh)
+            if seen.outbox.version:
+                outbox = seen.outbox
+            else:
+                outbox = seen.outbox._replace(epoch=self.fresh)
             first, place = outbox.last + 1, _REMINDER_ORD + sent * self.budget.ops
             ops.append(outbox.append(self.now, len(payloads)).put(self.fresh))
             ops += [
@@ -348,7 +359,9 @@ class Wake:
 
     def _commit(self, ops: tuple[Op, ...], woken: Woken) -> Program[Woken | None]:
         outcome = yield from ask(Commit(self.partition, ops))
-        return woken if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return woken
+        return None
 
 
 class _Seen(NamedTuple):
@@ -371,7 +384,10 @@ def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, l
     it."""
     inbox = inbox.accept(now, Debounce())
     stored = replace(message, seq=inbox.last, accepted_at=now)
-    dedupe = [dedupe_put(message.dedupe, inbox.last)] if message.dedupe else []
+    if message.dedupe:
+        dedupe = [dedupe_put(message.dedupe, inbox.last)]
+    else:
+        dedupe = []
     return inbox, [inbox.put(fresh), stored.put(), *dedupe]
 
 
@@ -402,7 +418,9 @@ class EarlySignal:
 
 def early_of(found: tuple[Record, ...]) -> list[EarlySignal]:
     """Return the signals in the document of a thread, in the order in which they came."""
-    return [EarlySignal(**each) for each in Document.read(found[0]).body["signals"]] if found else []
+    if found:
+        return [EarlySignal(**each) for each in Document.read(found[0]).body["signals"]]
+    return []
 
 
 def early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:

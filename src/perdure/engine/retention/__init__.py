@@ -1,1 +1,2 @@
-"""Decide what goes and remove it: what policies let go, what has expired, and whole threads."""
+"""Decide which records are removed, and remove them: those that policies do not keep, expired ones, and whole
+threads."""

@@ -1,7 +1,7 @@
-"""Planner: what goes of a thread, where its heads stand afterwards, and which writes go with it.
+"""Planner: the checkpoints and writes that are removed from a thread, and the heads that remain.
 
-A planner is a pure function of a thread as it was read. ``checkpoint_removal`` carries its plan out; one that
-was carried out in part is made again from what is left.
+A planner is a pure function of a thread as it was read. ``checkpoint_removal`` carries out the plan; after an
+interruption, a new plan is made from the remaining checkpoints.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perdure.model.removal_plan import (
 from perdure.model.write_records import by_record, plan_partial_removal, put_over, record_key
 
 Planner = Callable[[Contents], Plan]
-"""Names what goes of a thread as it was read."""
+"""Function from a thread, as it was read, to the plan of a removal."""
 
 _NO_RUNS: frozenset[str] = frozenset()
 
@@ -39,8 +39,8 @@ _NO_RUNS: frozenset[str] = frozenset()
 def keep_by(rule: Callable[[list[CheckpointRecord]], set[str]]) -> Planner:
     """Return the planner of a prune by a rule, which returns the ids of the root checkpoints to keep.
 
-    What these need stays as well, and while a run is open, its latest checkpoint and the one that its
-    rollback returns to.
+    The checkpoints that these need stay as well. While a run is open, so do its latest checkpoint and the one
+    to which its rollback returns.
     """
 
     def plan(contents: Contents) -> Plan:
@@ -108,10 +108,9 @@ def takes_all(contents: Contents, plan: Plan) -> bool:
 
 
 def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
-    """Return the plan to be carried out first if a namespace that goes as a whole does not fit one commit.
-
-    Only the head's checkpoint is left of it, without a parent. So what is there is sound at any time, and the
-    rest goes at once.
+    """Return the plan to carry out first if a whole namespace is to be removed, but does not fit one commit.
+    It leaves only the head's checkpoint, without a parent. So the stored thread is sound at any time, and the
+    rest is removed by one commit.
     """
     counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
     for (namespace, _), ops in plan.writes.items():
@@ -124,16 +123,24 @@ def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
         for namespace in together
     } & {namespace for namespace, _ in heads}
     first = plan_removal(contents.checkpoints, lambda c: c.namespace in large and c.name not in heads)
-    return replace(first, writes=_plan_writes(contents, first.removed)) if first.removed else None
+    if first.removed:
+        return replace(first, writes=_plan_writes(contents, first.removed))
+    return None
 
 
 def group_leaving(plan: Plan) -> list[list[str]]:
-    """Return the namespaces that lose their heads, in groups that go at once. With the root, the last of its
-    group, go the subgraphs whose state a new run would find under the names of their nodes."""
+    """Return the namespaces that lose their heads, in groups that are removed together. The group of the
+    root, which is its last member, has the subgraphs whose state a new run would find under the names of
+    their nodes."""
     leaving = sorted(op.key[0] for op in plan.heads if isinstance(op, Delete))
-    with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns] if ROOT in leaving else []
+    if ROOT in leaving:
+        with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns]
+    else:
+        with_root = []
     alone = [[ns] for ns in leaving if ns != ROOT and ns not in with_root]
-    return [[*with_root, ROOT], *alone] if ROOT in leaving else alone
+    if ROOT in leaving:
+        return [[*with_root, ROOT], *alone]
+    return alone
 
 
 def room_of(budget: Budget) -> int:
@@ -149,8 +156,9 @@ def _is_within(namespace: str, within: Collection[str] | None) -> bool:
 def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]:
     """Return the namespaces that were empty before ``runs``: all of them if the root was.
 
-    Whatever else is in them was left by a run that was taken back earlier, for a tag or a run that was open
-    then. Without a tag it goes with ``runs``: a head must not move to what was taken back.
+    Other checkpoints in them were left when an earlier run was rolled back, because of a tag or a run that
+    was open then. Without a tag they are removed with ``runs``: a head must not move to a checkpoint that was
+    rolled back.
     """
     groups = by_namespace(contents.checkpoints)
     emptied = {
@@ -158,7 +166,9 @@ def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]
         for namespace, head in contents.latest.items()
         if head_before(head, groups.get(namespace, {}), runs) is None
     }
-    return {*groups, *emptied} if ROOT in emptied else emptied
+    if ROOT in emptied:
+        return {*groups, *emptied}
+    return emptied
 
 
 def _with_heads_and_writes(
@@ -206,7 +216,8 @@ def _plan_writes(
     contents: Contents, removed: Collection[Name], runs: frozenset[str] = _NO_RUNS
 ) -> dict[Name, list[Op]]:
     """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
-    an overwritten write is restored. Without ``runs`` writes go, too, whose checkpoint is gone already.
+    an overwritten write is restored. Without ``runs``, writes whose checkpoint is gone already are removed,
+    too.
 
     They are grouped by the checkpoint with which they are removed: the one that they belong to, or whose loop
     left them; failing both, by the checkpoint that they are on.
@@ -222,7 +233,10 @@ def _plan_writes(
     }
     for write in _find_left_writes(contents, removed, runs):
         key = record_key(write)
-        before = aside.get(write.aside.key) if write.idx < 0 else None
+        if write.idx < 0:
+            before = aside.get(write.aside.key)
+        else:
+            before = None
         if before is None:
             gone.append(write)
         elif not belongs(before.nonce, runs):
@@ -250,7 +264,8 @@ def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[P
     """Return the writes whose checkpoint was removed before.
 
     A write may be stored before its checkpoint, whose id is then above that of the head that the run builds
-    on. So only writes below the head are taken, and none of an open run, unless the whole thread goes.
+    on. So only writes below the head are removed, and none of an open run, unless the whole thread is
+    removed.
     """
     stored = {(c.namespace, c.id) for c in contents.checkpoints}
     alone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
@@ -268,7 +283,7 @@ def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[P
 def _find_left_writes(
     contents: Contents, removed: Collection[Name], runs: frozenset[str]
 ) -> list[PendingWrite]:
-    """Return the writes on survivors that a removed checkpoint's loop, or a loop of ``runs``, left, and that
+    """Return the writes on survivors that come from the loop of a removed checkpoint or of ``runs``, and that
     no survivor needs."""
     gone: dict[Name, set[str]] = {}
     needed: dict[Name, set[str]] = {}

@@ -36,7 +36,7 @@ from perdure.model.write_records import read_writes, record_key, stored_bytes
 
 _PAGE = 1000
 _WEIGHED = 256
-"""Chunks that are looked at together for their size."""
+"""Number of chunks whose sizes are read together."""
 
 
 def prune(partition: Partition, planner: Planner, digest: Digester, budget: Budget) -> Program[None]:
@@ -211,8 +211,8 @@ def _carry_out(contents: Contents, plan: Plan, budget: Budget) -> Program[int | 
     """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
 
     A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
-    namespaces that it changes: a checkpoint that was stored since the thread was read may build on what is to
-    be removed.
+    namespaces that it changes: a checkpoint that was stored since the thread was read may build on one that
+    is to be removed.
     """
     try:
         relinked = yield from _relink(contents, plan)
@@ -237,10 +237,11 @@ def _divide(
     """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
 
     Heads move first, and in a namespace links come before removals: cut short in between, no survivor has
-    lost its parent. A checkpoint's writes go before it: a later plan finds none whose checkpoint is gone. A
-    namespace that goes as a whole goes at once. The root's namespace comes before the others: no checkpoint
-    stays without the subgraphs that belong to it. If the root goes as a whole, so do the subgraphs that keep
-    their state from run to run, in the same commit or before it: a new run must not find it.
+    lost its parent. A checkpoint's writes are removed before it: a later plan would not find writes whose
+    checkpoint is gone. A whole namespace is removed by one commit. The root's namespace comes before the
+    others: no checkpoint stays without the subgraphs that belong to it. If the whole root is removed, so are
+    the subgraphs that keep their state from run to run, in the same commit or before it: a new run must not
+    find their state.
     """
     groups: dict[str, list[Sequence[Op]]] = {ROOT: []}
     for record in relinked:
@@ -309,9 +310,11 @@ class _Packing:
             self.end()
 
     def _head(self, namespace: str) -> Check:
-        """Return the check of a head; what goes from a namespace without one must not have got it since."""
+        """Return the check of a head; a namespace without a head must not have got one since."""
         return self._heads.get(namespace) or Check(HEAD, (namespace,), Expect.ABSENT)
 
 
 def _size(op: Op) -> int:
-    return len(op.body) if isinstance(op, Put) else 0
+    if isinstance(op, Put):
+        return len(op.body)
+    return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.engine.queue.journal import pointer_key
+from perdure.engine.queue.effect_journal import pointer_key
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
@@ -16,7 +16,7 @@ from perdure.model.runs.queue import IN, OUT, Lane
 BATCH_MAX = 64
 """Maximum number of messages that one run may take: they are removed together."""
 EVERY = 8
-"""Number of messages of a thread after which expired records are looked for; half of what is removed at
+"""Number of messages of a thread after which expired records are looked for; half the number removed at
 once."""
 _REPLIES = 256
 """Replies that one pass examines: those given up or in doubt stay among them."""
@@ -37,17 +37,21 @@ def look(partition: Partition) -> Fetch:
 
 
 def look_after(partition: Partition, run: Run) -> Fetch | None:
-    """Return the same, or ``None`` if nothing is looked for at the end of this run."""
-    return look(partition) if run.last // EVERY > (run.first - 1) // EVERY else None
+    """Return that request for the end of a run, or ``None`` if this run's end does not look for expired
+    records."""
+    if run.last // EVERY > (run.first - 1) // EVERY:
+        return look(partition)
+    return None
 
 
 def forget(
     partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]] | None = None
 ) -> Program[int]:
-    """Remove a page of what was accepted and finished before a time.
+    """Remove a page of messages and replies that were accepted and finished before a time.
 
-    Messages go with their dedupe keys, runs and journals; replies go once sent. What waits for an answer, was
-    given up or is in doubt stays, and so do the runs whose recorded effects a later run may still need.
+    Messages are removed with their dedupe keys, runs and journals; replies once they are sent. Messages and
+    replies that wait for an answer, were given up or are in doubt stay, and so do runs whose recorded effects
+    a later run may still need.
 
     Args:
         before: in microseconds.
@@ -71,13 +75,17 @@ def forget(
 def _forget_page(
     partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]]
 ) -> Program[int | None]:
-    """Remove a page of what ``look`` has found, ``None`` if the queue has changed since."""
+    """Remove a page of the records that ``look`` has found; return ``None`` if the queue has changed
+    since."""
     lanes, outs, messages, replies, runs = found
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     needed = _find_needed(inbox, runs)
     over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
-    parts = (yield from _messages(partition, old, over)) if old else []
+    if old:
+        parts = yield from _messages(partition, old, over)
+    else:
+        parts = []
     parts += [
         [Delete(OUTBOX, reply.key, reply.version)]
         for reply in replies
@@ -87,18 +95,21 @@ def _forget_page(
     ]
     if not parts:
         return 0
-    # The numbers of a thread that was deleted and made again start anew: the lanes show that it is the same.
+    # The numbers of a thread that was deleted and created again start from the beginning: the lanes show that
+    # it is the same.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
     taken = _take(parts, budget - len(checks))
     outcome = yield from ask(Commit(partition, (*checks, *taken)))
-    return len(taken) if isinstance(outcome, Committed) else None
+    if isinstance(outcome, Committed):
+        return len(taken)
+    return None
 
 
 def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
     """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
 
-    An answer, or a run that continues a failed one, repeats the steps that the runs before it left, back to
-    the latest run that ended well. More runs than one page are never kept.
+    An answer, or a run that continues a failed one, repeats steps of the runs before it, back to the latest
+    run that succeeded. More runs than one page are never kept.
     """
     is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
     if not is_busy or len(runs) == BATCH_MAX:
@@ -140,13 +151,16 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
         checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
         taken = _take(parts, budget - len(checks) - 1)
         is_last = bool(taken) and taken[-1].kind is RUN
-        ops = taken if is_last else [Check(RUN, found[0].key, run.version), *taken]
+        if is_last:
+            ops = taken
+        else:
+            ops = [Check(RUN, found[0].key, run.version), *taken]
         outcome = yield from ask(Commit(partition, (*checks, *ops)))
         if is_last and isinstance(outcome, Committed):
             return True
         refused += not isinstance(outcome, Committed)
     raise Contention(
-        f"thread {partition.thread!r}: run {run.id!r} could not be forgotten beside what is accepted there; "
+        f"thread {partition.thread!r}: run {run.id!r} could not be removed while messages keep arriving; "
         "try again"
     )
 
@@ -179,8 +193,8 @@ def _messages(
 def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
     """Return the removals of a run in parts, given its messages by number.
 
-    The journal comes first, then each message with its dedupe key; the run goes with the last of them, as
-    they are found through it. Of a long journal only the beginning is returned.
+    The journal is removed first, then each message with its dedupe key. The run is removed with the last
+    message, as the messages are found through it. Only the beginning of a long journal is returned.
     """
     (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
     parts: list[list[Op]] = [

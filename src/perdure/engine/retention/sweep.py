@@ -157,7 +157,9 @@ def read_progress(tenant: str | None) -> Program[tuple[RetentionProgress, int]]:
     """Return the progress of the sweep of a tenant, or, for ``None``, of the sweep of all tenants, and its
     version: 0 if there has been no sweep."""
     found = yield from documents.get(RESERVED, _COLLECTION, _name(tenant))
-    return (RetentionProgress(), 0) if found is None else (RetentionProgress.of(found.body), found.version)
+    if found is None:
+        return (RetentionProgress(), 0)
+    return (RetentionProgress.of(found.body), found.version)
 
 
 def await_progress_writes(tenant: str | None) -> Program[None]:
@@ -168,7 +170,9 @@ def await_progress_writes(tenant: str | None) -> Program[None]:
 
 
 def _name(tenant: str | None) -> str:
-    return "sweep" if tenant is None else f"sweep {tenant}"
+    if tenant is None:
+        return "sweep"
+    return f"sweep {tenant}"
 
 
 def begin(
@@ -196,7 +200,9 @@ def begin(
         found = RetentionProgress(finished_at=found.finished_at, last=found.last, started_at=now)
     mine = replace(found, owner=owner, fingerprint=fingerprint, until=now + lease)
     saved = yield from save(mine, tenant, version, now)
-    return None if saved is None else (mine, saved)
+    if saved is None:
+        return None
+    return (mine, saved)
 
 
 def save(progress: RetentionProgress, tenant: str | None, version: int, now: int) -> Program[int | None]:
@@ -204,7 +210,9 @@ def save(progress: RetentionProgress, tenant: str | None, version: int, now: int
     expect = version or Expect.ABSENT
     place = (RESERVED, _COLLECTION, _name(tenant))
     stored = yield from documents.put(*place, asdict(progress), now, expect, fresh=1)
-    return None if stored is None else stored.version
+    if stored is None:
+        return None
+    return stored.version
 
 
 def step(
@@ -263,7 +271,10 @@ def _find_next(
     elif terms.tenant is not None:
         tenant = terms.tenant if position is None else None
     else:
-        after = None if position is None else Partition(position, _LAST)
+        if position is None:
+            after = None
+        else:
+            after = Partition(position, _LAST)
         found = yield from ask(FindThreads(None, after=after, limit=1))
         tenant = found[0].partition.tenant if found else None
     last = None if tenant is None else progress.left.get(tenant)
@@ -290,7 +301,9 @@ def visit(
         _, size = yield from _weigh_all(partition)
         removed = remove_unfinished(partition, thread, clocks.database, terms.budget)
         is_gone = terms.dry_run or (yield from removed)
-        return RetentionResult(threads=1, unfinished=1, bytes=size) if is_gone else _UNCHANGED
+        if is_gone:
+            return RetentionResult(threads=1, unfinished=1, bytes=size)
+        return _UNCHANGED
     if thread.is_arriving:
         return _UNCHANGED
     decision = thread.decide(terms.rules, clocks)
@@ -299,7 +312,9 @@ def visit(
             return _UNCHANGED
         count, size = yield from _weigh_all(partition)
         is_gone = terms.dry_run or (yield from remove_expired(partition, thread))
-        return RetentionResult(threads=1, expired=1, checkpoints=count, bytes=size) if is_gone else _UNCHANGED
+        if is_gone:
+            return RetentionResult(threads=1, expired=1, checkpoints=count, bytes=size)
+        return _UNCHANGED
     if decision is None or not (yield from _has_old(partition, decision, clocks.database)):
         return _UNCHANGED
     return (yield from _prune(partition, decision, terms, clocks.database))
@@ -336,7 +351,10 @@ def _prune(
     def count() -> Program[RetentionResult]:
         contents = yield from read(partition)
         plan = planner(contents)
-        size = (yield from checkpoint_removal.weigh(contents, plan, terms.digest)) if plan.removed else 0
+        if plan.removed:
+            size = yield from checkpoint_removal.weigh(contents, plan, terms.digest)
+        else:
+            size = 0
         return RetentionResult(threads=1, checkpoints=len(plan.removed), bytes=size)
 
     counted = yield from read_undisturbed(partition, count)

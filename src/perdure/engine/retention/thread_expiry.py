@@ -46,7 +46,7 @@ _ITEMS: tuple[Get | Range, ...] = (
 
 
 EXPIRED: Literal["expired"] = "expired"
-"""Decision that a thread goes as a whole."""
+"""Decision that a whole thread is removed."""
 
 _LATEST = Retention(keep_last=1)
 """Policy of an expired thread that keeps its latest state."""
@@ -109,7 +109,9 @@ class ThreadAtRest:
             return None
         if self.ttl is not None:
             is_kept = self.ttl.get("strategy") != "delete" or (self.is_tagged and self._keeps_tagged(rules))
-            return None if is_kept else int(self.ttl["expires_at"])
+            if is_kept:
+                return None
+            return int(self.ttl["expires_at"])
         policy = rules.policy_for(self.metadata)
         if policy is None or policy.idle_us is None or self.active_at is None:
             return None
@@ -126,8 +128,8 @@ class ThreadAtRest:
         return policy is None or policy.keep_tagged
 
     def decide(self, rules: RetentionRules, clocks: Clocks) -> Retention | Literal["expired"] | None:
-        """Return what happens to the thread: the policy that says which checkpoints stay, ``EXPIRED`` if it
-        goes as a whole, ``None`` if it stays as it is.
+        """Return the treatment of the thread: the policy for its checkpoints, ``EXPIRED`` if the whole thread
+        is removed, ``None`` if it stays as it is.
 
         Raises:
             LookupError: its metadata names a policy that does not exist.
@@ -145,12 +147,14 @@ class ThreadAtRest:
         if ttl.get("strategy") == "keep_latest":
             return _LATEST
         # The usual time to live removes no thread with a tag, like a policy.
-        return EXPIRED if ttl.get("strategy") == "delete" and not self.is_tagged else policy
+        if ttl.get("strategy") == "delete" and not self.is_tagged:
+            return EXPIRED
+        return policy
 
 
 def _is_past(at: int | None, clocks: Clocks, own: Mapping[str, Any] | None) -> bool:
     """Return True if a thread's end is past. A client's own time to live was counted by the database; any
-    other end counts from a checkpoint, whose time is that of a host."""
+    other end counts from a checkpoint, whose time is from a host's clock."""
     return at is not None and at <= (min(clocks) if own is None else clocks.database)
 
 
@@ -172,7 +176,10 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     ]
     # A checkpoint whose time is unknown may be the latest activity; one without a head is of a thread that is
     # still arriving.
-    is_known = head is None if checkpoint is None else head is not None and checkpoint.made_at is not None
+    if checkpoint is None:
+        is_known = head is None
+    else:
+        is_known = head is not None and checkpoint.made_at is not None
     checks = [
         check_unchanged(DOCUMENT, OF_THREAD, documents),
         check_unchanged(EPOCH, (), epochs),

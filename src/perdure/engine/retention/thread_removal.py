@@ -6,11 +6,11 @@ refused from then on, and one that plans without it stores another, which refuse
 came before that are found when the writes are read again. A thread without a generation reads as before, and
 its next write gives it one: nothing is lost if the removal is cut short.
 
-What is left of a thread that never came to be goes in the same way: of a killed import, move, copy or first
-write. An arrival is given up once its claim is older than a lease. Chunks that no claim, no head and no other
-record belongs to are left by a writer that died, or that is refused with its next commit: its claim is gone,
-or the generation under which it stores them. So is a generation alone: a first write stores it before its
-chunks.
+Records of a thread that was never completed, left by a killed import, move, copy or first write, are removed
+in the same way. An arrival is given up once its claim is older than a lease. Chunks that no claim, no head
+and no other record belongs to are left by a writer that died, or that is refused with its next commit: its
+claim is gone, or the generation under which it stores them. A generation without any other record is left in
+the same way, as a first write stores it before its chunks.
 
 A thread's records in other partitions are removed with it: its entry in a server's index, with a copy of its
 metadata, and the crons that are bound to it, with the input of their runs. No commit holds them and the
@@ -66,15 +66,15 @@ _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT, RUN, LANE, EPOCH, ITEM)
 
 
 def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records, and before it what is stored of it elsewhere: cut short in
-    between, the thread is there and is listed without the copy of its metadata."""
+    """Remove a thread with all its records, and first its records elsewhere: after an interruption in between
+    the thread still exists, and is listed without the copy of its metadata."""
     yield from _remove_elsewhere(partition, *(yield from _find_elsewhere(partition)))
     yield from ask(Drop(partition))
 
 
 def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
-    """Remove a thread, with what is stored of it elsewhere, unless it is busy, or changed since it was read;
-    return True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
+    """Remove a thread, with its records elsewhere, unless it is busy, or changed since it was read; return
+    True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
     thread = yield from read_at_rest(partition)
     if thread.is_busy or (only_unused and thread.has_queues):
         return False
@@ -85,7 +85,7 @@ def remove_resting(partition: Partition, *, only_unused: bool = False) -> Progra
 
 def remove_expired(partition: Partition, thread: ThreadAtRest, *, is_replaced: bool = False) -> Program[bool]:
     """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
-    True if it was removed. What is stored of it elsewhere stays if a thread of its name is begun now."""
+    True if it was removed. The thread's records elsewhere stay if a thread of its name is created now."""
     seen = yield from write_versions(partition)
     whole = remove_whole(partition, thread.generation, thread.checks, seen)
     outcome = yield from whole if is_replaced else everywhere(partition, whole)
@@ -127,7 +127,7 @@ def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budg
     checks = [op for op in transfer_claim.checks(version) if isinstance(op, Check)]
     outcome = yield from ask(Drop(partition, (*checks, Check(EPOCH, (), Expect.ABSENT), *NO_QUEUES)))
     if not isinstance(outcome, Committed):
-        # Something else is stored under this name: only the claim goes.
+        # Other records are stored under this name: only the claim is removed.
         outcome = yield from ask(
             Commit(partition, (*transfer_claim.NOTHING, transfer_claim.release(version)))
         )
@@ -150,7 +150,7 @@ def remove_whole(
         checks: what has to hold of its other records.
         seen: keys and versions of those records of ``kinds`` that may go with it.
         kinds: kinds whose records a writer may store without a check that covers them.
-        there: holds as long as nobody else has removed the thread.
+        there: a check that fails if another process has removed the thread.
 
     Returns:
         ``Refused`` names the record that keeps the thread, which is as it was then.

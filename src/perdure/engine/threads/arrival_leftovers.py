@@ -1,4 +1,4 @@
-"""Removes what an arrival left at the name of a thread that did not come to be.
+"""Removes the remains of an arrival whose thread was never completed.
 
 An arrival that was killed leaves its claim behind, with the rows that were stored so far. The thread that is
 begun at that name takes the claim over and removes them, so that nothing of the source is mixed into it; an
@@ -18,11 +18,11 @@ _LEFT = (CHECKPOINT, WRITE, TAG, HEAD, CHUNK, BLOB, PACK)
 
 
 def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]:
-    """Remove what an arrival left at a name that the caller has claimed; return False if the claim is lost.
-    Documents stay: a server may have noted a thread that has no checkpoint yet."""
+    """Remove the remains of an arrival at a name that the caller has claimed; return False if the claim is
+    lost. Documents stay: a server may have noted a thread that has no checkpoint yet."""
     found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in _LEFT))
     mine = transfer_claim.checks(version)
-    # The root's head is that of a thread that another writer has begun: the checks refuse the removal then.
+    # If there is a root head, another writer has begun a thread: the checks refuse the removal then.
     checked = {op[:2] for op in mine}
     left = [record for records in found for record in records]
     ops: list[Op] = [Delete(r.kind, r.key) for r in left if (r.kind, r.key) not in checked]
@@ -34,9 +34,9 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
 
 
 def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
-    """Make a name free at which an arrival left something: no thread is there, but a claim.
+    """Free a name from the remains of an arrival: it has a claim, but no thread.
 
-    If another writer claims the name or begins a thread there meanwhile, the rest is that one's.
+    If another writer claims the name or begins a thread there meanwhile, the rest is left to it.
 
     Args:
         partition: The name.
@@ -52,10 +52,10 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
 
 
 def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None]:
-    """Remove what an arrival stored after it lost its claim because its name was removed.
+    """Remove the records that an arrival stored after it had lost its claim, because its name was removed.
 
     Chunks are staged without a check, so some may have come after the removal. If another writer claims the
-    name or has begun a thread there, nothing is removed: the chunks go with the next prune of that thread.
+    name or has begun a thread there, nothing is removed: the next prune of that thread removes the chunks.
 
     Args:
         partition: The name.

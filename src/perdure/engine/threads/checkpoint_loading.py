@@ -141,4 +141,6 @@ def _select_last(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple
     name = checkpoints[0].key[1]
     own = tuple(record for record in last if record.key[1] == name)
     is_whole = len(last) < _WRITES or last[-1].key[1] < name
-    return (tuple(checkpoints), own[::-1]) if is_whole else ()
+    if is_whole:
+        return (tuple(checkpoints), own[::-1])
+    return ()

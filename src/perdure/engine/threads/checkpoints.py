@@ -77,7 +77,10 @@ class StepPut(ABC, Generic[R]):
             HeadConflict: another run moved the head or filled a slot.
         """
         self.remembered = view
-        stored = None if view is None else (yield from self._attempt(view))
+        if view is None:
+            stored = None
+        else:
+            stored = yield from self._attempt(view)
         if stored is None:
             stored = yield from retry_attempt(self.partition, None, self._load, self._attempt)
         if self.taking is not None:
@@ -167,7 +170,11 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if self.planned is None or not isinstance(effect, Commit):
             return False
         key = self.namespace, self.planned[1].id
-        return any(op.kind is CHECKPOINT and op.key == key and isinstance(op, Put) for op in effect.ops)
+        # Only the chunks come behind it.
+        for op in reversed(effect.ops):
+            if op.kind is CHECKPOINT and op.key == key and isinstance(op, Put):
+                return True
+        return False
 
     def _guarding_namespace(self) -> str:
         return self.namespace
@@ -270,7 +277,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         return after, record
 
     def _draft(self, view: View, generation: int) -> Program[CheckpointDraft | None]:
-        """Return what is to be stored, ``None`` if something that it needs was removed since the view."""
+        """Return the draft to store, ``None`` if a chunk that it needs was removed since the view."""
         try:
             return (yield from self.plan.draft(view, generation, view.head.seq + 1 if view.head else 1))
         except Corrupt:
@@ -279,13 +286,16 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             return None
 
     def _read_stored(self, record: CheckpointRecord) -> Program[CheckpointRecord | None]:
-        """Return the checkpoint stored under this id, ``None`` if it has gone since.
+        """Return the checkpoint stored under this id, ``None`` if it was removed since.
 
         Raises:
             Conflict: it has another parent; replacing it would orphan its descendants or make the history
                 circular.
         """
-        ids = [record.id] if record.parent_id in (None, record.id) else [record.id, record.parent_id]
+        if record.parent_id in (None, record.id):
+            ids = [record.id]
+        else:
+            ids = [record.id, record.parent_id]
         found, *parents = yield from ask(
             Fetch(self.partition, tuple(Get(CHECKPOINT, (self.namespace, i)) for i in ids))
         )
@@ -394,7 +404,9 @@ class WritesPut(StepPut[bool]):
         filled = {write.key for write in read_writes(records) if write.idx >= 0}
         statements = () if any(write.key in filled for write in draft.writes) else self.statements
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget, statements)
-        return True if isinstance(outcome, Committed) else None
+        if isinstance(outcome, Committed):
+            return True
+        return None
 
     def _over(
         self,
@@ -403,7 +415,7 @@ class WritesPut(StepPut[bool]):
         checks: tuple[Op, ...],
         generation: int,
     ) -> list[Op]:
-        """Return the operations that store writes some of whose slots are already filled.
+        """Return the operations that store writes when some of their slots are filled already.
 
         Raises:
             HeadConflict: another run filled one.
@@ -444,7 +456,7 @@ def _over_stored(stored: CheckpointRecord, record: CheckpointRecord) -> Checkpoi
 
 
 def _misses(outcome: Refused, checks: Sequence[Check]) -> bool:
-    """Return True if a commit was refused because of one of these checks of what was stored. A chunk that is
+    """Return True if a commit was refused because of one of these checks of stored records. A chunk that is
     not where it was may have been packed."""
     is_chunk = outcome.kind.grows is not None
     return not is_chunk and any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
@@ -464,8 +476,8 @@ def _plan_claim(claim: HeadClaim, head: HeadView) -> Op:
 def _raise_generation(checks: tuple[Op, ...], generation: int, by: str) -> tuple[Op, ...]:
     """Return the guards with the collection generation raised.
 
-    What an overwritten record referred to may be unreachable now, so no writer may rely on it while a
-    collection deletes it.
+    Chunks that an overwritten record referred to may be unreachable now, so no writer may rely on them while
+    a collection deletes them.
     """
     raised = Put(GC, (), expect=generation, version=successor(generation, by))
     return tuple(raised if isinstance(op, Check) and op.kind is GC else op for op in checks)

@@ -29,7 +29,8 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
     deleted, is_over = 0, False
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
-        generation = contents.view.generation if is_over else generation
+        if is_over:
+            generation = contents.view.generation
         try:
             count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
         except MissingChunk:

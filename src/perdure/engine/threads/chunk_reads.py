@@ -34,7 +34,7 @@ class MissingChunk(Corrupt):
 class ChunkReader:
     """Reader of a thread's chunks: the newest ones and the packs, newest first, and large ones by name.
 
-    What was read is kept, but for large chunks: packs hold what is asked for next.
+    Chunks that were read are kept, except large ones: packs hold those that are requested next.
 
     Attributes:
         bodies: Chunks by name.
@@ -80,9 +80,13 @@ class ChunkReader:
         wanted = set(names)
         asked: set[bytes] = set()
         large: dict[bytes, bytes] = {}
-        while missing := wanted - self.bodies.keys() - large.keys():
+        # All chunks of a long thread are kept: a difference of sets would go through each of them.
+        while missing := {name for name in wanted if name not in self.bodies and name not in large}:
             # Nearly all are in packs: only what these lack is asked for by name.
-            few = sorted(missing - asked)[:_KEYS] if self._has_begun else []
+            if self._has_begun:
+                few = sorted(missing - asked)[:_KEYS]
+            else:
+                few = []
             if not self._ranges and not few:
                 if self._reads_all:
                     errors = (*self.damaged.values(), *self.damaged_packs.values())
@@ -129,7 +133,8 @@ class ChunkReader:
     def _add(self, records: Iterable[Record]) -> None:
         for record in records:
             age = record.fields["generation"]
-            self.newest = max(self.newest, age) if isinstance(age, int) else self.newest
+            if isinstance(age, int):
+                self.newest = max(self.newest, age)
             if record.kind is PACK:
                 self._add_pack(record)
             elif (body := self._plain(record)) is not None:

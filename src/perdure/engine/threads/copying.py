@@ -94,7 +94,7 @@ def _store(
     heads, rows, chunks = records
     for batch in batches(chunks, budget):
         yield from ask(Stage(target, tuple(batch)))
-    # The root's head last: until it is there, with the generation, the copy is invisible.
+    # The root's head last: until it exists, with the generation, the copy is invisible.
     ours = transfer_claim.checks(first_version)
     root = [head for head in heads if head.key == (ROOT,)]
     others = [head for head in heads if head.key != (ROOT,)]

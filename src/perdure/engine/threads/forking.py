@@ -23,9 +23,9 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     """Make a copy of a checkpoint the latest one of its thread; return the copy's id.
 
     The copy stands beside the original, on the same parent, as LangGraph's own forks do. The checkpoints
-    after the original stay, and are reached by their ids. What tasks of the original had written is not
-    copied, so a step that was under way starts again, and questions are asked again: the thread waits for
-    none any more, and an answer to an earlier one is refused. A subgraph that keeps its state from run to run
+    after the original stay, and are reached by their ids. Pending writes of the original are not copied. So a
+    step that was under way starts again, and its questions are asked again: the thread waits for none any
+    more, and answers to earlier questions are refused. A subgraph that keeps its state from run to run
     returns to the state that a replay of the original would load.
 
     Args:
@@ -73,7 +73,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
 
 def _close_question(partition: Partition, now: str) -> Program[list[Op]]:
     """Return the operations that close a thread's question, on condition that no other message comes. A
-    listing shows the status of the run that asked, unless it is told of the fork."""
+    listing shows the status of the run that asked, unless it learns of the fork."""
     lanes, notes, runs = yield from ask(
         Fetch(partition, (Get(LANE, (IN,)), Get(DOCUMENT, EDITED), _NEWEST_RUNS))
     )

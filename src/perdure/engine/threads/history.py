@@ -76,7 +76,9 @@ def page(
 
 def find(partition: Partition, namespace: str, checkpoint_id: str) -> Program[CheckpointRecord | None]:
     (records,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (namespace, checkpoint_id)),)))
-    return CheckpointRecord.read(records[0]) if records else None
+    if records:
+        return CheckpointRecord.read(records[0])
+    return None
 
 
 def find_all(

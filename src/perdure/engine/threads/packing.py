@@ -34,9 +34,12 @@ def pack(
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))
         view = read_view(ROOT, answers[: len(items)])
         ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
-        found = ((record.key[0], digest.plain(record.key[0], record.body)) for record in answers[-1])
-        # A damaged one stays where it is, for `perdure fsck` to report.
-        sound = [Put(CHUNK, (name,), body=body) for name, body in found if body is not None]
+        sound: list[Put] = []
+        for record in answers[-1]:
+            body = digest.plain(record.key[0], record.body)
+            # A damaged one stays where it is, for `perdure fsck` to report.
+            if body is not None:
+                sound.append(Put(CHUNK, record.key, body=body))
         if len(sound) < (_LEAST if least is None else least):
             return moved
         block = block_of(view.head.seq if view.head else 0)
@@ -44,7 +47,7 @@ def pack(
         for some in batches(sound, part):
             chunks = {put.key[0]: put.body for put in some}
             packs = make_packs(chunks, max(ages[name] for name in chunks), block)
-            gone = (Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks)
+            gone = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
             outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *gone)))
             if not isinstance(outcome, Committed):
                 return moved

@@ -24,7 +24,9 @@ _VERSION = "version"
 def read_pin(partition: Partition) -> Program[int | None]:
     """Return the schema version that a thread is pinned to, ``None`` if it is not pinned."""
     found = yield from documents.get(partition, *_PIN)
-    return None if found is None else int(found.body[_VERSION])
+    if found is None:
+        return None
+    return int(found.body[_VERSION])
 
 
 def require_unpinned(partition: Partition, version: int) -> Program[None]:
@@ -41,8 +43,9 @@ def require_unpinned(partition: Partition, version: int) -> Program[None]:
 def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
     """Pin a thread to a schema version, or remove its pin.
 
-    This raises the collection generation, so that what is planned without the pin is planned again. A newer
-    version may have stored a part of a step by then: neither version could go on, so the pin is taken back.
+    This raises the collection generation, so that writes planned without the pin are planned again. If a
+    newer version has stored a part of a step by then, neither version could continue it, so the pin is
+    removed again.
 
     Args:
         partition: The thread.
@@ -96,8 +99,8 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
 
 
 def _newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:
-    """Return the newest schema version of the pending writes of a checkpoint that is of a version, or older;
-    0 without any."""
+    """Return the newest schema version among the pending writes of a checkpoint of this version or an older
+    one; 0 if it has none."""
     checkpoints, writes = yield from read_all(
         partition, Range(CHECKPOINT, (ROOT, checkpoint_id)), Range(WRITE, (ROOT, checkpoint_id))
     )

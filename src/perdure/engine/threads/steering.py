@@ -30,20 +30,37 @@ class TakenBack(Conflict):
 
 
 def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, Run] | None]:
-    """Return the message with an id that a run took while it went on, or passed over as it was withdrawn, and
-    the run; ``None`` if there is none."""
+    """Return the message with an id, and the run that took it together with others or while it went on, or
+    that passed over it because it was withdrawn; ``None`` if there is none. A message with which a run began
+    has the id of the run, and is not looked for."""
     before: Key | None = None
     while True:
+        after = None if before is None else before[0]
         page = Range(INBOX, reverse=True, after=before, limit=PAGE, bodies=False)
-        (found,) = yield from ask(Fetch(partition, (page,)))
-        gets = tuple(Get(INBOX, row.key) for row in found if row.fields["mode"] in (STEER, WITHDRAWN))
-        rows = [row for answer in (yield from ask(Fetch(partition, gets))) for row in answer] if gets else []
+        its_runs = Range(RUN, by="first", reverse=True, after=after, limit=PAGE, bodies=False)
+        found, begun = yield from ask(Fetch(partition, (page, its_runs)))
+        firsts = {row.fields["first"] for row in begun}
+        gets = tuple(
+            Get(INBOX, row.key)
+            for row in found
+            if row.fields["mode"] in (STEER, WITHDRAWN)
+            or (row.fields["mode"] == "coalesce" and row.key[0] not in firsts)
+        )
+        if gets:
+            rows = [row for answer in (yield from ask(Fetch(partition, gets))) for row in answer]
+        else:
+            rows = []
         for message in read_each(partition, Message.read, rows):
             if message.id == message_id:
                 its = Range(RUN, by="first", reverse=True, after=message.seq + 1, limit=1)
                 (runs,) = yield from ask(Fetch(partition, (its,)))
-                run = read_one(partition, Run.read, runs[0]) if runs else None
-                return (message, run) if run is not None and run.last >= message.seq else None
+                if runs:
+                    run = read_one(partition, Run.read, runs[0])
+                else:
+                    run = None
+                if run is not None and run.last >= message.seq:
+                    return (message, run)
+                return None
         if len(found) < PAGE:
             return None
         before = found[-1].key
@@ -53,7 +70,7 @@ def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, 
 class Taking:
     """Messages that a held run has taken, and those that one of its tasks is about to.
 
-    Of the tasks of a step one at a time may hold messages, as a range of numbers has no gaps.
+    Only one task of a step at a time may hold messages, because a range of numbers has no gaps.
 
     Attributes:
         run: the run as it is stored.
@@ -62,8 +79,8 @@ class Taking:
         taken: messages that are bound to the run, in order.
         task_id: the task that holds ``held``, messages that are not bound yet.
         has_written: True if the task's result, which holds them, was passed on to be stored.
-        has_more: True if the run may take the message behind those that were last found waiting, but not
-            with them.
+        has_more: True if the run may take the message behind those that were last found waiting, in a later
+            step: it cannot be joined with them.
     """
 
     partition: Partition
@@ -105,7 +122,8 @@ class Taking:
             after = found[-1].key[0]
 
     def offer(self, task_id: str, messages: Sequence[Message]) -> None:
-        """Hold messages for a task, until its result is stored. What it held before is replaced."""
+        """Hold messages for a task, until its result is stored. They replace the messages that it held
+        before."""
         self.task_id, self.held, self.has_written = task_id, tuple(messages), False
 
     def is_held_by_another(self, task_id: str) -> bool:

@@ -102,7 +102,7 @@ class Merge:
         others = [head.key[0] for head in heads if head.key[0] != ROOT]
         if len(others) == len(heads):
             if not generations:
-                return []  # it arrives, and nothing of it is there yet
+                return []  # it is arriving, and has no checkpoint yet
             yield from refuse_headless(partition, ROOT)
         found = {ROOT: records}
         if others:

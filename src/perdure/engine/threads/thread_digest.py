@@ -82,7 +82,7 @@ class Pace:
         self._size = 4 * _FEW
 
     def slices(self, names: list[bytes]) -> Iterator[list[bytes]]:
-        """Divide names into parts that are read at once, each sized by what the ones before it took."""
+        """Divide names into parts that are read at once, each sized by the sizes of the parts before."""
         at = 0
         while at < len(names):
             some = names[at : at + self._size]
@@ -171,7 +171,10 @@ def digest_thread(
     """
     for _ in range(ATTEMPTS):
         reading = yield from read_thread(partition, digest, digest)
-        size = None if reading is None else (yield from _read_payloads(partition, reading, report))
+        if reading is None:
+            size = None
+        else:
+            size = yield from _read_payloads(partition, reading, report)
         if reading is None or size is None:
             continue
         if arriving is not None:
@@ -263,7 +266,9 @@ def rename_write(write: PendingWrite, graft: Graft) -> PendingWrite:
 
 def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
     def content(ref: bytes | None) -> bytes | None:
-        return None if ref is None else graft.reference(ref).content
+        if ref is None:
+            return None
+        return graft.reference(ref).content
 
     return [
         "checkpoint",

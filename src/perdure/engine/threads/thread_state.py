@@ -30,9 +30,9 @@ class View(NamedTuple):
 
     @property
     def is_absent(self) -> bool:
-        """True if the thread is not there: nothing of it is stored, or only what a transfer has brought so
-        far, as one that arrives gets its generation and its root's head last. An early copy may have a head
-        and no generation, and is there."""
+        """True if the thread does not exist: nothing of it is stored, or only part of a transfer, which
+        writes the generation and the root's head last. A thread that has a head and no generation yet does
+        exist."""
         return not self.generation and self.root_head is None
 
 
@@ -51,7 +51,9 @@ def is_older(known: View, found: View) -> bool:
 def view_items(namespace: str) -> tuple[Get, ...]:
     """Return the reads for a view; ``read_view`` takes the answers in this order."""
     items = (Get(HEAD, (namespace,)), Get(GC, ()), Get(EPOCH, ()))
-    return items if namespace == "" else (*items, Get(HEAD, ("",)))
+    if namespace == "":
+        return items
+    return (*items, Get(HEAD, ("",)))
 
 
 def read_view(namespace: str, answers: tuple[tuple[Record, ...], ...]) -> View:
@@ -106,7 +108,7 @@ def missing_head(partition: Partition, namespace: str, checkpoint_id: str) -> Co
 
 def refuse_headless(partition: Partition, namespace: str) -> Program[None]:
     """Raise ``Corrupt`` if a namespace that had no head has checkpoints: the head was lost, and a graph that
-    began anew would hide them."""
+    started from an empty state would hide them."""
     heads, stored, collections = yield from ask(
         Fetch(
             partition,
@@ -155,7 +157,7 @@ def unwritten_error(partition: Partition, checkpoint_id: str | None) -> HeadConf
 
 
 def outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
-    """Return the error of a write that another run outran."""
+    """Return the error of a write that another run overtook."""
     return HeadConflict(
         f"thread {partition.thread!r}: another run went on from checkpoint {checkpoint_id} before this one; "
         "nothing of this write was stored. Load the thread again and repeat the call"

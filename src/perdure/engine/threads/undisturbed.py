@@ -17,9 +17,9 @@ R = TypeVar("R")
 def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Program[R]:
     """Return the result of a read of a thread.
 
-    What one request names may be gone at the next one, if the thread is pruned or deleted meanwhile. A read
-    that misses something is repeated; if it does so again although nothing was removed in between, the thread
-    is damaged.
+    Records named by one request may be gone at the next one, if the thread is pruned or deleted meanwhile. A
+    read that misses something is repeated; if it does so again although nothing was removed in between, the
+    thread is damaged.
 
     Args:
         partition: The thread.

@@ -1,8 +1,8 @@
 """Arrival of a thread that another saver stored: in many commits, visible with the last one.
 
 A thread that is new at the target does not exist before its last commit, which adds its root's head and its
-collection generation; a claim excludes other writers until then. A thread that is there already keeps its
-head while checkpoints are added beside it, and moves to the latest one in the last commit.
+collection generation; a claim excludes other writers until then. An existing thread keeps its head while
+checkpoints are added beside it, and moves to the latest one in the last commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from perdure.model.values.packs import chunk_puts
 from perdure.model.write_records import read_writes
 
 _EXTENT: Key = ("imported",)
-"""Key of the record of what an import has brought."""
+"""Key of the record about the last import."""
 
 _NOTHING_ELSE = (
     Check(LANE, (IN,), Expect.ABSENT),
@@ -56,8 +56,8 @@ class StoredThread:
     """Contents of a thread at the target: its state, its heads by namespace, its checkpoints with their
     sequence numbers, and its writes by slot.
 
-    ``is_partial`` is true for what an interrupted arrival left. ``extent`` is what the last import noted of
-    the source, empty if there was none.
+    ``is_partial`` is true for the remains of an interrupted arrival. ``extent`` has the facts about the
+    source that the last import noted, empty if there was none.
     """
 
     view: View
@@ -74,7 +74,7 @@ class StoredThread:
 
 
 def survey(partition: Partition) -> Program[StoredThread]:
-    """Return what is stored of a thread, without values, under one latest checkpoint.
+    """Return the stored records of a thread, without values, under one latest checkpoint.
 
     Raises:
         Contention: the thread keeps being written to.
@@ -128,7 +128,7 @@ class Arrival:
 def begin(
     partition: Partition, found: StoredThread, added: Mapping[str, int], version: int, budget: Budget
 ) -> Program[Arrival]:
-    """Claim a thread's name, or reserve sequence numbers in one that is there.
+    """Claim a thread's name, or reserve sequence numbers in an existing thread.
 
     Args:
         partition: The thread.
@@ -166,8 +166,8 @@ def begin(
 
 
 def abandon(arrival: Arrival) -> Program[None]:
-    """Remove what was stored of a thread that cannot arrive, if it is new. A thread that was there stays, and
-    so does what came to the name meanwhile: messages, and what a server has noted of a thread.
+    """Remove what was stored of a thread that cannot arrive, if it is new. An existing thread stays, and so
+    do messages and a server's document that came to the name meanwhile.
 
     Raises:
         Contention: the name was claimed by another writer.
@@ -202,13 +202,13 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
 
 
 def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Program[None]:
-    """Move the heads, the root's last, with which the thread is there.
+    """Move the heads, the root's last: with it the thread has arrived.
 
     Args:
         arrival: The arrival.
         heads: The new heads by namespace, each with the sequence number that its namespace has come to; the
             versions are set here.
-        extent: What the next import has to know of the source.
+        extent: Facts about the source that the next import needs.
 
     Raises:
         Contention: the thread is written to.

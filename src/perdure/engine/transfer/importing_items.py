@@ -28,7 +28,7 @@ class ArrivingItem(NamedTuple):
     version: int
 
     def put(self, stored: Record | None) -> Put:
-        """Return the operation that stores it in the place of what is there."""
+        """Return the operation that stores it in place of an existing one."""
         fields = {
             "created_at": self.created_at,
             "updated_at": self.updated_at,

@@ -1,17 +1,16 @@
 """Transfer of a thread: read at one database, written at another, and verified there by content digest.
 
-A program here uses two databases: every effect carries the ``Side`` at which it is performed. The order of
-arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents, each after its
-earlier versions. Then the thread is read back and its digest compared. Only after that one commit adds the
-root's head, the thread's own document and the collection generation. Until then the thread does not exist at
-the target: it has no latest state, a graph that is called on it finds nothing, and any writer to it stops the
-transfer. An interrupted transfer can be repeated: what is there already, and right, is not written twice. A
-thread that is replaced is copied within the target first, and the copy removed when the replacement has
-arrived.
+The order of arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents,
+each after its earlier versions. Then the thread is read back and its digest compared. Only after that one
+commit adds the root's head, the thread's own document and the collection generation. Until then the thread
+does not exist at the target: it has no latest state, a graph that is called on it finds nothing, and any
+writer to it stops the transfer. An interrupted transfer can be repeated: records that have arrived intact are
+not written twice. A thread that is replaced is copied within the target first, and the copy removed when the
+replacement has arrived.
 
 Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
-only while its queue is at rest. The run with whose question it waits goes along
-(``engine.transfer.waiting_runs``).
+only while its queue is at rest. The run whose question it waits on is transferred, too
+(``engine.transfer.transfer_waits``).
 """
 
 from __future__ import annotations
@@ -19,24 +18,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, cast
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import thread_digest, transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader
-from perdure.engine.threads.thread_digest import Digest, Report, ThreadContent
+from perdure.engine.threads.thread_digest import ThreadContent
 from perdure.engine.threads.thread_records import Contents, references
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches
 from perdure.engine.transfer import waiting_runs
+from perdure.engine.transfer.transfer_terms import (
+    ATTEMPTS,
+    Exists,
+    OnSide,
+    Side,
+    State,
+    TransferOptions,
+    TransferResult,
+    at,
+    busy_target_error,
+    commit_at_target,
+)
+from perdure.engine.transfer.transfer_waits import (
+    bring_waits,
+    note_arrival,
+    refuse_to_wake_twice,
+    take_waits,
+)
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
-from perdure.errors import Conflict, Contention, Corrupt, NotFound
+from perdure.errors import Contention, Corrupt, NotFound
 from perdure.model.ops import (
     Check,
-    Commit,
-    Committed,
     Delete,
     Drop,
     Expect,
@@ -49,7 +63,7 @@ from perdure.model.ops import (
     Range,
     Stage,
 )
-from perdure.model.program import Effect, Program, advance, ask, resume
+from perdure.model.program import Program, advance, ask, resume
 from perdure.model.records import (
     BLOB,
     CHECKPOINT,
@@ -80,98 +94,18 @@ from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
 from perdure.model.write_records import new_puts
 
-R = TypeVar("R")
-
 MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE, TAG, ITEM, DOCUMENT)
 """The kinds that are transferred; ``ITEM`` by ``engine.transfer.transfer_items``."""
 
 LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
 """The kinds that belong to a database and stay there. The queue of a thread at rest records only finished
-work, but for the run that waits, and its events are of finished runs."""
-
-ATTEMPTS = 5
-"""Times that a thread is read again because it was written to during the transfer."""
+work, except the run that waits, and its events are of finished runs."""
 
 _OF_COPY = re.compile(r"[0-9a-f]{16}\)")
 """End of the name of a copy of a thread that is replaced, after the thread's own."""
 
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
-
-
-class Side(Enum):
-    """The database at which an effect is performed."""
-
-    SOURCE = "source"
-    TARGET = "target"
-
-
-@dataclass(frozen=True, slots=True)
-class OnSide(Effect[R]):
-    """An effect, and the side at which it is performed."""
-
-    place: Side
-    effect: Effect[R]
-
-
-def at(place: Side, program: Program[R]) -> Program[R]:
-    """Run a program of one database as part of a program of two."""
-    return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
-
-
-class State(Enum):
-    """State of a thread at the target before the transfer."""
-
-    ABSENT = "absent"
-    PARTIAL = "partial"
-    SAME = "same"
-    DIFFERENT = "different"
-
-
-@dataclass(frozen=True, slots=True)
-class TransferResult:
-    """Result for a thread or a namespace of the store.
-
-    ``found`` is the state at the target before, ``digest`` the digest of the content, ``written`` the bytes
-    of chunks written now.
-    """
-
-    found: State
-    digest: Digest
-    written: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TransferOptions:
-    """Options of a transfer.
-
-    Attributes:
-        source: digester of the source.
-        target: digester of the target.
-        budget: size of a commit at the target.
-        first_version: start of the versions of a new thread.
-        replace: replace a different thread of the same name.
-        report: called with the count of bytes as they are read.
-        hand_over: take the waits from the source.
-        is_from_archive: nothing wakes a thread at the source.
-        is_to_archive: nothing wakes a thread at the target.
-        has_queue: the run with which the thread waits goes along.
-    """
-
-    source: Digester
-    target: Digester
-    budget: Budget
-    first_version: int
-    replace: bool = False
-    report: Report = thread_digest.silent
-    hand_over: bool = False
-    is_from_archive: bool = False
-    is_to_archive: bool = False
-    has_queue: bool = True
-
-
-class Exists(Conflict):
-    """Raised when the target has a different thread of this name; it was left as it is."""
 
 
 def compare_thread(
@@ -186,7 +120,7 @@ def compare_thread(
         Contention: it keeps being written to.
     """
     waiting = yield from at(Side.SOURCE, read_waiting(partition))
-    _refuse_to_wake_twice(partition, waiting, terms)
+    refuse_to_wake_twice(partition, waiting, terms)
     return (yield from _compare(partition, target, terms))
 
 
@@ -210,8 +144,8 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
 def move_thread(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
     """Transfer a thread to the target, in its latest state at the source.
 
-    After an error during the writing the thread has not arrived; a repeated transfer continues with what is
-    there.
+    After an error during the writing the thread has not arrived; a repeated transfer continues with the
+    records that have arrived.
 
     Raises:
         Conflict: the thread's queue is not at rest, its waits would have to be handed over or were so before,
@@ -222,7 +156,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
     waiting = yield from at(Side.SOURCE, read_waiting(partition))
-    _refuse_to_wake_twice(partition, waiting, terms)
+    refuse_to_wake_twice(partition, waiting, terms)
     found: State | None = None
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
@@ -230,9 +164,9 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         if compared.found is State.SAME:
             if terms.replace:
                 yield from at(Side.TARGET, _drop_replaced(target))
-            yield from _bring_waits(partition, target, terms)
+            yield from bring_waits(partition, target, terms)
             return compared
-        _refuse_to_wake_twice(partition, waiting, terms, is_there=False)
+        refuse_to_wake_twice(partition, waiting, terms, is_there=False)
         if not terms.replace:
             raise Exists(
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
@@ -242,7 +176,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT
     else:
-        _refuse_to_wake_twice(partition, waiting, terms, is_there=False)
+        refuse_to_wake_twice(partition, waiting, terms, is_there=False)
     result = yield from _bring(partition, target, terms, found)
     if result.found in (State.DIFFERENT, State.PARTIAL):
         yield from at(Side.TARGET, _drop_replaced(target))
@@ -279,12 +213,12 @@ def _bring(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
-        taken = yield from _take_waits(partition, terms)
+        taken = yield from take_waits(partition, terms)
         # A signal that came before they were taken is a part of the thread.
         if taken is None or (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
             continue
         yield from at(Side.TARGET, _arrive(target, reading, held, terms, taken.waiting))
-        yield from _note_arrival(partition, taken.waiting, terms)
+        yield from note_arrival(partition, taken.waiting, terms)
         return TransferResult(found, digest, written)
     raise Contention(
         f"thread {partition.thread!r} keeps being written to and was not moved; stop its writers, or "
@@ -309,8 +243,8 @@ def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
 
 
 def _drop_replaced(target: Partition) -> Program[None]:
-    """Remove the copies of earlier threads of a name, whose replacement has arrived. Others whose names
-    begin like theirs are kept."""
+    """Remove the copies of earlier threads of a name, whose replacement has arrived. Other records whose
+    names begin in the same way are kept."""
     begin = f"{target.thread} (replaced "
     for hit in (yield from ask(FindThreads(target.tenant, prefix=begin))):
         if _OF_COPY.fullmatch(hit.partition.thread[len(begin) :]):
@@ -334,66 +268,6 @@ def _refuse_headless(partition: Partition, contents: Contents) -> None:
         )
 
 
-class _Taken(NamedTuple):
-    """The run with which a thread is to wait at the target, ``None`` for none."""
-
-    waiting: WaitingRun | None
-
-
-def _refuse_to_wake_twice(
-    partition: Partition, found: WaitingRun | None, terms: TransferOptions, *, is_there: bool = True
-) -> None:
-    """Raise ``Conflict`` if a thread would go on by itself in two databases."""
-    if found is None or terms.is_from_archive:
-        return
-    if terms.hand_over:
-        if found.has_arrived and not is_there:
-            raise waiting_runs.second_error(partition)
-    elif found.wakes and not found.is_handed_over:
-        raise waiting_runs.waking_error(partition)
-
-
-def _take_waits(partition: Partition, terms: TransferOptions) -> Program[_Taken | None]:
-    """Take what a thread waits with from the source; ``None`` if it changes at that moment."""
-    if not terms.has_queue:
-        return _Taken(None)
-    found = yield from at(Side.SOURCE, read_waiting(partition))
-    _refuse_to_wake_twice(partition, found, terms)
-    if found is None or terms.is_from_archive:
-        return _Taken(found)
-    if found.is_handed_over and terms.hand_over:
-        _refuse_to_wake_twice(partition, found, terms, is_there=False)
-        return _Taken(found.with_waits())
-    is_kept = found.is_handed_over or not found.wakes
-    if is_kept or (yield from at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
-        return _Taken(found)
-    return None
-
-
-def _bring_waits(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
-    """Let a thread that is at the target already wait there as at the source, if its run is not there."""
-    for _ in range(ATTEMPTS):
-        found = yield from at(Side.SOURCE, read_waiting(partition))
-        if found is None:
-            return
-        if not (yield from at(Side.TARGET, waiting_runs.is_waiting(target, found.run.id))):
-            taken = yield from _take_waits(partition, terms)
-            if taken is None or taken.waiting is None:
-                continue
-            yield from at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
-        yield from _note_arrival(partition, found, terms)
-        return
-    raise Contention(
-        f"thread {partition.thread!r} is written to all the time; stop its writers, and move it again"
-    )
-
-
-def _note_arrival(partition: Partition, waiting: WaitingRun | None, terms: TransferOptions) -> Program[None]:
-    """Note at the source that its waits have arrived. A file may be lost, and is written again."""
-    if waiting is not None and terms.hand_over and not (terms.is_from_archive or terms.is_to_archive):
-        yield from at(Side.SOURCE, waiting_runs.note_arrival(partition))
-
-
 # At the target
 
 
@@ -408,7 +282,9 @@ class _Held:
 
     @property
     def state(self) -> State:
-        return State.PARTIAL if self.rows or self.chunks else State.ABSENT
+        if self.rows or self.chunks:
+            return State.PARTIAL
+        return State.ABSENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,11 +329,11 @@ def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
     if view.head is not None:
         ops.append(Delete(HEAD, _ROOT, view.head.version))
-    yield from _commit(target, ops)
+    yield from commit_at_target(target, ops)
 
 
 def _claim(target: Partition, version: int) -> Program[None]:
-    yield from _commit(target, (yield from transfer_claim.claim(version)))
+    yield from commit_at_target(target, (yield from transfer_claim.claim(version)))
 
 
 def _send_chunks(
@@ -502,7 +378,7 @@ def _send_rows(
     ops += [Delete(r.kind, r.key) for name, r in held.rows.items() if name not in names]
     ours = transfer_claim.checks(terms.first_version)
     for batch in batches(ops, terms.budget, reserve=len(ours)):
-        yield from _commit(target, [*ours, *batch])
+        yield from commit_at_target(target, [*ours, *batch])
     return written
 
 
@@ -521,19 +397,8 @@ def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
 
 
 def _document(record: Record, terms: TransferOptions) -> Put:
-    # This version cannot match what a reader of an earlier document of this name expects.
+    # No reader of an earlier document of this name expects this version.
     return Put(DOCUMENT, record.key, record.fields, record.body, version=terms.first_version)
-
-
-def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptions) -> Program[None]:
-    """Let a thread of the target wait with a run, if it is not changed meanwhile."""
-    view = yield from load_view(target, "")
-    fence, unchanged = guards(target, view, None)
-    ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
-    if ops is None:
-        raise _busy_target_error(target)
-    head = view.head.version if view.head is not None else Expect.ABSENT
-    yield from _commit(target, [fence, unchanged, Check(HEAD, _ROOT, head), *ops])
 
 
 def _arrive(
@@ -562,8 +427,8 @@ def _arrive(
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
     waits = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
     if waits is None:
-        raise _busy_target_error(target)
-    yield from _commit(target, [*ops, *waits])
+        raise busy_target_error(target)
+    yield from commit_at_target(target, [*ops, *waits])
     if not held.chunks <= reading.graft.names:
         yield from collect(target, generation, terms.target, terms.budget)
 
@@ -579,20 +444,7 @@ def _is_same(stored: Record | None, put: Put) -> bool:
 def _refuse_foreign(target: Partition, wanted: Iterable[Put], terms: TransferOptions) -> Program[None]:
     """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: the writes of a
     task, of a run that began on the thread before, check no claim."""
-    yield from _commit(target, transfer_claim.checks(terms.first_version))
+    yield from commit_at_target(target, transfer_claim.checks(terms.first_version))
     held = yield from _hold(target, terms.target)
     if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
-        raise _busy_target_error(target)
-
-
-def _commit(target: Partition, ops: Iterable[Op]) -> Program[None]:
-    outcome = yield from ask(Commit(target, tuple(ops)))
-    if not isinstance(outcome, Committed):
-        raise _busy_target_error(target)
-
-
-def _busy_target_error(target: Partition) -> Conflict:
-    return Conflict(
-        f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
-        "Stop its writers there, delete it there, and move it again"
-    )
+        raise busy_target_error(target)

@@ -1,9 +1,9 @@
 """Transfer of a namespace of the store, or of a session: its living items, compared by content on arrival.
 
 A store's items are independent, so they arrive page by page, with their entries in the search index, and can
-be read as they arrive. Of a session only the segments that its head names are transferred, and the head
-arrives after them: until then the target has the session as it was, or none. An item that expires during the
-transfer is on neither side afterwards.
+be read as they arrive. Of a session, only the segments that its head names are transferred, and the head
+last: until then the target has the session as it was, or none. An item that expires during the transfer is on
+neither side afterwards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perdure.engine.items import search_index
 from perdure.engine.items.item_writes import weight
 from perdure.engine.items.items import split
 from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, silent
-from perdure.engine.transfer.transfer import Exists, Side, State, TransferOptions, TransferResult, at
+from perdure.engine.transfer.transfer_terms import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -27,8 +27,8 @@ from perdure.model.records import ITEM, SESSIONS, Key, Partition, Record
 from perdure.model.store_items import is_over, labels_of
 
 MARGIN = 5_000_000
-"""Tolerance in microseconds: an item that expires within it of a comparison may be missing, so that neither
-a backend that removes items itself nor a small difference of two clocks counts."""
+"""Tolerance in microseconds. An item that expires this soon after a comparison may be missing: some backends
+remove expired items themselves, and two clocks differ a little."""
 
 _PAGE = 200
 
@@ -81,7 +81,7 @@ def move_items(
     sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
         mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
-        # Before what is compared: what is written to the target meanwhile is refused.
+        # Read before the comparison, so that writes to the target in between are refused.
         stored = yield from at(Side.TARGET, _read_stored(target))
         there = yield from at(Side.TARGET, _find_living(target, stored, now()))
         compared = _compare(mine, there, now())
@@ -133,7 +133,7 @@ def _survey(
 
 
 def _find_living(partition: Partition, stored: Items, now: int) -> Program[Items]:
-    """Return those of the stored items that a reader finds."""
+    """Return the stored items that a reader would find."""
     if partition.space == SESSIONS:
         return (yield from _survey(partition, now))
     return {key: item for key, item in stored.items() if not is_over(item.record, now)}
@@ -189,7 +189,7 @@ def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
 
 
 def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
-    """Return True if an item that nobody has written since it was sent is not the source's."""
+    """Return True if an item arrived with a content other than the source's, and was not written since."""
     return any(
         key in mine and sent.get(key) == item.record.version and _signature(mine[key]) != _signature(item)
         for key, item in arrived.items()
@@ -226,13 +226,19 @@ def _send(
         entries = yield from at(Side.SOURCE, search_index.copies(partition, found))
         puts: list[list[Op]] = []
         for record in records:
-            held = there[record.key].record.version if record.key in there else 0
+            if record.key in there:
+                held = there[record.key].record.version
+            else:
+                held = 0
             version = max(record.version, held + 1)
             expect = held or Expect.ABSENT
             put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
             entry = entries.get(record.key[0])
-            # One that the target has is of another value, and the source has none of this item.
-            stale = [search_index.removal(record.key[0])] if held and not is_session else []
+            # An existing entry at the target belongs to another value, and the source has none for this item.
+            if held and not is_session:
+                stale = [search_index.removal(record.key[0])]
+            else:
+                stale = []
             puts.append([put, *stale] if entry is None else [put, entry])
             sent[record.key] = version
             written += len(record.body)
@@ -258,8 +264,8 @@ def _pages(partition: Partition, keys: list[Key]) -> Iterator[list[Key]]:
 
 
 def _check_of_segments(mine: Items, there: Items, living: Items, sent: dict[Key, int]) -> list[Op]:
-    """Return the check that the segments are still there that a session's head is about to name at the
-    target. A removal of segments that no head names takes the first of them or none."""
+    """Return the check that the target still has the segments that a session's new head names. The first one
+    is enough: if a removal takes any of them, it takes the first, too."""
     loose = min((key for key in mine if key != session_histories.HEAD and key not in living), default=None)
     if loose is None:
         return []

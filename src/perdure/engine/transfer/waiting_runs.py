@@ -1,12 +1,12 @@
 """Waits of a transferred thread: the run that asked, and its deadlines, reminders, sleeps and signals.
 
 A thread waits with one run, whose note has the waits. The run and its message are transferred with the
-thread, so that an answer goes on with the same graph, channel and options. A question without times wakes
-nobody, and may be answered at both places. Waits that end by themselves would do so at both, so they are
-handed over: one commit takes them from the source, on condition that nothing has come in between, and the
-commit with which the thread arrives has them. In between they are in the note of the source's run, and a
-transfer that was cut short goes on with them. Nothing wakes the thread at the source any more, or answers its
-question there.
+thread, so that an answer goes on with the same graph, channel and options. A question without a deadline does
+not wake the thread, and may be answered at both places. Other waits end by themselves and would do so at both
+places, so they are handed over: one commit removes them from the source, unless the thread changed meanwhile,
+and the commit with which the thread arrives adds them. In between they are kept in the note of the source's
+run, from which an interrupted transfer continues. Nothing wakes the thread at the source any more, or answers
+its question there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUEUES = (IN, OUT, LATER, WAITS)
 
 
 class WaitingRun(NamedTuple):
-    """The run with whose question a thread waits.
+    """The run whose question a thread waits on.
 
     Attributes:
         run: the run.
@@ -64,7 +64,7 @@ class WaitingRun(NamedTuple):
 
 
 def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
-    """Return the run with whose question a thread waits, ``None`` if it waits with none.
+    """Return the run whose question a thread waits on, ``None`` if it waits on none.
 
     Raises:
         Conflict: the thread has messages or replies under way.
@@ -90,7 +90,7 @@ def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
 def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
     """Take the waits from a thread; ``False`` if it has changed since it was read."""
     ops: list[Op] = [
-        # With its new version: what was planned on the one before, such as an answer, is refused.
+        # With its new version: writes planned on the previous one, such as an answer, are refused.
         found.inbox.put(0),
         replace(found.run, note=hand_over(found.run.note)).put(),
     ]
@@ -100,7 +100,7 @@ def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
 
 
 def note_arrival(partition: Partition) -> Program[None]:
-    """Note at the source that the waits of a thread have arrived: no further copy of it gets them."""
+    """Note at the source that the waits of a thread have arrived, so that later copies do not get them."""
     found = yield from read_waiting(partition)
     if found is not None and found.is_handed_over and not found.has_arrived:
         note = hand_over(found.run.note, has_arrived=True)
@@ -124,9 +124,11 @@ def arrive(
     inboxes, timers, *held = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (WAITS,)), *runs)))
     inbox, timer = Lane.read(IN, inboxes), Lane.read(WAITS, timers)
     if waiting is None:
-        # What the thread that was replaced waited for is over.
+        # The waits of the replaced thread are over.
         is_over = inbox.waiting is not None and inbox.run_id is None
-        return [inbox._replace(waiting=None).put(fresh), *set_timer(timer, {}, now, fresh)] if is_over else []
+        if is_over:
+            return [inbox._replace(waiting=None).put(fresh), *set_timer(timer, {}, now, fresh)]
+        return []
     if inbox.run_id is not None or inbox.pending:
         return None
     before = next(read_each(partition, Run.read, held[0]), None)
@@ -152,8 +154,8 @@ def waking_error(partition: Partition) -> Conflict:
     """Return the error for a thread that goes on by itself, and is not to be handed over."""
     return Conflict(
         f"thread {partition.thread!r} goes on by itself, at a time or with a signal, and a copy of it would "
-        "do so, too; nothing of it was moved. Pass --hand-over (hand_over=True): it goes on at the target "
-        "then, and at the source no more. Or let its wait come to its end, then move it"
+        "do so, too; nothing of it was moved. Pass --hand-over (hand_over=True): it then goes on at the "
+        "target only. Or let its wait come to its end, then move it"
     )
 
 

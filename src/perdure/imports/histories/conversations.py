@@ -79,8 +79,8 @@ def read_history(
 
 
 class _Held:
-    """A conversation as it was read: its messages packed as a saver stores them, and the position of each in
-    the conversation by the id of its checkpoint."""
+    """A conversation: its messages, packed as a saver stores them, and the position of each by the id of its
+    checkpoint."""
 
     def __init__(self, thread: str, channel: str, messages: list[NeutralMessage]) -> None:
         self.thread = thread
@@ -102,7 +102,7 @@ class HistorySource:
         channel: The channel that gets the messages.
 
     Raises:
-        BadUrl: There is no such file, it has another form, or a thread twice.
+        BadUrl: The file does not exist, has another form, or has a thread twice.
     """
 
     def __init__(self, path: Path, channel: str = CHANNEL) -> None:
@@ -133,7 +133,10 @@ class HistorySource:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     found = self._parse(line, f"line {number}")
-                    thread = found.get("thread_id") if isinstance(found, dict) else None
+                    if isinstance(found, dict):
+                        thread = found.get("thread_id")
+                    else:
+                        thread = None
                     if not isinstance(thread, str) or not thread:
                         raise BadUrl(
                             f"{self.name}, line {number}: not an object with thread_id and messages; a file "
@@ -163,7 +166,10 @@ class HistorySource:
             with self._path.open("rb") as file:
                 file.seek(self._places[thread])
                 found = self._parse(file.read() if self._is_array else file.readline(), "a conversation")
-            messages = found if self._is_array else found.get("messages")
+            if self._is_array:
+                messages = found
+            else:
+                messages = found.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
             self._held = _Held(thread, self._channel, to_neutral(messages))

@@ -15,7 +15,7 @@ from perdure.storage.dynamodb.client import target_of
 
 
 class DynamoSessions:
-    """A table whose only key is that of a session, read by strongly consistent pages.
+    """A table whose only key is the session's id, read by strongly consistent pages.
 
     Args:
         url: ``dynamodb://table?region=…``, as for Perdure's own tables.

@@ -43,4 +43,6 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
         raise BadUrl(f"{path} is not a file; pass one, or postgresql://… or dynamodb://…")
     with path.open("rb") as file:
         is_sqlite = file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    return SqliteSessions(path, names) if is_sqlite else FileSessions(path)
+    if is_sqlite:
+        return SqliteSessions(path, names)
+    return FileSessions(path)

@@ -28,7 +28,7 @@ class SessionTable(NamedTuple):
     Attributes:
         table: The table, with its schema where it needs one.
         key: The column of the session's id.
-        column: The column of its messages; ``None`` for the first of ``COLUMNS`` that there is.
+        column: The column of its messages; ``None`` for the first of ``COLUMNS`` that exists.
     """
 
     table: str = "sessions"
@@ -43,7 +43,7 @@ class FileSessions:
         self.name = str(path)
         self._path = path
         for _ in self._lines():
-            """Each line is looked at before the first is imported."""
+            """Each line is checked before the first is imported."""
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         seen: dict[str, int] = {}
@@ -56,7 +56,10 @@ class FileSessions:
                     found = json.loads(line)
                 except (ValueError, RecursionError):
                     raise BadUrl(f"{where}: not JSON") from None
-                name = found.get(KEY) if isinstance(found, dict) else None
+                if isinstance(found, dict):
+                    name = found.get(KEY)
+                else:
+                    name = None
                 if not isinstance(name, str) or not name or "messages" not in found:
                     raise BadUrl(f"{where}: not an object with {KEY} and messages")
                 if name in seen:

@@ -1,9 +1,8 @@
 """Import of histories of sessions, from a source that may still be written to, and their export.
 
-A session at the source is a list of messages, at the target a history of ``Database.history``. What the
-source has beyond the target's messages is added in one conditional write, so an import can be stopped at any
-time and repeated, and a later one brings what came since. A session that differs is left as it is at the
-target.
+A session at the source is a list of messages, at the target a history of ``Database.history``. Messages that
+only the source has are added in one conditional write, so an import can be stopped at any time and repeated,
+and a later one brings the messages since. A session that differs is left as it is at the target.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SessionState = Literal["imported", "extended", "replaced", "unchanged", "skipped
 
 class SourceSession(NamedTuple):
     """A session as a source has it: ``messages`` may be of any content, and ``budget`` is that of its task.
-    One that cannot be read has the reason ``why``."""
+    An unreadable session has the reason ``why``."""
 
     id: str
     messages: Any = None
@@ -128,7 +127,10 @@ class SessionImporter:
         if there.version and alike == len(messages):
             # The target has it all, and may have gone on.
             return SessionReport(session_id, "unchanged")
-        state: SessionState = "extended" if there.version else "imported"
+        if there.version:
+            state: SessionState = "extended"
+        else:
+            state = "imported"
         if alike < known:
             if not self._replaces:
                 raise Conflict(
@@ -137,7 +139,10 @@ class SessionImporter:
                 )
             state, alike = "replaced", 0
         if not self._dry_run:
-            store = self._histories.replace if state == "replaced" else self._histories.commit
+            if state == "replaced":
+                store = self._histories.replace
+            else:
+                store = self._histories.commit
             store(there, messages[alike:], budget=budget)
         return SessionReport(session_id, state, len(messages) - alike)
 
@@ -165,7 +170,10 @@ def _read(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | No
     given = cast("object", session.budget)
     if given is None:
         return to_neutral(messages), None
-    task, used = (given.get("task"), given.get("used")) if isinstance(given, Mapping) else (None, None)
+    if isinstance(given, Mapping):
+        task, used = (given.get("task"), given.get("used"))
+    else:
+        task, used = (None, None)
     if not isinstance(task, str) or isinstance(used, bool) or not isinstance(used, int) or used < 0:
         raise Unserialisable("its budget is not an object with a task and the number used")
     return to_neutral(messages), TaskBudget(task, used)

@@ -1,4 +1,7 @@
-"""Reads a LangGraph server over its HTTP API, in pages, with LangGraph's own client."""
+"""Reads a LangGraph server over its HTTP API, in pages, with LangGraph's own client.
+
+No answer takes more memory than its bound: a page that is larger is asked for again in parts.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from urllib.parse import quote
 
 import httpx
 from langgraph_sdk import get_sync_client
-from langgraph_sdk.errors import APIStatusError, NotFoundError
+from langgraph_sdk.client import SyncLangGraphClient
+from langgraph_sdk.errors import APIStatusError, UnprocessableEntityError
 
-from perdure.errors import BadUrl, NotAllowed, Unavailable
+from perdure.errors import BadUrl, Conflict, NotAllowed, NotFound, TooLarge, Unavailable
+from perdure.imports.langgraph_server.bounded_answers import BoundedTransport
 from perdure.storage.url import redact
 
 SCHEMES = ("http://", "https://")
@@ -23,6 +28,9 @@ STATES = 20
 """States of one request: each holds the whole conversation up to it."""
 
 _DENIED = (401, 403)
+_ABSENT = (404, 405, 501)
+_LATER = (408, 425, 429)
+_REASON_MOST = 300
 R = TypeVar("R")
 
 
@@ -42,50 +50,85 @@ class ServerApi:
         if not url.startswith(SCHEMES):
             raise BadUrl(f"{redact(url)} is not the URL of a server; pass http://… or https://…")
         self.name = redact(url)
+        self._is_selecting = True
         try:
-            self.client = get_sync_client(url=url.rstrip("/"), headers=headers, timeout=(10, 120, 60, 10))
+            with get_sync_client(url=url.rstrip("/"), headers=headers) as plain:
+                held = plain.http.client
+                client = httpx.Client(
+                    base_url=held.base_url,
+                    # Only compressions whose output can be bounded are accepted.
+                    headers={**held.headers, "accept-encoding": "gzip, deflate"},
+                    timeout=httpx.Timeout((10, 120, 60, 10)),
+                    transport=BoundedTransport(httpx.HTTPTransport(retries=5)),
+                )
         except ValueError as error:
             raise BadUrl(f"{self.name}: {error}; the key of a server is LANGGRAPH_API_KEY") from error
+        self.client = SyncLangGraphClient(client)
 
     def call(self, request: Callable[[], R]) -> R:
         """Return the result of a request.
 
         Raises:
-            NotAllowed: The server refuses the caller.
-            NotFoundError: There is no such thing, or no such route.
+            Conflict: The server has something else under this name.
+            NotAllowed: The server refuses the caller, or the request.
+            NotFound: There is no such thing, or no such route.
+            TooLarge: The answer is larger than its bound.
             Unavailable: The server does not answer, or fails.
         """
         try:
             return request()
-        except NotFoundError:
-            raise
         except APIStatusError as error:
-            if error.status_code in _DENIED:
-                raise NotAllowed(
-                    f"{self.name} refuses the request ({error.status_code}); set LANGGRAPH_API_KEY, or pass "
-                    "--header 'Authorization: Bearer …'"
-                ) from error
-            raise Unavailable(f"{self.name} answers {error.status_code}: {error.message}") from error
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise self._translate(error) from error
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            ValueError,
+            TypeError,
+            LookupError,
+            RecursionError,
+        ) as error:
             raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
 
-    def threads(self) -> Iterator[Mapping[str, Any]]:
-        """Yield every thread without its values, the oldest first."""
-        return self._pages(
-            lambda offset: self.client.threads.search(
-                limit=PAGE,
-                offset=offset,
-                sort_by="created_at",
-                sort_order="asc",
-                select=["thread_id", "metadata", "created_at", "status"],
+    def _translate(self, error: APIStatusError) -> Exception:
+        status = error.status_code
+        if status in _DENIED:
+            return NotAllowed(
+                f"{self.name} refuses the request ({status}); set LANGGRAPH_API_KEY, or pass "
+                "--header 'Authorization: Bearer …'"
             )
-        )
+        reason = f"{self.name} answers {status}: {' '.join(str(error.message).split())[:_REASON_MOST]}"
+        if status in _ABSENT:
+            return NotFound(reason)
+        if status >= 500 or status in _LATER:
+            return Unavailable(reason)
+        if status == 409:
+            return Conflict(reason)
+        return NotAllowed(reason)
+
+    def threads(self) -> Iterator[Mapping[str, Any]]:
+        """Yield every thread, the oldest first; without its values, if the server can leave them out."""
+        return self._pages(self._search_threads)
+
+    def _search_threads(self, limit: int, offset: int) -> Any:
+        """Return a page of threads. Aegra refuses a choice of fields, and shows no values in any case."""
+        if self._is_selecting:
+            try:
+                return self.client.threads.search(
+                    limit=limit,
+                    offset=offset,
+                    sort_by="created_at",
+                    sort_order="asc",
+                    select=["thread_id", "metadata", "created_at", "status"],
+                )
+            except UnprocessableEntityError:
+                self._is_selecting = False
+        return self.client.threads.search(limit=limit, offset=offset, sort_by="created_at", sort_order="asc")
 
     def count(self) -> int | None:
         """Return the number of threads, None if the server does not count them."""
         try:
-            return int(self.call(self.client.threads.count))
-        except NotFoundError:
+            return self.call(lambda: int(self.client.threads.count()))
+        except NotFound:
             return None
 
     def states(self, thread: str, namespace: str) -> Iterator[Mapping[str, Any]]:
@@ -96,11 +139,17 @@ class ServerApi:
         seen: set[str] = set()
         path = f"/threads/{quote(thread, safe='')}/history"
         while True:
-            found = self.call(lambda: self.client.http.post(path, json=dict(body)))
+            try:
+                found = self._list(lambda: self.client.http.post(path, json=dict(body)))
+            except TooLarge:
+                if body["limit"] == 1:
+                    raise
+                body["limit"] //= 2
+                continue
             fresh = [state for state in found if state.get("checkpoint") and _id(state) not in seen]
             yield from fresh
             seen.update(map(_id, fresh))
-            if len(found) < STATES or not fresh:
+            if len(found) < body["limit"] or not fresh:
                 return
             # The one form that every server takes.
             last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _id(fresh[-1])}
@@ -108,42 +157,65 @@ class ServerApi:
 
     def latest(self, thread: str) -> Mapping[str, Any]:
         """Return a thread's latest state."""
-        return self.call(lambda: self.client.threads.get_state(thread))
+        found: Any = self.call(lambda: self.client.threads.get_state(thread))
+        if not isinstance(found, dict):
+            raise Unavailable(f"{self.name} sends something else than a state; check its URL")
+        return found
+
+    def graph_of(self, thread: str) -> str | None:
+        """Return the graph that the metadata of a thread name, None if they name none."""
+        found = self.call(lambda: self.client.threads.get(thread))
+        return (found.get("metadata") or {}).get("graph_id")
 
     def assistants(self) -> Iterator[Mapping[str, Any]]:
         """Yield every assistant at its current version."""
-        return self._pages(lambda offset: self.client.assistants.search(limit=PAGE, offset=offset))
+        return self._pages(lambda limit, offset: self.client.assistants.search(limit=limit, offset=offset))
 
     def versions(self, assistant_id: str) -> list[Mapping[str, Any]]:
         """Return every version of an assistant, the oldest first."""
         found = self._pages(
-            lambda offset: self.client.assistants.get_versions(assistant_id, limit=PAGE, offset=offset)
+            lambda limit, offset: self.client.assistants.get_versions(
+                assistant_id, limit=limit, offset=offset
+            )
         )
         return sorted(found, key=lambda version: version["version"])
 
     def crons(self) -> Iterator[Mapping[str, Any]]:
         """Yield every cron; none if the server has no crons."""
-        return self._pages(lambda offset: self.client.crons.search(limit=PAGE, offset=offset))
+        return self._pages(lambda limit, offset: self.client.crons.search(limit=limit, offset=offset))
 
     def items(self) -> Iterator[Mapping[str, Any]]:
         """Yield every item of the store; none if the server has no store."""
 
-        def search(offset: int) -> Any:
-            return self.client.store.search_items((), limit=PAGE, offset=offset)["items"]
+        def search(limit: int, offset: int) -> Any:
+            return self.client.store.search_items((), limit=limit, offset=offset)["items"]
 
         return self._pages(search)
 
-    def _pages(self, read: Callable[[int], Any]) -> Iterator[Mapping[str, Any]]:
-        offset = 0
+    def _pages(self, read: Callable[[int, int], Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield objects that are read in pages, by a limit and an offset."""
+        limit, offset = PAGE, 0
         while True:
             try:
-                page = self.call(lambda at=offset: read(at))  # type: ignore[misc]
-            except NotFoundError:
+                page = self._list(lambda most=limit, at=offset: read(most, at))  # type: ignore[misc]
+            except NotFound:
                 return
+            except TooLarge:
+                if limit == 1:
+                    raise
+                limit //= 2
+                continue
             yield from page
             offset += len(page)
-            if len(page) < PAGE:
+            if len(page) < limit:
                 return
+
+    def _list(self, request: Callable[[], Any]) -> list[Mapping[str, Any]]:
+        """Return the objects that a request yields. ``Unavailable`` for anything else."""
+        found = self.call(request)
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            raise Unavailable(f"{self.name} sends something else than a list of objects; check its URL")
+        return found
 
     def close(self) -> None:
         """Close the connections."""

@@ -1,6 +1,6 @@
-"""Makes values of JSON again what they were: messages by their form, the rest by the types of a graph.
+"""Restores the types of values in JSON: messages by their form, other values by the types of a graph.
 
-JSON has no types. A message is recognised, as its own fields name its class. Of anything else a server sends
+JSON has no types. A message is recognised, as its own fields name its class. For anything else a server sends
 plain data: a date is text, a set or a tuple a list, a model a dict, bytes are base64.
 """
 
@@ -44,11 +44,11 @@ _CLASSES: dict[str, type[BaseMessage]] = {
     "ToolMessageChunk": ToolMessageChunk,
 }
 _MESSAGE = frozenset(("content", "additional_kwargs", "response_metadata", "type"))
-"""Fields that every message has that a server sends. What a client sends, ``{role, content}``, has not."""
+"""Fields of every message that a server sends. A client's message, ``{role, content}``, lacks them."""
 
 
 def revive(value: Any) -> Any:
-    """Return a value of JSON with messages in the place of their JSON, at any depth."""
+    """Return a value of JSON with messages in place of their JSON, at any depth."""
     if isinstance(value, list):
         return [revive(each) for each in value]
     if not isinstance(value, dict):
@@ -67,7 +67,7 @@ def coerce(channel: str, value: Any, expected: Any) -> Any:
     Args:
         channel: The channel, for the error.
         value: The value, with its messages.
-        expected: The channel's type; one that nothing can be checked against leaves the value as it is.
+        expected: The channel's type; a type that cannot be checked leaves the value as it is.
 
     Raises:
         Unserialisable: The value is not one of that type.
@@ -91,7 +91,9 @@ def _builder(expected: Any) -> Callable[[Any], Any] | None:
     for config in (ConfigDict(arbitrary_types_allowed=True), None):
         try:
             adapter: TypeAdapter[Any] = TypeAdapter(expected, config=config)
-            return adapter.validate_python if adapter.pydantic_complete else None
+            if adapter.pydantic_complete:
+                return adapter.validate_python
+            return None
         except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError, NameError):
             continue
     return None

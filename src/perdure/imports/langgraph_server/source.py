@@ -9,9 +9,8 @@ from typing import Any
 import orjson
 from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.pregel import Pregel
-from langgraph_sdk.errors import NotFoundError
 
-from perdure.errors import Contention
+from perdure.errors import Contention, NotFound
 from perdure.imports.expected_tuples import as_tuple
 from perdure.imports.langgraph_server.api import ServerApi
 from perdure.imports.langgraph_server.states import (
@@ -38,6 +37,7 @@ from perdure.langgraph.values.serde import Serde
 from perdure.model.times import read_time
 
 Key = tuple[str, str]
+_UNKNOWN = "1970-01-01T00:00:00Z"
 
 
 class ServerSource:
@@ -55,7 +55,10 @@ class ServerSource:
         self.name = self.verifier = api.name
         self._steps = {name: GraphSteps(graph) for name, graph in (graphs or {}).items()}
         # A graph may make any of its own types; without one there are messages alone.
-        self._serde = Serde("imported") if graphs else Serde("listed")
+        if graphs:
+            self._serde = Serde("imported")
+        else:
+            self._serde = Serde("listed")
         self._file = TemporaryFile()  # noqa: SIM115 - as long as the source
         self._places: dict[Key, tuple[int, int]] = {}
         self._thread: str | None = None
@@ -87,8 +90,7 @@ class ServerSource:
             if not raw:
                 continue
             if namespace == "":
-                name = (self._raw(next(iter(raw.values()))).get("metadata") or {}).get("graph_id")
-                graph = self._steps.get(str(name)) or self._steps.get("")
+                graph = self._find_steps(thread, self._raw(next(iter(raw.values()))))
             steps = self._steps_in(graph, namespace)
             for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
@@ -102,11 +104,20 @@ class ServerSource:
         outline.checkpoints.sort(key=lambda entry: entry.id)
         return outline
 
+    def _find_steps(self, thread: str, state: Mapping[str, Any]) -> GraphSteps | None:
+        """Return the graph of a thread by the name in its state or, as of Aegra, in the thread's metadata."""
+        if not self._steps:
+            return None
+        name = (state.get("metadata") or {}).get("graph_id") or self.api.graph_of(thread)
+        return self._steps.get(str(name)) or self._steps.get("")
+
     def _steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
         if graph is None or namespace == "":
             return graph
         inner = graph.subgraph(namespace)
-        return None if inner is None else GraphSteps(inner)
+        if inner is None:
+            return None
+        return GraphSteps(inner)
 
     def _spool(self, thread: str, namespace: str) -> dict[CheckpointEntry, tuple[int, int]]:
         """Write the states of a namespace to the file; return their places there, the newest first."""
@@ -117,7 +128,7 @@ class ServerSource:
                 entry = entry_of(state)
                 if entry.namespace == namespace:
                     found[entry] = self._append(orjson.dumps(state))
-        except NotFoundError:
+        except NotFound:
             return {}
         return found
 
@@ -206,8 +217,9 @@ class ServerSource:
                     tuple(item["namespace"]),
                     item["key"],
                     item["value"],
-                    read_time(item["created_at"]),
-                    read_time(item["updated_at"]),
+                    # Aegra shows no times: what was changed at the target since is the newer one then.
+                    read_time(item.get("created_at") or _UNKNOWN),
+                    read_time(item.get("updated_at") or _UNKNOWN),
                 )
             except DAMAGED as error:
                 yield DamagedItem(f"an item of {self.name} cannot be read ({type(error).__name__})")

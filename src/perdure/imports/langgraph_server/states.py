@@ -2,8 +2,8 @@
 
 A state has the values, and the names of the next tasks, but not the channels that start them. Each node of a
 graph has a channel ``branch:to:NODE``, which starts it; so the names are enough, unless a task is a ``Send``,
-or has finished while others of its step wait. What those hold the server does not show: the graph makes it
-again.
+or has finished while others of its step wait. The server does not show the arguments of such tasks: the graph
+makes them again.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import orjson
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.pregel._algo import task_path_str
 from langgraph.types import Interrupt
+from xxhash import xxh3_128_hexdigest
 
 from perdure.errors import Corrupt, Unserialisable
 from perdure.imports.langgraph_server.json_values import revive
@@ -28,7 +30,7 @@ BRANCH = "branch:to:"
 
 START, ROOT, SENDS = "__start__", "__root__", "__pregel_tasks"
 ERROR, INTERRUPT = "__error__", "__interrupt__"
-_PUSH = "__pregel_push"
+_PULL, _PUSH = "__pregel_pull", "__pregel_push"
 
 
 class ServerWrite(NamedTuple):
@@ -52,7 +54,7 @@ class Built:
 
 @dataclass(slots=True)
 class _Known:
-    """What is kept of a checkpoint for those that follow it."""
+    """Facts about a checkpoint that its successors need."""
 
     versions: dict[str, int]
     digests: dict[str, bytes]
@@ -73,7 +75,8 @@ def entry_of(state: Mapping[str, Any]) -> CheckpointEntry:
 def namespaces_in(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the namespaces of the subgraphs that the next tasks of a state run."""
     for task in state.get("tasks") or ():
-        if place := task.get("checkpoint"):
+        # Aegra shows the place as the state.
+        if place := task.get("checkpoint") or (task.get("state") or {}).get("configurable"):
             yield place.get("checkpoint_ns") or ""
 
 
@@ -101,7 +104,7 @@ class NamespaceStates:
         entry = entry_of(state)
         parent = self._known.get(entry.parent_id or "")
         metadata: dict[str, Any] = dict(state.get("metadata") or {})
-        tasks: Sequence[Mapping[str, Any]] = state.get("tasks") or ()
+        tasks = _with_paths(entry, metadata, state.get("tasks") or ())
         values = self._values(state.get("values"))
         if self._steps is not None:
             values = self._steps.coerce(values)
@@ -175,7 +178,7 @@ class NamespaceStates:
             text = orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
             digests[channel] = blake2b(text, digest_size=16).digest()
             is_same = parent is not None and parent.digests.get(channel) == digests[channel]
-            # What starts a task is always new.
+            # A channel that starts a task is always new.
             if is_same and parent is not None and not channel.startswith((BRANCH, START, SENDS)):
                 versions[channel] = parent.versions[channel]
             else:
@@ -194,16 +197,18 @@ class NamespaceStates:
         finished = [task for task in tasks if task.get("result") is not None]
         by_task: Mapping[str, list[tuple[str, Any]]] = {}
         if self._steps is not None and tasks and not (is_leaf and not finished):
-            # A task without writes has no result either: it is known to have run by what followed.
-            ran = (
-                finished
-                if is_leaf
-                else [task for task in tasks if not task.get("interrupts") or task in finished]
-            )
+            # A task without writes has no result either: the following state shows that it ran.
+            if is_leaf:
+                ran = finished
+            else:
+                ran = [task for task in tasks if not task.get("interrupts") or task in finished]
             step = self._steps.after(checkpoint, [(t["id"], t["name"], revive(t.get("result"))) for t in ran])
             if step is not None:
                 by_task = step.writes
-                known.following = step.channels if len(ran) == len(tasks) else {}
+                if len(ran) == len(tasks):
+                    known.following = step.channels
+                else:
+                    known.following = {}
         elif finished and is_leaf:
             raise Unserialisable(
                 f"task {finished[0]['name']!r} of checkpoint {entry.id} has finished while others wait, and "
@@ -220,7 +225,10 @@ def _writes_of(
     pairs = known
     if pairs is None and result is not None:
         made = revive(result)
-        pairs = list(made.items()) if isinstance(made, dict) else [(ROOT, made)]
+        if isinstance(made, dict):
+            pairs = list(made.items())
+        else:
+            pairs = [(ROOT, made)]
     for idx, (channel, value) in enumerate(pairs or ()):
         yield ServerWrite(WriteSlot(entry.namespace, entry.id, name, idx), path, channel, value)
     if task.get("error") is not None:
@@ -241,11 +249,28 @@ def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
     return Interrupt(value=revive(shown.get("value")), id=name)
 
 
+def _with_paths(
+    entry: CheckpointEntry, metadata: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """Return tasks with their paths. A server that does not show them, as Aegra, shows ids, which LangGraph
+    makes of the paths: that of a ``Send`` has its number."""
+    if all("path" in task for task in tasks):
+        return tasks
+    start, step = UUID(entry.id).bytes, str(int(metadata.get("step", -1)) + 1)
+    pushed: dict[str, tuple[str, int, bool]] = {}
+    for name in {str(task["name"]) for task in tasks}:
+        inside = f"{entry.namespace}|{name}" if entry.namespace else name
+        for number in range(len(tasks)):
+            text = "".join((inside, step, name, _PUSH, str(number)))
+            pushed[str(UUID(xxh3_128_hexdigest(start + text.encode())))] = (_PUSH, number, False)
+    return [{**task, "path": pushed.get(task["id"], (_PULL, task["name"]))} for task in tasks]
+
+
 def _path(task: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(task.get("path") or ())
 
 
 def check(state: Any) -> None:
-    """Raise ``Corrupt`` for what is not a state."""
+    """Raise ``Corrupt`` for anything but a state."""
     if not isinstance(state, dict) or not isinstance(state.get("checkpoint"), dict):
         raise Corrupt("the server sends something else than states; check its URL")

@@ -34,7 +34,10 @@ class GraphSteps:
         self._saver = InMemorySaver()
         self._graph = graph.copy(update={"checkpointer": self._saver, "store": None, "cache": None})
         shown = graph.stream_channels_asis
-        self._shown = {shown} if isinstance(shown, str) else set(shown)
+        if isinstance(shown, str):
+            self._shown = {shown}
+        else:
+            self._shown = set(shown)
         self.output = shown if isinstance(shown, str) else "__root__"
 
     def coerce(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +59,7 @@ class GraphSteps:
         return None
 
     def start_value(self, channel: str) -> Any:
-        """Return what a channel holds that starts its node."""
+        """Return the value of a channel that starts its node."""
         if channel not in self._graph.channels:
             return None
         channel_spec: Any = self._graph.channels[channel]
@@ -125,5 +128,7 @@ class GraphSteps:
 
     def _input(self, result: Any) -> Any:
         if isinstance(result, dict):
-            return self.coerce(result) if len(self._shown) > 1 else result
+            if len(self._shown) > 1:
+                return self.coerce(result)
+            return result
         return result

@@ -1,7 +1,7 @@
 """Writes threads and items to a LangGraph server, as far as its API allows.
 
-A thread is created with the steps that led to its latest state: each input, then what each task wrote. So
-its values and next tasks are the same; its checkpoints have ids and times of their own. What is there is
+A thread is created with the steps that led to its latest state: each input, then what each task wrote. So its
+values and next tasks are the same; its checkpoints have ids and times of their own. Existing threads are
 compared.
 """
 
@@ -15,7 +15,6 @@ import orjson
 from langchain_core.messages import BaseMessage, convert_to_messages
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
-from langgraph_sdk.errors import NotFoundError
 
 from perdure.errors import Conflict, NotAllowed, NotFound, Unserialisable
 from perdure.imports.langgraph_server.api import ServerApi
@@ -47,8 +46,8 @@ class ServerTarget:
 
         Raises:
             NotFound: The thread has no state.
-            NotAllowed: Its history has a change that the API cannot repeat.
-            Conflict: The server has another thread of this id, or makes another state of the steps.
+            NotAllowed: Its history has a change that the API cannot repeat, or the server repeats none.
+            Conflict: The server has another thread with this id, or the steps lead to another state there.
             Unserialisable: A value has no form in JSON.
         """
         config: Any = {"configurable": {"thread_id": thread}}
@@ -57,43 +56,53 @@ class ServerTarget:
         if head.created_at is None:
             raise NotFound(f"thread {thread!r} has no state to export")
         state = states.get(_id(head), head)
-        wanted = {"values": _json(state.values), "next": sorted(state.next)}
+        wanted = {"values": state.values, "next": sorted(state.next)}
         there: Mapping[str, Any] | None = None
-        with suppress(NotFoundError):
+        with suppress(NotFound):
             there = self._api.call(lambda: self._client.threads.get_state(thread))
-        if there is not None and there.get("checkpoint"):
+        if there is not None and _has_state(there):
             self._compare(thread, wanted, there)
             return "unchanged"
         if there is not None:
-            # What was created and got no state: an export that was stopped left it.
+            # A thread without a state was left by an export that was stopped.
             self._api.call(lambda: self._client.threads.delete(thread))
         steps = _steps(thread, states, _id(head))
         self._api.call(
             lambda: self._client.threads.create(thread_id=thread, metadata=dict(metadata), supersteps=steps)
         )
-        self._compare(thread, wanted, self._api.call(lambda: self._client.threads.get_state(thread)))
+        made = self._api.call(lambda: self._client.threads.get_state(thread))
+        if not _has_state(made):
+            raise NotAllowed(
+                f"{self._api.name} created thread {thread!r} without its state, as Aegra does, whose API "
+                "cannot repeat steps; export it to its database, with --to postgresql://…, then again here"
+            )
+        self._compare(thread, wanted, made)
         return "written"
 
     def _compare(self, thread: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         found = {"values": there["values"], "next": sorted(there["next"])}
         for part, value in wanted.items():
-            if _normalize(value) != _normalize(found[part]):
+            if _normalize(_json(value)) != _normalize(_sort_sets(value, found[part])):
                 raise Conflict(
-                    f"thread {thread!r} is another one at {self._api.name}: its {part} differ; what is there "
-                    "stays"
+                    f"thread {thread!r} differs at {self._api.name}: its {part} differ; nothing was "
+                    "changed there"
                 )
 
     def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
         """Write an item of the store. ``Conflict`` if the server has another one under this name."""
         there: Mapping[str, Any] | None = None
-        with suppress(NotFoundError):
+        with suppress(NotFound):
             there = self._api.call(lambda: self._client.store.get_item(namespace, key))
         if there is not None:
             if there["value"] != _json(value):
-                raise Conflict(f"item {key!r} of {list(namespace)!r} is another one at {self._api.name}")
+                raise Conflict(f"item {key!r} of {list(namespace)!r} differs at {self._api.name}")
             return "unchanged"
         self._api.call(lambda: self._client.store.put_item(namespace, key, dict(value), index=None))
         return "written"
+
+
+def _has_state(shown: Mapping[str, Any]) -> bool:
+    return bool((shown.get("checkpoint") or {}).get("checkpoint_id"))
 
 
 def _id(state: StateSnapshot) -> str:
@@ -107,7 +116,10 @@ def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[
     while at is not None and at in states:
         way.append(states[at])
         parent = states[at].parent_config
-        at = None if parent is None else str(parent.get("configurable", {})["checkpoint_id"])
+        if parent is None:
+            at = None
+        else:
+            at = str(parent.get("configurable", {})["checkpoint_id"])
     way.reverse()
     steps: list[dict[str, Any]] = []
     before: StateSnapshot | None = None
@@ -144,7 +156,7 @@ def _after(states: Mapping[str, StateSnapshot], state: StateSnapshot) -> Any:
 
 
 def _with_ids(result: Any, after: Any) -> Any:
-    """Return what was written with the ids that its messages got when they were added to the state."""
+    """Return a task's result, its messages with the ids that they got when they were added to the state."""
     if not isinstance(result, dict) or not isinstance(after, dict):
         return result
     return {channel: _add_ids(value, after.get(channel)) for channel, value in result.items()}
@@ -159,7 +171,9 @@ def _add_ids(value: Any, after: Any) -> Any:
         isinstance(there, BaseMessage) and here.id in (None, there.id) and here.content == there.content
         for here, there in zip(said, added, strict=True)
     )
-    return added if same else value
+    if same:
+        return added
+    return value
 
 
 def _is_said(value: Any) -> bool:
@@ -185,7 +199,7 @@ def _json(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseMessage):
-        # A server takes a field that it does not know of for one of the provider's, also if it is empty.
+        # A server takes an unknown field for one of the provider's, even if it is empty.
         dumped = value.model_dump(mode="json")
         return {key: each for key, each in dumped.items() if key == "content" or each not in (None, [], {})}
     if hasattr(value, "model_dump"):
@@ -195,8 +209,22 @@ def _plain(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
+def _sort_sets(ours: Any, theirs: Any) -> Any:
+    """Return a value of a server; lists that are sets here have the order in which sets are sent."""
+    if isinstance(ours, set | frozenset) and isinstance(theirs, list):
+        return sorted(theirs, key=repr)
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return {key: _sort_sets(ours.get(key), each) for key, each in theirs.items()}
+    if isinstance(ours, list | tuple) and isinstance(theirs, list) and len(ours) == len(theirs):
+        return [_sort_sets(here, there) for here, there in zip(ours, theirs, strict=True)]
+    return theirs
+
+
 def _normalize(value: Any) -> Any:
-    """Return a value without what JSON does not keep: the order of sets, and empty fields of messages."""
+    """Return a value without details that JSON does not keep: the order of sets, and empty fields of
+    messages."""
     if isinstance(value, dict):
         return {key: _normalize(each) for key, each in value.items() if each not in (None, [], {})}
-    return [_normalize(each) for each in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_normalize(each) for each in value]
+    return value

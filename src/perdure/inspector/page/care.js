@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { bytes, facts, field, fill, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
+import { growth } from "./growth.js";
 
 const MOST = 100;
 
@@ -19,6 +20,7 @@ export async function showCare(main) {
   async function run(what, asked, show) {
     const mine = ++turn;
     let examined = 0;
+    let size = 0;
     let cursor = null;
     const rows = [];
     stop.hidden = false;
@@ -28,12 +30,14 @@ export async function showCare(main) {
         if (mine !== turn) return;
         examined += page.examined;
         rows.push(...page.rows);
+        for (const each of page.rows) size += each.bytes ?? 0;
         if (what === "sizes") rows.sort((a, b) => (b.bytes ?? 0) - (a.bytes ?? 0));
         const hidden = rows.length - MOST;
         if (what === "sizes") rows.length = Math.min(rows.length, MOST);
         cursor = page.cursor;
         fill(result, show(rows.slice(0, MOST)), hidden > 0 && what !== "sizes" ? make("p.quiet", {}, `${number(hidden)} more.`) : null);
-        progress.textContent = `${number(examined)} threads examined${cursor ? " so far" : ", which is all"}.`;
+        const sum = what === "sizes" || what === "retention" ? `: ${bytes(size)}${what === "sizes" ? "" : " would go"}` : "";
+        progress.textContent = `${number(examined)} threads examined${cursor ? " so far" : ", which is all"}${sum}.`;
       } while (cursor !== null);
     } catch (error) {
       fill(result, make("p.problem", { role: "alert" }, error.message));
@@ -45,14 +49,28 @@ export async function showCare(main) {
     stop.hidden = true;
     progress.textContent += " Stopped.";
   };
+  const grown = make("section", {}, make("h2", {}, "Growth"), make("p.quiet", {}, "Loading…"));
+  growth().then((shown) => grown.lastChild.replaceWith(shown));
   const button = (text, what, asked, show) => make("button", { type: "button", onclick: () => run(what, asked(), show) }, text);
   const none = () => ({});
   fill(main,
     make("h1", {}, "Care"),
-    schema === null || schema.version === null ? null : facts([
-      ["Schema version", `${schema.version}${schema.version === schema.release ? ", which is this release's" : `, this release needs ${schema.release}`}`],
-      ["Pending migrations", schema.pending.length ? make("pre", {}, schema.pending.join("\n")) : "none"],
+    facts([
+      ["Size of the database, with indexes and free space", about.database_bytes === null ? null : bytes(about.database_bytes)],
+      ...(schema === null || schema.version === null ? [] : [
+        ["Schema version", `${schema.version}${schema.version === schema.release ? ", which is this release's" : `, this release needs ${schema.release}`}`],
+        ["Pending migrations", schema.pending.length ? make("pre", {}, schema.pending.join("\n")) : "none"],
+      ]),
     ]),
+    about.keys && facts([
+      ["Encryption keys wrapped", time(about.keys.wrapped_at)],
+      ["Data keys", number(about.keys.data_keys)],
+    ]),
+    about.password && facts([
+      ["Password valid until", about.password.valid_until ? time(about.password.valid_until) : "replaced"],
+      ["Failed renewals since", about.password.failures ? make("span.problem", {}, number(about.password.failures)) : "none"],
+    ]),
+    grown,
     make("div.row", {},
       button("Largest threads", "sizes", none, (rows) => sizes(rows, about.alert_bytes)),
       button("Failed runs and dead replies", "dead", none, dead),

@@ -49,7 +49,7 @@ function bubble(each) {
   for (const call of each.tool_calls) body.push(folded(`Calls ${call.name}(${line(json(call.args).replace(/\s+/g, " "))})`, json(call.args)));
   if (!body.length) body.push(make("p.quiet", {}, "(empty)"));
   return make(`li.bubble.is-${kind}`, {},
-    make("p.mark", {}, named, each.at ? make("span", {}, " · ", time(each.at)) : null, each.status === "error" ? make("span.tag.is-bad", {}, "error") : null),
+    make("p.mark", {}, named, each.node ? ` by ${each.node}` : null, each.at ? make("span", {}, " · ", time(each.at)) : null, each.status === "error" ? make("span.tag.is-bad", {}, "error") : null),
     body, about ? make("p.mark", {}, about) : null);
 }
 

@@ -1,5 +1,7 @@
 // Elements, times and sizes. Text is only ever set as text nodes, so that no text can become markup or script.
 
+const LONG = 240;
+
 export const at = (id) => document.getElementById(id);
 
 // make("a.name", {href: "…", onclick}, ...children): an element with a class; null children are left out.
@@ -26,7 +28,8 @@ export function bytes(count) {
   if (count === null || count === undefined) return "";
   if (count < 1000) return `${count} B`;
   if (count < 1e6) return `${(count / 1e3).toFixed(1)} kB`;
-  return `${(count / 1e6).toFixed(1)} MB`;
+  if (count < 1e9) return `${(count / 1e6).toFixed(1)} MB`;
+  return `${(count / 1e9).toFixed(1)} GB`;
 }
 
 export const number = (count) => count.toLocaleString("en");
@@ -65,6 +68,12 @@ export function duration(micros) {
 export const status = (name) => make(`span.status.is-${/^[a-z_]+$/.test(name || "") ? name : "other"}`, {}, name || "unknown");
 
 export const shortId = (id) => (id && id.length > 16 ? `…${id.slice(-12)}` : id || "");
+
+// Text of any length, of which the beginning is shown at first.
+export function long(text) {
+  if (!text || text.length <= LONG) return text;
+  return make("details", {}, make("summary", {}, `${text.slice(0, LONG)}…`), text);
+}
 
 export function field(label, input) {
   return make("label.field", {}, make("span", {}, label), input);

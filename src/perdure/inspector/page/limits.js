@@ -40,7 +40,7 @@ function parts(found) {
           each.concurrency ? `${number(each.concurrency.used)} of ${number(each.concurrency.most)}` : "",
           left(each.rate, "a minute"), left(each.tokens, "a minute"), money(each.budget),
           each.waiting ? number(each.waiting) : "", number(each.processes.length)]))
-      : make("p.quiet", {}, "No limit is in use. A key that nobody has used for a while is not stored."),
+      : make("p.quiet", {}, "No limit is in use. A key that was not used for a while is not stored."),
     found.set.length ? make("h2", {}, "Set in place of the configuration") : null,
     found.set.length
       ? table("Set in place of the configuration", ["Limit", "Amounts"], found.set.map(({ limit, ...amounts }) => [limit, Object.entries(amounts).map(([what, value]) => `${what} ${value}`).join(", ")]))

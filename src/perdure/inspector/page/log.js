@@ -4,7 +4,7 @@ import { get } from "./api.js";
 import { fill, make, table, time } from "./dom.js";
 import { address } from "./address.js";
 
-const cells = (each) => [time(each.at), each.who, each.action, make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id), Object.entries(each.details).map(([name, value]) => `${name} ${value}`).join(", "), each.outcome];
+const cells = (each) => [time(each.at), each.who, each.action, each.thread_id ? make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id) : "", Object.entries(each.details).map(([name, value]) => `${name} ${value}`).join(", "), each.outcome];
 const page = (entries) => table("Actions", ["Time", "Who", "Action", "Thread", "Details", "Outcome"], entries.map(cells));
 
 export async function showLog(main) {

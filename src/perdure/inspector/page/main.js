@@ -14,8 +14,9 @@ import { showRuns } from "./runs.js";
 import { showTenant } from "./tenant.js";
 import { showThread } from "./thread.js";
 import { showThreads } from "./threads.js";
+import { showUser } from "./user.js";
 
-const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, limits: showLimits, care: showCare, log: showLog };
+const VIEWS = { overview: showOverview, threads: showThreads, thread: showThread, user: showUser, replay: showReplay, runs: showRuns, questions: showQuestions, queue: showQueue, limits: showLimits, care: showCare, log: showLog };
 let leave = () => {};
 let current = "";
 
@@ -37,7 +38,7 @@ async function show() {
   leave();
   leave = () => {};
   for (const link of document.querySelectorAll("nav a")) {
-    const isHere = link.dataset.view === (view === "thread" || view === "replay" ? "threads" : view);
+    const isHere = link.dataset.view === (["thread", "replay", "user"].includes(view) ? "threads" : view);
     link.href = address(link.dataset.view);
     if (isHere) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -2,16 +2,17 @@
 
 import { get } from "./api.js";
 import { address } from "./address.js";
+import { bars } from "./bars.js";
+import { nodeTimes } from "./nodes.js";
 import { announce, facts, fill, make, number, span, table } from "./dom.js";
 
 const EVERY_MS = 5000;
-const SVG = "http://www.w3.org/2000/svg";
 
 export async function showOverview(main) {
   const place = make("div");
   const load = async () => fill(place, ...parts(await get("overview")));
   await load();
-  fill(main, make("h1", {}, "Now"), place);
+  fill(main, make("h1", {}, "Now"), place, nodeTimes());
   const news = setInterval(() => {
     if (document.hidden || place.contains(document.activeElement)) return;
     load().catch((error) => announce(error.message));
@@ -39,11 +40,9 @@ function parts(found) {
     make("div.charts", {},
       chart("The last hour, by minute", found.minutes, hour, "minute"),
       chart("The last 24 hours", found.hours, day, "hour")),
-    make("h2", {}, "In the last hour"),
-    facts([["Latency to the end", latency(hour.end)], ["To the first token of a model", latency(hour.first)]]),
-    hour.graphs.length ? table("By graph", ["Graph", "Runs", "Failed", "To the end", "To the first token", ...USAGE], hour.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first), ...usage(each)])) : make("p.quiet", {}, "No run has ended."),
-    hour.users.length ? table("By user", ["User", "Runs", "Failed", ...USAGE], hour.users.map((each) => [each.user ?? "all others", number(each.runs), number(each.failed), ...usage(each)])) : null,
-    hour.errors.length ? table("By error", ["Error", "Runs"], hour.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since: "1h" }) }, each.kind), number(each.runs)])) : null,
+    ...period("In the last hour", hour, "1h"),
+    ...period("In the last 24 hours", day, "1d"),
+    day.versions.length ? table("By version of the graph, in the last 24 hours", ["Graph", "Version", "Since about", "Runs", "Failed"], day.versions.map(versionShown)) : null,
     found.month.models.length ? make("h2", {}, "Models") : null,
     found.month.models.length ? table("Tokens and cost", ["", "Calls", ...USAGE], [["Last hour", hour], ["Last 24 hours", day], ["Last 30 days", found.month]].map(([title, each]) => [title, number(each.calls), ...usage(each)])) : null,
     found.month.models.length ? table("By model, in 30 days", ["Model", "Calls", ...USAGE], found.month.models.map((each) => [each.model ?? "all others", number(each.calls), ...usage(each)])) : null,
@@ -52,10 +51,30 @@ function parts(found) {
   ].filter(Boolean);
 }
 
+// The runs of a time by graph, user and error.
+function period(title, sums, since) {
+  const name = title.toLowerCase();
+  return [
+    make("h2", {}, title),
+    facts([["Latency to the end", latency(sums.end)], ["To the first token of a model", latency(sums.first)]]),
+    sums.graphs.length ? table(`By graph, ${name}`, ["Graph", "Runs", "Failed", "To the end", "To the first token", ...USAGE], sums.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first), ...usage(each)])) : make("p.quiet", {}, "No run has ended."),
+    sums.users.length ? table(`By user, ${name}, the most tokens first`, ["User", "Runs", "Failed", ...USAGE], sums.users.map((each) => [each.user === null ? "all others" : make("a", { href: address("user", { user: each.user }) }, each.user), number(each.runs), number(each.failed), ...usage(each)])) : null,
+    sums.errors.length ? table(`By error, ${name}`, ["Error", "Runs"], sums.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since }) }, each.kind), number(each.runs)])) : null,
+  ];
+}
+
 const USAGE = ["Tokens in", "Tokens out", "Cost"];
 
 // The cost is empty where no model has a price.
 const usage = (each) => [number(each.input_tokens), number(each.output_tokens), each.cost === null ? "" : String(Number(each.cost.toPrecision(4)))];
+
+function versionShown(each) {
+  const began = new Date(each.since / 1000).toISOString();
+  const link = (state, text) => make("a", { href: address("runs", { version: each.version, state, since: "1d" }) }, text);
+  return [each.graph ?? "all others", each.version === null ? "all others" : link("any", each.version),
+    make("time", { dateTime: began }, began.slice(0, 16).replace("T", " ")), number(each.runs),
+    each.failed && each.version !== null ? link("failed", number(each.failed)) : number(each.failed)];
+}
 
 const big = (words) => make("span.big", {}, words);
 
@@ -65,25 +84,12 @@ function latency(found) {
   return `half within ${shown(found.p50)}, 95% within ${shown(found.p95)}`;
 }
 
-// Bars of the runs, with the failed ones at their feet; what they show is in the caption, too.
+// Bars of the runs, with the failed ones at their feet.
 function chart(title, slots, sums, unit) {
-  const most = Math.max(1, ...slots.map((slot) => slot.runs));
-  const picture = document.createElementNS(SVG, "svg");
-  picture.setAttribute("viewBox", `0 0 ${slots.length * 10} 60`);
-  picture.setAttribute("preserveAspectRatio", "none");
-  picture.setAttribute("role", "img");
-  picture.setAttribute("aria-label", `${title}: ${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(most)} in one ${unit}`);
-  slots.forEach((slot, place) => {
-    for (const [count, name] of [[slot.runs, "column"], [slot.failed, "column is-bad"]]) {
-      if (!count) continue;
-      const height = Math.max(2, (count / most) * 60);
-      const bar = document.createElementNS(SVG, "rect");
-      for (const [key, value] of Object.entries({ x: place * 10 + 1, y: 60 - height, width: 8, height, class: name })) bar.setAttribute(key, value);
-      const tip = document.createElementNS(SVG, "title");
-      tip.textContent = `${new Date(slot.at / 1000).toISOString().slice(11, 16)}: ${slot.runs} runs, ${slot.failed} failed`;
-      bar.append(tip);
-      picture.append(bar);
-    }
-  });
-  return make("figure", {}, make("figcaption", {}, make("strong", {}, title), ` ${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(Math.max(...slots.map((slot) => slot.runs)))} in one ${unit}`), picture);
+  const words = `${number(sums.runs)} runs, ${number(sums.failed)} failed, at most ${number(Math.max(...slots.map((slot) => slot.runs)))} in one ${unit}`;
+  const columns = slots.map((slot) => ({
+    tip: `${new Date(slot.at / 1000).toISOString().slice(11, 16)}: ${slot.runs} runs, ${slot.failed} failed`,
+    parts: [[slot.runs, "column"], [slot.failed, "column is-bad"]],
+  }));
+  return make("figure", {}, make("figcaption", {}, make("strong", {}, title), ` ${words}`), bars(`${title}: ${words}`, columns));
 }

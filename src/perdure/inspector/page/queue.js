@@ -27,13 +27,14 @@ function parts(found) {
   const due = (at) => (at === null ? "" : at <= found.now ? `for ${span((found.now - at) / 1e6)}` : `in ${span((at - found.now) / 1e6)}`);
   return [
     found.is_whole ? null : make("p.notice", {}, "There is more work than is shown here."),
+    found.stuck.length ? make("h2", {}, "Stuck") : null,
+    found.stuck.length ? table("Stuck", ["What", "Threads", "Since", "What to do"], found.stuck.map((each) => [`${each.problem}: ${each.what} ${each.name}`, make("span", {}, number(each.threads), ", e.g. ", link(each.example)), time(each.since), each.advice])) : null,
     make("h2", {}, "Work"),
     found.work.length
-      ? table("Work", ["Thread", "Status", "Due", "Waiting messages", "Open run", "Held by", "Epoch", "Replies", "Scheduled"], found.work.map((each) => [
-          link(each.thread_id), status(each.status), due(each.queue.due_at ?? each.outbox.due_at), each.queue.pending ? number(each.queue.pending) : "",
-          each.open_run ? `${shortId(each.open_run.run_id)}, attempt ${each.open_run.attempts}` : "",
+      ? table("Work", ["Thread", "User", "Graph", "Due", "Waiting messages", "Open run", "Held by", "Replies", "Scheduled"], found.work.map((each) => [
+          link(each.thread_id), each.user ?? "", each.graph_id || each.open_run?.graph || "", due(each.queue.due_at ?? each.outbox.due_at), each.queue.pending ? number(each.queue.pending) : "",
+          each.open_run ? make("span", {}, `${shortId(each.open_run.run_id)}, attempt ${each.open_run.attempts}, since `, time(each.open_run.started_at)) : "",
           each.queue.owner ? make("span", {}, each.queue.owner, ", lease ", time(each.queue.lease_until)) : each.queue.retry_at ? make("span", {}, "no one, next attempt ", time(each.queue.retry_at)) : "",
-          each.queue.epoch ? number(each.queue.epoch) : "",
           Object.entries(each.outbox.states).map(([name, count]) => `${count} ${name}`).join(", "),
           each.later_at ? time(each.later_at) : ""]))
       : make("p.quiet", {}, "Nothing is due, and no run is open."),

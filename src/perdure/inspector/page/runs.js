@@ -3,25 +3,35 @@
 import { act, get } from "./api.js";
 import { address } from "./address.js";
 import { savedFilters } from "./filters.js";
-import { announce, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
+import { announce, facts, field, fill, make, number, shortId, span, status, time } from "./dom.js";
 
 const STATES = [["stands", "failed, not made good"], ["failed", "all failed"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
-const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"]];
+const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["6h", "the last 6 hours"], ["noon", "since noon"], ["midnight", "today"], ["1d", "the last 24 hours"], ["7d", "the last week"]];
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
+
+// The last time that this machine's clock showed an hour, in microseconds; spans are as they are.
+function sinceOf(value) {
+  if (value !== "noon" && value !== "midnight") return value;
+  const at = new Date();
+  at.setHours(value === "noon" ? 12 : 0, 0, 0, 0);
+  if (at > new Date()) at.setDate(at.getDate() - 1);
+  return String(at.getTime() * 1000);
+}
 
 const options = (pairs, chosen) => pairs.map(([value, text]) => make("option", { value, selected: value === chosen }, text));
 const text = (name, value, placeholder) => make("input", { type: "search", name, value: value || "", autocomplete: "off", spellcheck: false, maxLength: 300, placeholder });
 
 export async function showRuns(main, asked) {
   const about = await get("about");
-  const mayRetry = about.permissions.includes("retry");
+  const [mayRetry, mayCancel] = ["retry", "cancel"].map((name) => about.permissions.includes(name));
   const state = make("select", { name: "state" }, options(STATES, asked.state === "any" ? "" : asked.state || "stands"));
   const error = text("error", asked.error, "in its type or message");
   error.dataset.search = "";
   const user = text("user", asked.user, "user_id or owner");
   const since = make("select", { name: "since" }, options(SPANS, asked.since || ""));
+  const version = text("version", asked.version, "of its graph");
   const id = text("id", asked.id, "beginning of an id");
-  const form = make("form.row", { role: "search" }, field("State", state), field("Error", error), field("User", user), field("Changed in", since), field("Thread", id), make("button", { type: "submit" }, "Search"));
+  const form = make("form.row", { role: "search" }, field("State", state), field("Error", error), field("User", user), field("Changed in", since), field("Thread", id), field("Version", version), make("button", { type: "submit" }, "Search"));
   const note = make("p.quiet", { role: "status" });
   const groups = make("section", { hidden: true });
   const list = make("section");
@@ -38,7 +48,7 @@ export async function showRuns(main, asked) {
 
   const query = () => ({
     state: state.value === "stands" ? "failed" : state.value, stands: state.value === "stands" ? "1" : "",
-    error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group,
+    error: error.value.trim(), user: user.value.trim(), since: sinceOf(since.value), id: id.value.trim(), version: version.value.trim(), group,
   });
   const failed = (problem) => {
     note.textContent = problem.message;
@@ -69,8 +79,10 @@ export async function showRuns(main, asked) {
     note.textContent = `${number(found.length)} ${found.length === 1 ? "run" : "runs"} in ${number(examined)} ${examined === 1 ? "thread" : "threads"}${cursor === null ? "" : " so far"}.${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
     const all = [...errors.values()].sort((a, b) => b.runs - a.runs || b.last_at - a.last_at);
     groups.hidden = !all.length;
-    fill(groups, make("h2", {}, "By error"), all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);
-    fill(list, make("h2", {}, "Newest first"), found.length ? found.map((each) => runShown(each, mayRetry, again)) : make("p.quiet", {}, cursor === null ? "No run matches." : "None so far."));
+    const rest = make("p.quiet", { role: "status" });
+    const every = make("button", { type: "button", onclick: () => repeatAll({ group: "" }, every, rest) }, `Run all ${number(found.length)}${cursor === null ? "" : " and the rest"} again`);
+    fill(groups, make("h2", {}, "By error"), mayRetry && state.value === "stands" && all.length > 1 ? make("div.row", {}, every, rest) : null, all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);
+    fill(list, make("h2", {}, "Newest first"), mayCancel && state.value === "open" && found.length ? stopShown() : null, found.length ? found.map((each) => runShown(each, mayRetry, again)) : make("p.quiet", {}, cursor === null ? "No run matches." : "None so far."));
   }
 
   function groupShown(each) {
@@ -78,29 +90,57 @@ export async function showRuns(main, asked) {
     const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, "Run these again");
     repeat.setAttribute("aria-label", `Run again what failed with ${each.kind}: ${each.message}`);
     return make("div.channel", {},
-      make("p", {}, make("strong", {}, `${number(each.runs)} × ${each.kind}`), " ", make("span", {}, each.message)),
-      make("p.mark", {}, "last ", time(each.last_at), ", first ", time(each.first_at)),
+      make("p", {}, make("strong", {}, `${number(each.runs)} × ${each.kind}`), " ", make("span", {}, each.message), each.nodes.length ? ` in ${each.nodes.map(nodeShown).join(", ")}` : ""),
+      make("p.mark", {}, "last ", time(each.last_at), ", first ", time(each.first_at), ...versionsShown(each)),
       make("div.row", {}, group ? null : make("button", { type: "button", onclick: () => choose(each.group) }, "Show only these"), mayRetry && state.value === "stands" ? repeat : null), outcome);
   }
 
   // The rest of a filter is kept, so that only what is shown is run again.
   async function repeatAll(each, button, outcome) {
     button.disabled = true;
-    const { error: part, user: whose, since: from, id: beginning } = query();
+    const { error: part, user: whose, since: from, id: beginning, version: name } = query();
     let [accepted, stay, place] = [0, [], ""];
     try {
       do {
-        const done = await act("rerun-failed", { group: each.group, error: part, user: whose, since: from, id: beginning, cursor: place });
+        const done = await act("rerun-failed", { group: each.group, error: part, user: whose, since: from, id: beginning, version: name, cursor: place });
         accepted += done.reruns.filter((one) => one.outcome === "accepted").length;
         stay.push(...done.reruns.filter((one) => one.outcome === "stays"));
         place = done.cursor;
         outcome.textContent = `${number(accepted)} accepted again${stay.length ? `, ${number(stay.length)} stay: ${stay[0].reason}` : "."}`;
       } while (place !== null);
       announce(outcome.textContent);
+      outcome.append(" ", make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again"));
     } catch (problem) {
       outcome.textContent = problem.message;
       outcome.className = "problem";
     }
+  }
+
+  // The open runs that the filter finds, and what waits on their threads.
+  function stopShown() {
+    const [outcome, sure] = [make("p.quiet", { role: "status" }), make("input", { type: "checkbox" })];
+    const stop = make("button", { type: "button", disabled: true }, "Stop these runs");
+    sure.onchange = () => (stop.disabled = !sure.checked);
+    stop.onclick = async () => {
+      stop.disabled = true;
+      let count = 0;
+      try {
+        let more = true;
+        while (more) {
+          const done = await act("stop-runs", { user: user.value.trim(), id: id.value.trim() });
+          count += done.stopped.length;
+          more = done.more;
+          outcome.textContent = `${number(count)} ${count === 1 ? "run" : "runs"} stopped.`;
+        }
+        announce(outcome.textContent);
+        outcome.append(" ", make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again"));
+      } catch (problem) {
+        outcome.textContent = problem.message;
+        outcome.className = "problem";
+      }
+    };
+    const whose = user.value.trim() ? `of ${user.value.trim()}` : id.value.trim() ? `of threads ${id.value.trim()}…` : "of everybody";
+    return make("div.row", {}, make("label.check", {}, sure, ` all open and waiting runs ${whose}`), stop, outcome);
   }
 
   async function again(each) {
@@ -114,7 +154,7 @@ export async function showRuns(main, asked) {
   }
 
   function filter() {
-    return { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), group };
+    return { state: state.value === "stands" ? "" : state.value || "any", error: error.value.trim(), user: user.value.trim(), since: since.value, id: id.value.trim(), version: version.value.trim(), group };
   }
 
   function go(event) {
@@ -137,13 +177,23 @@ export async function showRuns(main, asked) {
 function joined(before, each) {
   if (!before) return each;
   const newer = each.last_at > before.last_at ? each : before;
-  return { ...newer, runs: before.runs + each.runs, first_at: Math.min(before.first_at, each.first_at) };
+  const versions = { ...before.versions };
+  for (const [name, runs] of Object.entries(each.versions)) versions[name] = (versions[name] ?? 0) + runs;
+  return { ...newer, runs: before.runs + each.runs, first_at: Math.min(before.first_at, each.first_at), nodes: [...new Set([...before.nodes, ...each.nodes])].sort(), versions };
 }
+
+// How many of a group's runs are of each version of the graph.
+function versionsShown(each) {
+  const all = Object.entries(each.versions);
+  return all.length ? [", version ", all.map(([name, runs]) => (all.length > 1 ? `${name} (${number(runs)})` : name)).join(", ")] : [];
+}
+
+const nodeShown = (node) => node.replaceAll("|", " › ");
 
 function runShown(each, mayRetry, again) {
   const detail = make("div");
-  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", " ", time(each.updated_at),
-    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${each.error.kind}: ${each.error.message}`) : null);
+  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${span((each.updated_at - each.started_at) / 1e6)}`),
+    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${each.error.kind}: ${each.error.message}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
   const box = make("details.channel", {}, summary, detail);
   box.addEventListener("toggle", async () => {
     if (!box.open || detail.childNodes.length) return;
@@ -171,7 +221,7 @@ function detailShown(run, mayRetry, again) {
   };
   const from = run.state !== "failed" || run.repeated_by ? null : run.goes_on_from ? `from its last stored step, ${run.goes_on_from.step}` : run.stands ? "from its messages, as none of its steps is stored" : "if the thread has not gone on";
   return [
-    facts([["Thread", make("a", { href: address("thread", { id: run.thread_id }) }, run.thread_id)], ["Run", make("code", {}, run.run_id)], ["Graph", run.graph], ["Channel", run.channel], ["Attempts", number(run.attempts)], ["Started", time(run.started_at)],
+    facts([["Thread", make("a", { href: address("thread", { id: run.thread_id }) }, run.thread_id)], ["Run", make("code", {}, run.run_id)], ["Graph", run.graph], ["Version of the graph", run.graph_version && make("a", { href: address("runs", { version: run.graph_version, state: "any" }) }, run.graph_version)], ["Channel", run.channel], ["Attempts", number(run.attempts)], ["Started", time(run.started_at)],
       ["Repeats", run.repeats ? make("code", {}, run.repeats) : null], ["Repeated by", run.repeated_by ? make("code", {}, run.repeated_by) : null], ["Runs again", from]]),
     run.error ? make("pre.problem", {}, `${run.error.kind}: ${run.error.message}`) : null,
     run.error?.traceback ? make("pre.trace", { tabIndex: 0, role: "region", "aria-label": "Traceback" }, run.error.traceback) : null,

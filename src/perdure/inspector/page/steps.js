@@ -175,6 +175,7 @@ export function tokens(usage) {
 }
 
 function sum(place, groups, id, isWhole) {
+  if (place.dataset.isCounted) return; // The count of the whole thread stays while further steps come.
   const usage = total(groups.flatMap((group) => group.steps).map((step) => step.usage));
   const words = isWhole ? "Tokens of this thread" : "Tokens of the steps below";
   fill(place,
@@ -191,6 +192,7 @@ function details(usage) {
 // Reads all of a thread's answers, part by part; each call counts once.
 async function count(place, id, button) {
   button.disabled = true;
+  place.dataset.isCounted = "yes";
   const calls = new Map();
   const usage = { calls: 0, input: 0, output: 0, cache_read: 0, reasoning: 0, cost: null, currency: null, unpriced: [] };
   let cursor = null;
@@ -209,9 +211,12 @@ async function count(place, id, button) {
       cursor = part.cursor;
       button.textContent = `Counted ${number(usage.calls)} calls…`;
     } while (cursor !== null && place.isConnected);
-    fill(place, make("p", {}, "Tokens of this thread: ", ...details(usage)));
+    const counted = make("p", { tabIndex: -1 }, "Tokens of this thread: ", ...details(usage));
+    fill(place, counted);
+    if (document.activeElement === document.body) counted.focus(); // The button had it, and is gone.
     announce("The thread is counted.");
   } catch (error) {
+    delete place.dataset.isCounted;
     fill(place, make("p.problem", { role: "alert" }, error.message));
   }
 }

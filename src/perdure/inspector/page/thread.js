@@ -1,7 +1,7 @@
 // One thread: its facts, its timeline or branches, and the checkpoint that is selected.
 
 import { get } from "./api.js";
-import { facts, field, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
+import { facts, field, fill, long, make, number, shortId, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { agent } from "./agent.js";
@@ -26,7 +26,7 @@ export async function showThread(main, asked) {
   const place = make("div.split", {}, left, detail);
   fill(main,
     make("p", {}, make("a", { href: address("threads") }, "← Threads")),
-    make("h1", {}, about.title || id),
+    make("h1.name-of-thread", { title: about.title || id }, about.title || id),
     about.title ? make("p.quiet", {}, make("code", {}, id)) : null,
     about.permissions.includes("replay") && about.has_state ? make("p", {}, make("a", { href: address("replay", { id }) }, "Replay by a graph")) : null,
     top,
@@ -188,9 +188,10 @@ function header(about) {
   return facts([
     ["Status", status(about.status)],
     ["Graph", about.graph_id || about.run?.graph],
+    ["User", about.user ? make("a", { href: address("user", { user: about.user }) }, about.user) : null],
     ["Activity", about.updated_at ? time(about.updated_at) : null],
     ["Created", about.created_at ? time(about.created_at) : null],
-    ["Error", about.run?.error],
+    ["Error", long(about.run?.error)],
     ["Cannot be read", about.fault],
     ["Waiting messages", queue.pending ? number(queue.pending) : null],
     ["Open run", queue.run_id],
@@ -199,7 +200,7 @@ function header(about) {
     ["Waits for an answer", about.asks || !about.waits.length ? queue.waiting : null],
     ["Waits", about.waits.length ? make("span", {}, about.waits.map((wait) => make("span.tag", {}, wait.text, wait.until ? [" Until ", time(wait.until)] : null))) : null],
     ["Replies to send", about.outbox.pending ? number(about.outbox.pending) : null],
-    ["Metadata", Object.keys(about.metadata).length ? make("code", {}, JSON.stringify(about.metadata)) : null],
+    ["Metadata", Object.keys(about.metadata).length ? long(JSON.stringify(about.metadata)) : null],
     ["Tags", about.tags.length ? make("span", {}, about.tags.map((tag) => make("a.tag", { href: address("thread", { id: about.thread_id, namespace: tag.namespace, checkpoint: tag.checkpoint_id }) }, tag.name))) : null],
   ]);
 }

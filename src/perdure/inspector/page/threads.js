@@ -4,13 +4,14 @@ import { get } from "./api.js";
 import { announce, bytes, field, fill, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { savedFilters } from "./filters.js";
+import { money } from "./steps.js";
 
 const EVERY_MS = 4000;
 const LARGEST = 50; // As many as an answer has: those that it leaves out are smaller.
-const HEADINGS = ["Thread", "Status", "Graph", "Activity", "Created", "Metadata"];
+const HEADINGS = ["Thread", "Status", "Graph", "User", "Activity", "Created", "Metadata"];
 const STATUSES = ["", "idle", "busy", "interrupted", "error"];
 const SPANS = [["", "any time"], ["1h", "the last hour"], ["1d", "the last day"], ["7d", "the last week"], ["30d", "the last 30 days"]];
-const SEARCHED = ["words", "user", "error", "tag", "since"]; // Conditions for which threads are read one by one.
+const SEARCHED = ["words", "user", "error", "tag", "cost", "since"]; // Conditions for which threads are read one by one.
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
 export async function showThreads(main, asked) {
@@ -21,9 +22,11 @@ export async function showThreads(main, asked) {
   const sort = make("select", { name: "sort" }, [["activity", "latest activity"], ["newest", "newest first"], ["age", "oldest first"], ["size", "largest first"], ["id", "by id"]].map(([value, text]) => make("option", { value, selected: value === (asked.sort || "activity") }, text)));
   const text = (name, placeholder) => make("input", { type: "search", name, value: asked[name] || "", autocomplete: "off", maxLength: 300, placeholder });
   const [words, user, error, tag] = [text("words", "in a message or the title"), text("user", "user_id or owner"), text("error", "of the newest run"), text("tag", "its whole name")];
+  const cost = make("input", { type: "number", name: "cost", value: asked.cost || "", min: "0", step: "any", autocomplete: "off", placeholder: "at least" });
   const since = make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (asked.since || "") }, label)));
-  const further = { words, user, error, tag, since };
+  const further = { words, user, error, tag, cost, since };
   let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
+  for (const each of [id, title, user, metadata]) each.size = 15;
   const orders = () => {
     const isSearched = SEARCHED.some((name) => further[name].value.trim());
     for (const option of sort.options) option.disabled = isSearched ? option.value !== (id.value ? "id" : "activity") : Boolean(id.value) && !["id", "size"].includes(option.value);
@@ -31,10 +34,10 @@ export async function showThreads(main, asked) {
   };
   orders();
   const form = make("form", { role: "search" },
-    make("div.row", {}, field("Id", id), field("Title", title), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
-    make("details", { open: SEARCHED.some((name) => asked[name]) }, make("summary", {}, "Words, user, error, tag, time"),
-      make("p.quiet", {}, "Messages are not indexed: for these, threads are read one by one, the latest activity first."),
-      make("div.row", {}, field("Words", words), field("User", user), field("Error", error), field("Tag", tag), field("Changed in", since))));
+    make("div.row", {}, field("Id", id), field("Title", title), field("User", user), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
+    make("details", { open: SEARCHED.some((name) => name !== "user" && asked[name]) }, make("summary", {}, "Words, error, tag, cost, time"),
+      make("p.quiet", {}, "Of these, and the user, only the time is indexed: threads are read, the latest activity first."),
+      make("div.row", {}, field("Words", words), field("Error", error), field("Tag", tag), field("Cost", cost), field("Changed in", since))));
   const filter = () => ({ id: id.value, title: title.value, metadata: metadata.value, status: state.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])), sort: chosen === "activity" ? "" : chosen });
   const go = (event) => {
     event.preventDefault();
@@ -72,6 +75,7 @@ export async function showThreads(main, asked) {
   // Sizes are not kept anywhere: threads are measured a part at a time, and the largest so far are shown.
   async function measured(mine) {
     let examined = 0;
+    let total = 0;
     let place = null;
     let largest = [];
     cursor = null;
@@ -81,12 +85,13 @@ export async function showThreads(main, asked) {
       const page = await get("threads", { ...query(), cursor: place });
       if (mine !== turn) return;
       examined += page.examined;
+      total += page.bytes;
       largest = [...largest, ...page.threads].sort((a, b) => (b.bytes ?? -1) - (a.bytes ?? -1)).slice(0, LARGEST);
       place = page.cursor;
       const held = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.id : null;
       body.replaceChildren(...largest.map(row));
       if (held !== null) body.querySelector(`tr[data-id="${CSS.escape(held)}"] a`)?.focus();
-      note.textContent = `${number(examined)} threads measured${place === null ? ", which is all" : " so far"}.${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
+      note.textContent = `${number(examined)} threads measured${place === null ? ", which is all" : " so far"}: ${bytes(total)}.${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
     } while (place !== null);
     stop.hidden = true;
     announce(note.textContent);
@@ -177,9 +182,10 @@ export async function showThreads(main, asked) {
 
 function row(thread) {
   const cells = [
-    [make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null].filter(Boolean),
+    [make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
     [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, thread.fault) : null].filter(Boolean),
     thread.graph_id || thread.run?.graph || "",
+    thread.user === null ? "" : make("a.user", { href: address("user", { user: thread.user }) }, thread.user),
     time(thread.updated_at),
     time(thread.created_at),
     make("span.metadata", {}, Object.entries(thread.metadata).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`).join("  ")),

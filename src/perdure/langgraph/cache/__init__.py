@@ -1,2 +1,2 @@
-"""Decide what of a value is known already: remember a process's threads, encode against that, and
-decode copies."""
+"""Decide which parts of a value are stored already: remember a process's threads, encode values against
+these, and decode copies."""

@@ -1,10 +1,10 @@
 """Copies of a list's elements, and the detection of those that come back unchanged.
 
 A template holds decoded elements to which nothing outside the cache refers. Copies are made from it, never
-from an object that a caller may change. A watch lists everything mutable inside the copies that were
-returned last, and the content of each container then: an element is unchanged exactly when its containers
-still hold the same objects. Only copies are watched. What a caller made itself is packed at every put, so
-nothing that may change meanwhile is ever walked in Python.
+from an object that a caller may change. A watch lists everything mutable inside the copies that were returned
+last, and the content of each container then: an element is unchanged exactly when its containers still hold
+the same objects. Only copies are watched. Objects that a caller made are packed at every put, so no object
+that may change meanwhile is ever walked in Python.
 
 The work is done in columns over the whole list: a copy costs a microsecond an element, a check a fraction.
 """
@@ -50,8 +50,8 @@ _new: Callable[[type], Any] = object.__new__
 
 
 def _setter(name: str) -> Callable[[Any, Any], None]:
-    """Return what sets an attribute of a model past its own ``__setattr__``, by its descriptor: half the cost
-    of ``object.__setattr__``."""
+    """Return the setter of a model's attribute by its descriptor, past the model's own ``__setattr__``: half
+    the cost of ``object.__setattr__``."""
     descriptor: Callable[[Any, Any], None] = vars(BaseModel)[name].__set__
     return descriptor
 
@@ -114,7 +114,9 @@ class Template(NamedTuple):
 
     def messages(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return those of the elements, or of their copies, that are objects."""
-        return values if len(self.models) == len(values) else [values[place] for place in self.models]
+        if len(self.models) == len(values):
+            return values
+        return [values[place] for place in self.models]
 
     def copies(
         self, opaque: Callable[[int], Any], *, is_watched: bool = True
@@ -233,7 +235,10 @@ def _columns(values: Iterable[Any], start: int, dicts: int, lists: int) -> tuple
         numbers: list[int] = []
         for container, parent, key in found:
             is_dict = type(container) is dict
-            number = dicts + len(new_dicts) if is_dict else ~(lists + len(new_lists))
+            if is_dict:
+                number = dicts + len(new_dicts)
+            else:
+                number = ~(lists + len(new_lists))
             numbers.append(number)
             (new_dicts if is_dict else new_lists).append(container)
             if parent is not None:

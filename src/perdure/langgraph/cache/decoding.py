@@ -45,7 +45,7 @@ def decode_into_cache(
     """
     out: dict[str, Any] = {}
     known = cache.enter(generation, root)
-    # What the root's head refers to is present if the head is; pending writes and subgraphs come after it.
+    # The chunks of the root's head exist if the head does; pending writes and subgraphs come after it.
     (known.stored if are_roots else known.recent).update(expansion.places)
     known.nodes.update(expansion.nodes)
     known.note_end()
@@ -85,7 +85,7 @@ def _build_list(
     sources, before = elements.sources, elements.last_load
     new = iter(_unpack(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
-    if before is not None and common_start(sources, range(len(before.refs))) == len(before.refs):
+    if before is not None and common_start(list(sources), list(range(len(before.refs)))) == len(before.refs):
         template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
     fresh: dict[int, Any] = {}
     rest: list[Any] = []
@@ -98,10 +98,16 @@ def _build_list(
             rest.append(before.template.values[source])
 
     def make(place: int) -> Any:
-        return fresh[place] if place in fresh else serde.unpack(opaque[place])
+        if place in fresh:
+            return fresh[place]
+        return serde.unpack(opaque[place])
 
     template = template.extend(rest)
     values, watch = template.copies(make)
+    if before is not None:
+        # As many objects are freed as were made, both while the collector pauses, so it need not run
+        # afterwards.
+        before = elements.last_load = before._replace(watch=None)
     bodies = {place: opaque[place] for place in template.opaque}
     last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes)
     new_elements = Elements(
@@ -112,7 +118,10 @@ def _build_list(
 
 def _unpack(serde: Serde, bodies: list[bytes]) -> list[Any]:
     """Decode packed values in one call."""
-    values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies)) if bodies else []
+    if bodies:
+        values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
+    else:
+        values = []
     return values
 
 

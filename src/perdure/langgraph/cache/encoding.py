@@ -142,7 +142,7 @@ class Encoding:
         known = 0
         if last_load is not None and places:
             # Most lists start with the elements of the last load.
-            known = common_start(places, range(len(last_load.refs)))
+            known = common_start(places, list(range(len(last_load.refs))))
             found, sizes, sources = last_load.refs[:known], last_load.sizes[:known], list(range(known))
         new = iter(bodies)
         for place in places[known:]:
@@ -155,7 +155,10 @@ class Encoding:
                 found.append(part.ref)
                 sizes.append(len(part.body))
                 sources.append(part.body)
-        shape, same = (before.shape, common_start(found, before.refs)) if before is not None else (None, 0)
+        if before is not None:
+            shape, same = (before.shape, common_start(found, before.refs))
+        else:
+            shape, same = (None, 0)
         ref, shape = self._builder.list_like(found, shape, same)
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
@@ -174,7 +177,10 @@ class Encoding:
                     watch.find_unchanged(),
                 )
 
-            bodies = self._serde.pack_each(rest, holds) if len(rest) < len(values) else None
+            if len(rest) < len(values):
+                bodies = self._serde.pack_each(rest, holds)
+            else:
+                bodies = None
             if bodies is not None:
                 return places, bodies
         bodies = self._serde.pack_each(value) or []
@@ -186,7 +192,9 @@ class Encoding:
         if held is None or held.elements is None or held.generation != self._generation:
             return None
         basis = self._basis
-        return held.elements if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head) else None
+        if basis.is_guarded and self._cache.is_of_head(slot, held, basis.head):
+            return held.elements
+        return None
 
     def write(self, value: Any) -> bytes:
         """Return the reference of a pending write, which may be frozen; it shares chunks with the channel
@@ -195,7 +203,10 @@ class Encoding:
 
     def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
         """Return the reference and payload of a value whose elements are not cached."""
-        frozen = value if type(value) is Frozen else Frozen.of(self._serde, value)
+        if type(value) is Frozen:
+            frozen = value
+        else:
+            frozen = Frozen.of(self._serde, value)
         if frozen.elements is not None:
             listed = self._list_of([self._element(body) for body in frozen.elements])
             return listed.ref, (refs.MSGPACK, listed.body)
@@ -234,16 +245,15 @@ class Encoding:
         if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
                 return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
-            return self._split_list(value, depth) if kind is list else self._split_dict(value, depth)
+            if kind is list:
+                return self._list_of([self._split(item, depth + 1) for item in value])
+            return self._split_dict(value, depth)
         if is_snapshot(value):
             inner = self._split(value.value, depth)
             header = ext_header(SNAPSHOT_EXT, len(inner.body))
             return PackedValue(self._builder.snapshot_of(inner.ref), header + inner.body)
         body = self._serde.pack(value)
         return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
-
-    def _split_list(self, value: list[Any], depth: int) -> PackedValue:
-        return self._list_of([self._split(item, depth + 1) for item in value])
 
     def _list_of(self, parts: list[PackedValue]) -> PackedValue:
         body = array_header(len(parts)) + b"".join([part.body for part in parts])

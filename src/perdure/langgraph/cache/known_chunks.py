@@ -111,21 +111,21 @@ class KnownChunks:
         self.first = self.first or self.count
 
     def is_full(self) -> bool:
-        """Return True if most digests are of earlier states, so that it is better to begin anew: the next
-        write stores again what it needs, and learns it."""
+        """Return True if most digests are of earlier states, so that it is better to start from nothing: the
+        next write stores again what it needs, and learns it."""
         return self.count > max(_DIGESTS_MAX, _STATES_MAX * self.first)
 
 
 def enter_generation(
     known: KnownChunks, generation: int, root: str | None, *, exactly: bool = False
 ) -> KnownChunks:
-    """Return what is known of a thread in a generation and with a head of its root: ``known``, or its rest.
+    """Return the part of ``known`` that holds in a generation of a thread, with a head of its root.
 
     Chunks of another generation are dropped. Where the root's head is not the one that this process knows,
     each chunk has to be proven again.
 
     Args:
-        known: What is known so far.
+        known: The facts known so far.
         generation: The thread's collection generation.
         root: The head of its root.
         exactly: Do not accept a head that this process has replaced.
@@ -153,12 +153,14 @@ def proof(
     Returns:
         The checks, ``None`` if there are more of them than ``room`` or ``_CHECKS_MAX``.
     """
-    # What another thread has stored with a checkpoint meanwhile is no longer among the recent ones.
+    # A chunk that another thread has stored with a checkpoint meanwhile is no longer among the recent ones.
     places = dict.fromkeys(known.recent.get(name) or known.stored[name] for name in sorted(relied))
     checks = [Check(*place, Expect.PRESENT) for place in places]
     if leans and not basis.guards_root and known.root is not None:
         checks.append(Check(CHECKPOINT, (ROOT, known.root), Expect.PRESENT))
-    return tuple(checks) if len(checks) <= min(room, _CHECKS_MAX) else None
+    if len(checks) <= min(room, _CHECKS_MAX):
+        return tuple(checks)
+    return None
 
 
 class HeadRefs(NamedTuple):

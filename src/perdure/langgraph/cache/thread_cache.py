@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import eq
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perdure.langgraph.cache.change_tracking import Template, Watch
 from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, enter_generation
@@ -71,7 +71,9 @@ class Elements:
         load = self.last_load
         if load is None:
             raise ValueError("a place among the elements of a load that is not held")
-        return load.opaque[place] if place in load.opaque else serde.pack(load.template.values[place])
+        if place in load.opaque:
+            return load.opaque[place]
+        return serde.pack(load.template.values[place])
 
 
 @dataclass(slots=True, eq=False)
@@ -89,7 +91,9 @@ class KnownValue:
         """Serialised size of the whole value in bytes, including what it shares with other values."""
         if self.elements is not None:
             return self.elements.size
-        return 0 if self.payload is None else len(self.payload[1])
+        if self.payload is None:
+            return 0
+        return len(self.payload[1])
 
 
 @dataclass(slots=True, eq=False)
@@ -150,8 +154,12 @@ class ThreadCache:
 
     def sizes(self, namespace: str, references: Mapping[str, bytes]) -> dict[str, int]:
         """Return the size in bytes of each channel's value that is remembered under its reference."""
-        found = ((channel, ref, self.values.get((namespace, channel))) for channel, ref in references.items())
-        return {channel: held.size for channel, ref, held in found if held is not None and held.ref == ref}
+        sizes: dict[str, int] = {}
+        for channel, ref in references.items():
+            held = self.values.get((namespace, channel))
+            if held is not None and held.ref == ref:
+                sizes[channel] = held.size
+        return sizes
 
     def weight(self) -> int:
         """Return roughly the memory that is held, in units of 512 bytes."""
@@ -161,7 +169,10 @@ class ThreadCache:
                 weight += _weigh(held.elements.sizes)
                 if (last_load := held.elements.last_load) is not None:
                     weight += _weigh(last_load.sizes)
-            weight += len(held.payload[1]) // _UNIT if held.payload else 0
+            if held.payload:
+                weight += len(held.payload[1]) // _UNIT
+            else:
+                weight += 0
         return weight
 
 
@@ -207,6 +218,10 @@ def _weigh(sizes: Sequence[int]) -> int:
     return len(sizes) + sum(sizes) // _UNIT
 
 
-def common_start(left: Sequence[object], right: Sequence[object]) -> int:
-    """Count the elements that two sequences have in common at their start."""
+def common_start(left: list[Any], right: list[Any]) -> int:
+    """Count the elements that two lists have in common at their start."""
+    most = min(len(left), len(right))
+    # Usually it is one of them as a whole, which one comparison tells.
+    if left[:most] == right[:most]:
+        return most
     return sum(takewhile(bool, map(eq, left, right)))

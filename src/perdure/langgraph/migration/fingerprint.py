@@ -1,8 +1,8 @@
 """Fingerprint of a compiled graph: everything that a stored thread depends on, in plain data.
 
-That is every channel with its type and its reducer, the fields of the program's own types, the names of the
-nodes, and the declared interrupts; of subgraphs only those that are checkpointed. What nodes do, and the
-edges between them, may change without a new version.
+It consists of every channel with its type and its reducer, the fields of the program's own types, the names
+of the nodes, and the declared interrupts; of subgraphs only those that are checkpointed. The code of nodes,
+and the edges between them, may change without a new version.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def _add(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, seen: s
 def _channel(facts: ChannelFacts) -> str:
     kind = type_text(facts.annotation)
     if facts.reducer is not None:
-        how = "delta of " if facts.kind is ChannelKind.DELTA else "reduced by "
+        if facts.kind is ChannelKind.DELTA:
+            how = "delta of "
+        else:
+            how = "reduced by "
         return f"{kind}, {how}{_function(facts.reducer)}"
     is_plain = facts.kind is ChannelKind.REPLACES
     return f"{kind}, {'replaces' if is_plain else type(facts.channel).__name__}"
@@ -128,7 +131,9 @@ def type_text(annotation: Any) -> str:
         return f"Literal[{', '.join(sorted(map(repr, arguments)))}]"
     if origin is not None:
         inner = ", ".join(_argument(each) for each in arguments)
-        return f"{type_text(origin)}[{inner}]" if inner else type_text(origin)
+        if inner:
+            return f"{type_text(origin)}[{inner}]"
+        return type_text(origin)
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type):

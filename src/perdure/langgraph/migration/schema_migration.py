@@ -45,7 +45,7 @@ _Edit = Callable[[Any], Any]
 
 @dataclass(slots=True)
 class _Write:
-    """A stored write on its way: as it is named by now, and what has to be done to its value."""
+    """A stored write during a migration: its present name, and the conversions of its value."""
 
     stored: PendingWrite
     task_id: str
@@ -71,7 +71,10 @@ class Migration:
 
     def __init__(self, schema: Schema, serde: Serde, digest: Digester) -> None:
         self.schema = schema
-        self.serde = serde.with_earlier_names(schema.types) if schema.types else serde
+        if schema.types:
+            self.serde = serde.with_earlier_names(schema.types)
+        else:
+            self.serde = serde
         self._digest = digest
         self._names = NamespaceNames(schema.steps)
         self._converted = Converted(self.serde)
@@ -89,10 +92,15 @@ class Migration:
         """Return an address with the name under which its namespace is stored: what a subgraph of a renamed
         node has stored stays where it is."""
         name = at.named or ""
-        stored = self._aliases.get((at.partition, name)) if self._aliases else None
+        if self._aliases:
+            stored = self._aliases.get((at.partition, name))
+        else:
+            stored = None
         if stored is None and is_by_name(name) and not self._names.are_plain:
             stored = next(self._names.find_stored(name))
-        return at if stored is None else at._replace(namespace=stored)
+        if stored is None:
+            return at
+        return at._replace(namespace=stored)
 
     def present_namespace(self, partition: Partition, stored: str) -> str:
         """Return the present name of a stored namespace; with task ids, as far as this process has met it."""
@@ -196,8 +204,8 @@ class Migration:
     def plan_crossing(
         self, partition: Partition, older: CheckpointRecord, new: CheckpointRecord
     ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]]]:
-        """Return what makes, given an encoder, the history that a checkpoint carries over from an older
-        version.
+        """Return the function that makes, given an encoder, the history that a checkpoint carries over from
+        an older version.
 
         Args:
             partition: The thread.
@@ -210,9 +218,10 @@ class Migration:
         yield from schema_pin.require_unpinned(partition, self.schema.version)
         changes = self.schema.since(older.schema)
         crossed = [c for c in new.deltas if (f := changes.former(c)) is not None and changes.affects(f)]
-        replays = (
-            (yield from read_replays(partition, new, crossed, self.schema, self._digest)) if crossed else {}
-        )
+        if crossed:
+            replays = yield from read_replays(partition, new, crossed, self.schema, self._digest)
+        else:
+            replays = {}
         return partial(carry_over, replays, self._converted)
 
     def base(self, record: CheckpointRecord) -> CheckpointRecord:
@@ -259,7 +268,10 @@ class Migration:
         """
         self.require_readable(partition, record, writes)
         if not self.is_due(record):
-            shown = record if record.namespace == namespace else record._replace(namespace=namespace)
+            if record.namespace == namespace:
+                shown = record
+            else:
+                shown = record._replace(namespace=namespace)
             return shown, (yield from read_values(record, writes))
         changes = self.schema.since(record.schema)
         moves = yield from self._moves(partition, record, writes, namespace)
@@ -345,21 +357,33 @@ class Migration:
         if channel == START and isinstance(value, dict):
             out: dict[Any, Any] = {}
             for key, held in value.items():
-                name = changes.channel(key) if isinstance(key, str) else key
+                if isinstance(key, str):
+                    name = changes.channel(key)
+                else:
+                    name = key
                 if name is not None:
-                    steps = changes.conversions(key) if isinstance(key, str) else []
-                    out[name] = self._converted.convert_inner(held, steps) if steps else held
+                    if isinstance(key, str):
+                        steps = changes.conversions(key)
+                    else:
+                        steps = []
+                    if steps:
+                        out[name] = self._converted.convert_inner(held, steps)
+                    else:
+                        out[name] = held
             return out
         if channel == SENDS:
             return _rename_sends(value, changes)
-        return _rename_nodes(value, changes) if channel.startswith(_JOIN) else value
+        if channel.startswith(_JOIN):
+            return _rename_nodes(value, changes)
+        return value
 
     # Writes and tasks
 
     def _move_writes(
         self, writes: Iterable[PendingWrite], moves: Sequence[tuple[int, Changes, TaskMoves]]
     ) -> list[_Write]:
-        """Return writes as they are named by now. What a newer version wrote in a slot counts."""
+        """Return writes as they are named by now. Of two writes in a slot, the one of the newer version
+        counts."""
         slots: dict[tuple[str, int], _Write] = {}
         found = sorted(writes, key=lambda write: schema_of(write.nonce))
         for stored in found:
@@ -391,8 +415,8 @@ class Migration:
         writes: tuple[PendingWrite, ...],
         namespace: str,
     ) -> Program[list[tuple[int, Changes, TaskMoves]]]:
-        """Return what becomes of the tasks of a checkpoint: version by version, if writes of several
-        versions are on it. Stored namespaces of its subgraphs are remembered by their present names."""
+        """Return the moves of a checkpoint's tasks: version by version, if it has writes of several versions.
+        Stored namespaces of its subgraphs are remembered by their present names."""
         target = self.schema.version
         versions = sorted({record.schema, target, *(schema_of(write.nonce) for write in writes)})
         hops = [v for v in versions if record.schema <= v <= target]
@@ -459,7 +483,9 @@ class Migration:
         trees, _ = yield from resolve(partition, {SENDS: ref}, self._digest)
         with error_context(partition, record.id):
             found = self.serde.value(*join_tree(trees[SENDS]))
-        return found if isinstance(found, list) else []
+        if isinstance(found, list):
+            return found
+        return []
 
 
 def _origins(held: Iterable[str], changes: Changes) -> dict[str, str]:
@@ -468,7 +494,7 @@ def _origins(held: Iterable[str], changes: Changes) -> dict[str, str]:
 
 
 def _rename_channels(held: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return what is held by channel, by the present names."""
+    """Return values by channel, under the present names."""
     return {new: held[old] for new, old in _origins(held, changes).items()}
 
 
@@ -489,4 +515,6 @@ def _rename_nodes(value: Any, changes: Changes) -> Any:
         return changes.node(value)
     if isinstance(value, set | frozenset):
         return type(value)(_rename_nodes(each, changes) for each in value)
-    return [_rename_nodes(each, changes) for each in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_rename_nodes(each, changes) for each in value]
+    return value

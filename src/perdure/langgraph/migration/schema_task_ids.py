@@ -1,9 +1,9 @@
-"""New ids of the tasks of a stored checkpoint, some of whose nodes have other names by now.
+"""New ids of the tasks of a stored checkpoint, for nodes that were renamed since.
 
 LangGraph finds the writes of a task, and the answers to its interrupts, by an id that it computes from the
 checkpoint, the namespace, the step, the node's name and the channels that trigger the node. Tasks of
-subgraphs have the ids of the tasks above them in their namespace. So what waits in a renamed node, or below
-one, gets the id that LangGraph will look for.
+subgraphs have the ids of the tasks above them in their namespace. So writes and questions of a renamed node,
+or below one, get the id that LangGraph will look for.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _ANSWERS_MAX = 64
 
 
 class TaskPlace(NamedTuple):
-    """A task of a checkpoint by its node and the rest of what LangGraph computes its id from: the channels
-    that trigger it, or the number of its ``Send``. A task that another one called has its number among the
+    """A task of a checkpoint by the parts from which LangGraph computes its id: its node, and the channels
+    that trigger it or the number of its ``Send``. A task that another one called has its number among the
     calls of that one, whose path is in ``caller``."""
 
     node: str
@@ -53,17 +53,22 @@ class TaskPlace(NamedTuple):
             record: The checkpoint that it starts from.
             namespace: The namespace of the checkpoint, by the names that are meant.
         """
-        level = f"{namespace}|{self.node}" if namespace else self.node
+        if namespace:
+            level = f"{namespace}|{self.node}"
+        else:
+            level = self.node
         step = str((-1 if record.step is None else record.step) + 1)
-        last = (PULL, *self.triggers) if self.send is None else (PUSH, self.caller, str(self.send))
+        if self.send is None:
+            last = (PULL, *self.triggers)
+        else:
+            last = (PUSH, self.caller, str(self.send))
         text = "".join((level, step, self.node, *last)).encode()
         start = binascii.unhexlify(record.id.replace("-", ""))
-        found = xxh3_128_hexdigest(start + text) if record.v > 1 else _sha1(start + text)
+        if record.v > 1:
+            found = xxh3_128_hexdigest(start + text)
+        else:
+            found = sha1(start + text, usedforsecurity=False).hexdigest()
         return f"{found[:8]}-{found[8:12]}-{found[12:16]}-{found[16:20]}-{found[20:32]}"
-
-
-def _sha1(data: bytes) -> str:
-    return sha1(data, usedforsecurity=False).hexdigest()
 
 
 class TaskMoves:
@@ -71,7 +76,7 @@ class TaskMoves:
 
     Args:
         record: The checkpoint.
-        changes: What happened since.
+        changes: The changes since.
         old: The namespace of the checkpoint as its tasks were made in it.
         new: The namespace by its present name.
         sends: The checkpoint's pending ``Send`` objects, with the names of that time.
@@ -127,12 +132,15 @@ class TaskMoves:
         ]
 
     def _possible_nodes(self, path: str) -> Iterable[str]:
-        """Return the nodes that a task's path leaves possible."""
+        """Return the nodes to which a task's path may belong."""
         if path.startswith(_PULLED):
             return [path.removeprefix(_PULLED)]
         if path.startswith(_PUSHED):
             number = path.removeprefix(_PUSHED).partition(",")[0]
-            at = int(number) if number.isdigit() else len(self._sends)
+            if number.isdigit():
+                at = int(number)
+            else:
+                at = len(self._sends)
             return self._sends[at : at + 1]
         started = (name.rpartition(":")[2] for name in self._record.versions if name.startswith(_STARTING))
         return dict.fromkeys((*self._record.versions_seen, *started, *self._sends))

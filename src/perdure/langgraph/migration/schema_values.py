@@ -44,12 +44,16 @@ class NeutralSerde(Serde):
                 return unpack_array(*inner)
             if code == CODEC_EXT:
                 codec = self._loads.get(inner[0])
-                return inner[1] if codec is None else codec.load(inner[1])
+                if codec is None:
+                    return inner[1]
+                return codec.load(inner[1])
             module, name, argument = inner[:3]
             if code == METHOD:
                 return built(code, data)
             found = own_type(module, name)
-            return argument if found is None else build_object(code, found, argument)
+            if found is None:
+                return argument
+            return build_object(code, found, argument)
 
         return hook
 
@@ -74,7 +78,8 @@ class Converted:
         return self._after(payload, steps, is_update=False)
 
     def update(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
-        """Return a write after some steps; one that replaces the channel's value still does.
+        """Return a write after some steps. A write that replaces the channel's value (``Overwrite``) stays
+        one.
 
         Raises:
             MigrationFailed: A step raised, or its result cannot be stored.
@@ -88,11 +93,14 @@ class Converted:
     def _after(self, payload: Payload, steps: Sequence[ChannelConverted], *, is_update: bool) -> Any:
         for step in steps:
             try:
-                # Read anew for each step: its function may change what it is given.
+                # Unpacked again for each step: its function may change what it is given.
                 payload = self._serde.payload(_convert(step, self._neutral.value(*payload), is_update))
             except Exception as error:
                 # An exception of the step may quote the value: only its type is repeated.
-                why = str(error) if isinstance(error, PerdureError) else type(error).__name__
+                if isinstance(error, PerdureError):
+                    why = str(error)
+                else:
+                    why = type(error).__name__
                 raise MigrationFailed(
                     f"{step} cannot be applied: {why}. The thread is unchanged; correct the step, try it "
                     "with `perdure schema plan`, and deploy again"
@@ -113,8 +121,8 @@ def _convert(step: ChannelConverted, value: Any, is_update: bool) -> Any:
 
 
 def _apply(step: ChannelConverted, function: Converter, value: Any) -> Any:
-    """Return the result of a step's function. ``None`` for a value is refused unless the step allows it: it
-    is what a function returns that changes its argument instead."""
+    """Return the result of a step's function. ``None`` for a value is refused unless the step allows it: a
+    function that changes its argument in place returns ``None`` by mistake."""
     made = function(value)
     if made is None and value is not None and not step.allow_none:
         raise MigrationFailed(

@@ -1,9 +1,9 @@
 """The values of DeltaChannels at a checkpoint, without their graph: the last stored value and its updates.
 
-A DeltaChannel is stored in full now and then only. What lies between is put together by the rules that the
-reducers of LangGraph and deepagents share: of messages the one with the same id is replaced or removed, other
-items of lists are appended, and dicts are merged, where None removes a key. Updates of another form leave the
-channel out: only its reducer knows what they make.
+A DeltaChannel is stored in full only from time to time. Updates in between are combined by the rules that the
+reducers of LangGraph and deepagents share: a message with the same id is replaced or removed, other items of
+lists are appended, and dicts are merged, where None removes a key. Updates of another form leave the channel
+out: only its reducer knows what they make.
 """
 
 from __future__ import annotations
@@ -68,14 +68,16 @@ def load_deltas(
 def find_deltas(record: CheckpointRecord) -> set[str]:
     """Return the DeltaChannels that a checkpoint does not have in full."""
     counters: object = _serde.unpack(record.metadata).get(_COUNTERS)
-    return (
-        set(cast("dict[str, object]", counters)) - record.refs.keys() if isinstance(counters, dict) else set()
-    )
+    if isinstance(counters, dict):
+        return set(cast("dict[str, object]", counters)) - record.refs.keys()
+    return set()
 
 
 def whole(tree: Tree) -> Tree:
     """Return a value without the mark that it is one of a DeltaChannel."""
-    return tree.inner if isinstance(tree, Snapshot) else tree
+    if isinstance(tree, Snapshot):
+        return tree.inner
+    return tree
 
 
 def fold(seed: Tree | None, updates: Sequence[Tree]) -> Tree | None:
@@ -147,8 +149,13 @@ def _overwrite(update: Tree) -> tuple[bool, Tree | None]:
     """Return whether an update replaces the value, and with what."""
     if isinstance(update, EncodedDict):
         key = _serde.key(_OVERWRITE_KEY)
-        return (True, update.items[0][1]) if [name for name, _ in update.items] == [key] else (False, None)
-    plain = plain_of(update) if isinstance(update, Leaf) and update.type == refs.MSGPACK else None
+        if [name for name, _ in update.items] == [key]:
+            return (True, update.items[0][1])
+        return (False, None)
+    if isinstance(update, Leaf) and update.type == refs.MSGPACK:
+        plain = plain_of(update)
+    else:
+        plain = None
     if not isinstance(plain, dict) or plain.get("type") != _OVERWRITE:
         return False, None
     held = plain.get("value")
@@ -191,4 +198,6 @@ def message_fields(value: object) -> Mapping[str, Any]:
         return {}
     held = cast("dict[str, Any]", value)
     inner = held.get("value")
-    return cast("dict[str, Any]", inner) if isinstance(inner, dict) and "content" not in held else held
+    if isinstance(inner, dict) and "content" not in held:
+        return cast("dict[str, Any]", inner)
+    return held

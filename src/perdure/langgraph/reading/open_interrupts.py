@@ -110,8 +110,14 @@ async def aread_with_questions(
         subgraphs: include the states of subgraphs.
     """
     state, saver = await aread_state(graph, config, subgraphs=subgraphs), graph.checkpointer
-    found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
-    writes = [] if found is None else list(found.pending_writes or ())
+    if isinstance(saver, BaseCheckpointSaver):
+        found = await saver.aget_tuple(config)
+    else:
+        found = None
+    if found is None:
+        writes = []
+    else:
+        writes = list(found.pending_writes or ())
     shown = {interrupt.id for interrupt in state.interrupts}
     tasks: dict[str, PregelTask] = {}
     for task_id, interrupt in _find_asked(writes):
@@ -158,7 +164,10 @@ def interrupt_id(place: str, number: int) -> str:
 
 def _interrupts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the id and the value of each interrupt in the plain form of a task's write."""
-    interrupts: Iterable[Any] = value if isinstance(value, list | tuple) else (value,)
+    if isinstance(value, list | tuple):
+        interrupts: Iterable[Any] = value
+    else:
+        interrupts = (value,)
     for each in interrupts:
         if isinstance(each, dict) and each.get("type") == _INTERRUPT and isinstance(each["value"], dict):
             yield str(each["value"]["id"]), each["value"].get("value")

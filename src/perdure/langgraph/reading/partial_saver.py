@@ -43,7 +43,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
     """A view of a saver: of the checkpoints that are loaded it shows only the parts that are admitted.
 
     Attributes:
-        parts: the parts of what was loaded, in the order in which a graph uses them.
+        parts: the parts of the loaded state, in the order in which a graph uses them.
         channels: the channels of each value and update.
 
     Args:
@@ -73,12 +73,16 @@ class PartialSaver(BaseCheckpointSaver[Any]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See the base class."""
         found = self._saver.get_tuple(config)
-        return None if found is None else self._partial(found)
+        if found is None:
+            return None
+        return self._partial(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See the base class."""
         found = await self._saver.aget_tuple(config)
-        return None if found is None else self._partial(found)
+        if found is None:
+            return None
+        return self._partial(found)
 
     async def alist(
         self,
@@ -141,13 +145,16 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         for task_id, channel, _ in pending:
             if channel not in WRITES_IDX_MAP:
                 named = updates.setdefault(task_id, [])
-                named += [] if channel.startswith(_INTERNAL) else [channel]
+                if channel.startswith(_INTERNAL):
+                    named += []
+                else:
+                    named += [channel]
         hidden: dict[str, Exception | None] = {}
         for task_id, channels in updates.items():
             part = StatePart(namespace, at, "update", task_id)
             if not self._shows(part, channels):
                 hidden[task_id] = self._refused.get(part)
-        # What the task asked before that update was answered.
+        # The task's questions before that update were answered.
         shown = [
             each
             for each in pending

@@ -206,7 +206,10 @@ def _full(
 def _channel(name: str, tree: Tree) -> ChannelView:
     tree = whole(tree)
     value, size = _plain(tree)
-    length = len(tree.items) if isinstance(tree, EncodedList | EncodedDict) else None
+    if isinstance(tree, EncodedList | EncodedDict):
+        length = len(tree.items)
+    else:
+        length = None
     return ChannelView(name, value, size, length)
 
 

@@ -1,10 +1,10 @@
 """Reads the states of threads by their graphs, without what a graph refuses to read.
 
 LangGraph stores what a task returned before it applies it. An update that a reducer refuses stays beside the
-checkpoint, and every read of the state applies it again, and raises. So does a value that a channel does not
-take, and one that the next nodes do not take as input. Here such parts are left out, each is named in the
-metadata of the state, and everything else is read. Which parts they are is found by reading the state with
-more and more of them: only the graph knows what it refuses.
+checkpoint, and every read of the state applies it again, and raises. A value that a channel or the next nodes
+do not accept has the same effect. Here such parts are left out, each is named in the metadata of the state,
+and everything else is read. Which parts they are is found by reading the state with more and more of them:
+only the graph knows what it refuses.
 """
 
 from __future__ import annotations
@@ -156,11 +156,14 @@ async def aupdate_state(
         as_node: the node whose update they are.
 
     Raises:
-        Exception: the graph refuses the values, or a stored value, which must not be lost. Of the values
-            nothing is stored.
+        Exception: the graph refuses the values, or a stored value, which must not be lost. None of the values
+        is stored.
     """
     try:
-        taken_up = [] if values is None else await _find_updates(graph, config)
+        if values is None:
+            taken_up = []
+        else:
+            taken_up = await _find_updates(graph, config)
         if taken_up:
             steps = [[StateUpdate(update, as_node)] for update in (*taken_up, values)]
             return await graph.abulk_update_state(config, steps)
@@ -248,7 +251,7 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
         raise error
     if isinstance(outcome, Exception):
         raise _unreadable(error) from error
-    # Values come before the tasks that read them, and those before their updates. What a subgraph has is
+    # Values come before the tasks that read them, and those before their updates. The state of a subgraph is
     # known once its task is admitted.
     while rest := [part for part in saver.parts if part not in admitted and part not in refused]:
         outcome, saver = yield from _attempt(graph, error, {*admitted, *rest})
@@ -275,7 +278,7 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
 
 
 def refusals(state: StateSnapshot) -> Sequence[Mapping[str, Any]]:
-    """Return the descriptions of what was left out of a state."""
+    """Return the descriptions of the parts that were left out of a state."""
     metadata: Mapping[str, Any] = state.metadata or {}
     marks: Sequence[Mapping[str, Any]] = metadata.get(REFUSED, ())
     return marks
@@ -330,7 +333,7 @@ def _with_parts(
     admits: Callable[[StatePart], bool],
     refused: Mapping[StatePart, Exception] | None = None,
 ) -> tuple[Graph, PartialSaver]:
-    """Return a graph that loads only some parts of what is stored, and its saver. Raises the error if the
+    """Return a graph that loads only some parts of the stored state, and its saver. Raises the error if the
     graph has no saver of its own."""
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         raise error

@@ -48,7 +48,10 @@ class MessageReader:
     def read(self, tree: Tree) -> tuple[list[ModelCall], list[WrittenMessage]]:
         """Return the calls of models, and the messages, in a value."""
         items = tree.items if isinstance(tree, EncodedList) else None
-        bodies = [join_tree(tree)] if items is None else [(MSGPACK, pack_tree(item)) for item in items]
+        if items is None:
+            bodies = [join_tree(tree)]
+        else:
+            bodies = [(MSGPACK, pack_tree(item)) for item in items]
         calls: list[ModelCall] = []
         messages: list[WrittenMessage] = []
         for kind, body in bodies:
@@ -86,7 +89,9 @@ class TaskAuthor:
             return "done"
         if ERROR in channels:
             return "failed"
-        return "asked" if INTERRUPT in channels else "open"
+        if INTERRUPT in channels:
+            return "asked"
+        return "open"
 
     def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
         """Return when it began and ended: by its own record, or else with its step. A task that another one
@@ -99,7 +104,10 @@ class TaskAuthor:
         if span is not None and start is not None:
             start, ended = start + span.waited, start + span.waited + span.took
             # It was noted in another thread than the end of the step.
-            end = ended if end is None or is_backward else max(start, min(ended, end))
+            if end is None or is_backward:
+                end = ended
+            else:
+                end = max(start, min(ended, end))
         elif is_backward:
             start = None
         elif any(write.channel == RESUME for write in self.writes):
@@ -108,8 +116,8 @@ class TaskAuthor:
 
 
 def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: Sequence[str]) -> None:
-    """Find the nodes and namespaces of a checkpoint's tasks. That of a task which ``Send`` or another task
-    started is the one by whose name LangGraph computes the id."""
+    """Find the nodes and namespaces of a checkpoint's tasks. For a task started by ``Send`` or by another
+    task, it is the node from whose name LangGraph computes the task's id."""
     by_path: dict[str, TaskAuthor] = {}
     for author in sorted(authors, key=lambda each: len(each.path)):
         by_path[author.path] = author
@@ -120,8 +128,14 @@ def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: S
             caller, number = "", rest.partition(",")[0]
             if author.is_call:
                 caller, _, number = rest.rpartition(", ")[0].rpartition(", ")
-                above = by_path[caller].place if caller in by_path else ""
-                author.caller = by_path[caller].task_id if caller in by_path else None
+                if caller in by_path:
+                    above = by_path[caller].place
+                else:
+                    above = ""
+                if caller in by_path:
+                    author.caller = by_path[caller].task_id
+                else:
+                    author.caller = None
             send = int(number) if number.isdigit() else -1
             places = (TaskPlace(name, (), send, caller) for name in names)
             author.node = next((p.node for p in places if p.task_id(record, above) == author.task_id), None)

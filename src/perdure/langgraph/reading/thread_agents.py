@@ -1,7 +1,7 @@
-"""What an agent plans, and its subagents: who they are, what they were asked, and how far they are.
+"""Plans of agents, and their subagents: who they are, what they were asked, and how far they are.
 
-A subagent is a subgraph with checkpoints of its own, as a deep agent's are. Its name is that which agents of
-LangChain have (``lc_agent_name``), or else that of the node which called it. All is read as plain data.
+A subagent is a subgraph with checkpoints of its own, as a deep agent's are. Its name is the one that
+LangChain gives its agents (``lc_agent_name``), or else that of the calling node. All is read as plain data.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _serde = PlainSerde()
 
 
 class Todo(NamedTuple):
-    """What an agent plans to do. ``status`` is the agent's own word, such as ``in_progress``."""
+    """An item of an agent's plan. ``status`` is the agent's own word, such as ``in_progress``."""
 
     content: str
     status: str
@@ -69,7 +69,7 @@ class Subagent(NamedTuple):
 
 
 class SubagentsPage(NamedTuple):
-    """Subagents by their namespaces. Those after ``cursor``, if it is not ``None``, are on the next page."""
+    """Subagents by their namespaces. If ``cursor`` is not ``None``, further agents are on the next page."""
 
     subagents: list[Subagent]
     cursor: str | None
@@ -78,7 +78,7 @@ class SubagentsPage(NamedTuple):
 def load_todos(
     partition: Partition, digest: Digester, *, namespace: str = "", checkpoint_id: str | None = None
 ) -> Program[list[Todo]]:
-    """Return what the agent of a thread plans, in its order; the first ``TODOS``.
+    """Return the plan of a thread's agent, in order; the first ``TODOS`` items.
 
     Args:
         partition: The thread.
@@ -97,7 +97,10 @@ def load_todos(
             return []
         trees, _ = yield from chunk_reads.resolve(partition, {_CHANNEL: ref}, digest)
         value: object = _serde.value(*join_tree(trees[_CHANNEL]))
-        items = cast("list[object]", value)[:TODOS] if isinstance(value, list) else []
+        if isinstance(value, list):
+            items = cast("list[object]", value)[:TODOS]
+        else:
+            items = []
         found = (cast("dict[str, object]", each) for each in items if isinstance(each, dict))
         return [
             Todo(str(each["content"])[:_TEXT_MAX], str(each.get("status", ""))[:_TEXT_MAX])
@@ -172,7 +175,9 @@ def _state_of(tasks: set[str], *, is_worked_on: bool) -> str:
         return "asked"
     if is_worked_on:
         return "running"
-    return "failed" if "failed" in tasks else "open"
+    if "failed" in tasks:
+        return "failed"
+    return "open"
 
 
 def _is_caller_done(partition: Partition, namespace: str, parents: object) -> Program[bool]:
@@ -182,7 +187,10 @@ def _is_caller_done(partition: Partition, namespace: str, parents: object) -> Pr
     if place.isdigit():
         above, _, place = above.rpartition("|")
     task_id = place.partition(":")[2]
-    checkpoint_id = cast("dict[str, object]", parents).get(above) if isinstance(parents, dict) else None
+    if isinstance(parents, dict):
+        checkpoint_id = cast("dict[str, object]", parents).get(above)
+    else:
+        checkpoint_id = None
     if not task_id or not isinstance(checkpoint_id, str):
         return False
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, (above, checkpoint_id, task_id)),)))

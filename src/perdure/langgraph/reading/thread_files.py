@@ -43,7 +43,7 @@ class ThreadFile(NamedTuple):
 
 
 class FilesPage(NamedTuple):
-    """Files in the order of their paths. Those after ``cursor``, if it is not ``None``, are on the next page.
+    """Files in the order of their paths. If ``cursor`` is not ``None``, further files are on the next page.
 
     Attributes:
         checkpoint_id: The checkpoint whose state has them, ``None`` if there is none.
@@ -151,7 +151,10 @@ def find_state(
     if wanted is None:
         (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
         wanted = heads[0].fields["checkpoint_id"] if heads else None
-    record = None if wanted is None else (yield from find(partition, namespace, wanted))
+    if wanted is None:
+        record = None
+    else:
+        record = yield from find(partition, namespace, wanted)
     if record is None and (checkpoint_id is not None or namespace):
         raise NotFound(
             f"thread {partition.thread!r} has no checkpoint {checkpoint_id or 'yet'} "
@@ -180,7 +183,9 @@ def _read(
 
 def _fields(tree: Tree) -> Mapping[str, Any]:
     value: object = _serde.unpack(pack_tree(tree))
-    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return cast("dict[str, Any]", value)
+    return {}
 
 
 def _content(fields: Mapping[str, Any]) -> str | bytes:
@@ -199,7 +204,10 @@ def _content(fields: Mapping[str, Any]) -> str | bytes:
 
 def _describe(path: str, fields: Mapping[str, Any], content: str | bytes) -> ThreadFile:
     is_text = isinstance(content, str)
-    size = len(content.encode("utf-8", "surrogatepass")) if isinstance(content, str) else len(content)
+    if isinstance(content, str):
+        size = len(content.encode("utf-8", "surrogatepass"))
+    else:
+        size = len(content)
     created, modified = fields.get("created_at"), fields.get("modified_at")
     return ThreadFile(
         path,

@@ -1,4 +1,4 @@
-"""The conversation of a thread as people read it: messages with author and time, tool calls, reasoning.
+"""The conversation of a thread as people read it: messages with author, node and time, tool calls, reasoning.
 
 It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
 plain data, so no type of the application is needed.
@@ -40,7 +40,8 @@ _DIGITS_MAX = 18
 
 
 class MessagesPage(NamedTuple):
-    """Messages, oldest first: those before ``cursor``'s place are on the next page, if it is not ``None``.
+    """Messages, oldest first. ``cursor`` asks for the page before them, and is ``None`` on the first page of
+    the conversation.
 
     Attributes:
         channel: The channel of the state that has them, ``None`` if there is none.
@@ -76,7 +77,7 @@ def load_messages(
         namespace: The namespace of the graph or subgraph whose conversation it is.
 
     Raises:
-        BadSetting: The cursor is none.
+        BadSetting: The cursor is not one that a page returned.
     """
     place = _place(cursor)
 
@@ -90,7 +91,7 @@ def _load(
     partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int, namespace: str
 ) -> Program[MessagesPage]:
     before, below, skip = at
-    channel, tree = yield from _conversation(partition, digest, namespace)
+    channel, tree = yield from find_conversation(partition, digest, namespace)
     if tree is None:
         return MessagesPage(None, [], 0, 0, "", None)
     count = len(tree.items)
@@ -98,27 +99,28 @@ def _load(
     start = max(0, end - limit)
     found = [message_fields(plain_of(item)) for item in tree.items[start:end]]
     first = message_fields(plain_of(tree.items[0])) if count else {}
-    new, named = list[_Written](), dict[str, int]()
+    new, named = list[_Written](), dict[str, _Origin]()
     pages: list[tuple[int, int | None]] = []
-    times: dict[str, int] = {}
+    origins: dict[str, _Origin] = {}
     place = skip
     for _ in range(_STEP_PAGES):
         pages.append((len(new), below))
         page = yield from load_steps(partition, digest, namespace, before=below)
-        for time, some in page.written:
-            named.update({each.id: time for each in some if each.id is not None})
-            # A task that wrote the whole conversation again says nothing about its messages.
+        for time, node, some in page.written:
+            origin = _Origin(time, node)
+            named.update({each.id: origin for each in some if each.id is not None})
+            # A task that wrote the whole conversation again is not the author of its messages.
             is_whole = some[0].id is not None and some[0].id == first.get("id")
             if len(some) == 1 or not is_whole:
-                new += [_Written(each, time) for each in reversed(some)]
-        times, place = _times(found, new, named, skip)
-        if page.cursor is None or len(times) >= len(found):
+                new += [_Written(each, origin) for each in reversed(some)]
+        origins, place = _find_origins(found, new, named, skip)
+        if page.cursor is None or len(origins) >= len(found):
             break
         below = page.cursor
     begun, below = next(each for each in reversed(pages) if each[0] <= place)
     return MessagesPage(
         channel,
-        _within([_show(each, times, prices) for each in found]),
+        _within([_show(each, origins, prices) for each in found]),
         start,
         count,
         _title(first),
@@ -126,52 +128,64 @@ def _load(
     )
 
 
+class _Origin(NamedTuple):
+    """When a message was first written, and the node that did it."""
+
+    at: int
+    node: str | None
+
+
 class _Written(NamedTuple):
     message: WrittenMessage
-    at: int
+    origin: _Origin
 
 
-def _times(
-    messages: Sequence[Mapping[str, Any]], new: Sequence[_Written], named: Mapping[str, int], skip: int
-) -> tuple[dict[str, int], int]:
-    """Return when messages were written first, by id, and the number of the written ones up to there.
+def _find_origins(
+    messages: Sequence[Mapping[str, Any]], new: Sequence[_Written], named: Mapping[str, _Origin], skip: int
+) -> tuple[dict[str, _Origin], int]:
+    """Return when and where messages were first written, by id, and how many entries of ``new`` belong to
+    them and to later messages.
 
-    Those that had no id yet are recognised by their order, from the end: what a task writes comes last.
+    Messages without an id at the time are recognised by their order, from the end: a task's writes come last.
 
     Args:
         messages: The messages, in order.
-        new: What was written, newest first.
-        named: The first times by id.
-        skip: The number of the written ones that are of later messages.
+        new: The newly written messages, newest first.
+        named: The first origins by id.
+        skip: How many entries of ``new`` belong to later messages.
     """
-    out: dict[str, int] = {}
+    out: dict[str, _Origin] = {}
     place = skip
     for message in reversed(messages):
         name = message.get("id")
         if not isinstance(name, str):
             continue
         for number in range(place, len(new)):
-            each, at = new[number]
+            each, origin = new[number]
             shown = (each.kind, each.content) == (message.get("type"), message.get("content"))
             if each.id == name or (each.id is None and shown):
-                out[name], place = at, number + 1
+                out[name], place = origin, number + 1
                 break
         if name in named:
-            out[name] = min(named[name], out.get(name, named[name]))
+            out[name] = min(named[name], out.get(name, named[name]), key=lambda each: each.at)
     return out, place
 
 
 def load_title(partition: Partition, digest: Digester, namespace: str = "") -> Program[str]:
     """Return the beginning of the first message of a thread, or of a subgraph in it, ``""`` if that is not
     text."""
-    _, tree = yield from _conversation(partition, digest, namespace)
-    return "" if tree is None or not tree.items else _title(message_fields(plain_of(tree.items[0])))
+    _, tree = yield from find_conversation(partition, digest, namespace)
+    if tree is None or not tree.items:
+        return ""
+    return _title(message_fields(plain_of(tree.items[0])))
 
 
-def _conversation(
+def find_conversation(
     partition: Partition, digest: Digester, namespace: str = ""
 ) -> Program[tuple[str | None, EncodedList | None]]:
-    """Return the channel of the latest state that has the conversation, and its list."""
+    """Return the channel of the latest state that has the conversation, and its list, as it is stored;
+    ``None`` for both without one. ``Corrupt`` if something of it is missing, which may be due to a removal in
+    between."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     record = None
     if heads:
@@ -194,7 +208,7 @@ def _conversation(
     return None, None
 
 
-def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) -> dict[str, Any]:
+def _show(message: Mapping[str, Any], origins: Mapping[str, _Origin], prices: Prices) -> dict[str, Any]:
     role = message.get("type", message.get("role"))
     name = message.get("id")
     content = message.get("content")
@@ -203,11 +217,13 @@ def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) 
     if isinstance(about, dict) and isinstance(about.get("reasoning_content"), str):
         reasoning.append(about["reasoning_content"])
     calls = calls_in(dict(message))
+    origin = origins.get(name) if isinstance(name, str) else None
     return {
         "id": name if isinstance(name, str) else None,
         "role": role if isinstance(role, str) else "other",
         "name": message.get("name"),
-        "at": times.get(name) if isinstance(name, str) else None,
+        "at": None if origin is None else origin.at,
+        "node": None if origin is None else origin.node,
         "text": _cut("\n".join(texts)),
         "reasoning": _cut("\n".join(reasoning)),
         "parts": parts,
@@ -220,7 +236,10 @@ def _show(message: Mapping[str, Any], times: Mapping[str, int], prices: Prices) 
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     """Return the dicts in a list, nothing for another value."""
-    items = cast("list[object]", value) if isinstance(value, list) else []
+    if isinstance(value, list):
+        items = cast("list[object]", value)
+    else:
+        items = []
     return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
@@ -236,8 +255,8 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages, of whose other parts and arguments the large ones, and those of the earliest messages
-    of a large page, are a note of their size."""
+    """Return the messages of a page with a limit on its size: other parts and arguments that are large, or
+    for which no room is left (the earliest messages lose first), are replaced by a note of their size."""
     left = _PAGE_MAX
     for message in reversed(messages):
         calls = [call for call in message["tool_calls"] if isinstance(call["args"], str | dict | list)]
@@ -246,9 +265,15 @@ def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             size = _size(holder[key])
             if size > min(_TEXT_MAX, left):
                 value = holder[key]
-                kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+                if isinstance(value, dict):
+                    kind = cast("dict[str, object]", value).get("type")
+                else:
+                    kind = None
                 note = {"too_large": f"{size:,} characters"}
-                holder[key] = {"type": kind[:_TITLE_MAX], **note} if isinstance(kind, str) else note
+                if isinstance(kind, str):
+                    holder[key] = {"type": kind[:_TITLE_MAX], **note}
+                else:
+                    holder[key] = note
             else:
                 left -= size
     return messages
@@ -292,24 +317,30 @@ def _read_thought(part: Mapping[str, Any]) -> str:
         if isinstance(part.get(key), str):
             return str(part[key])
     summary = part.get("summary")
-    texts = (
-        [each.get("text") for each in summary if isinstance(each, dict)] if isinstance(summary, list) else []
-    )
+    if isinstance(summary, list):
+        texts = [each.get("text") for each in summary if isinstance(each, dict)]
+    else:
+        texts = []
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
+    if len(text) <= _TEXT_MAX:
+        return text
+    return f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
 
 
 def _title(message: Mapping[str, Any]) -> str:
     texts, _, _ = _parts(message.get("content"))
     words = " ".join(" ".join(texts)[: 4 * _TITLE_MAX].split())
-    return words if len(words) <= _TITLE_MAX else f"{words[: _TITLE_MAX - 1].rstrip()}…"
+    if len(words) <= _TITLE_MAX:
+        return words
+    return f"{words[: _TITLE_MAX - 1].rstrip()}…"
 
 
 class _Place(NamedTuple):
-    """Where a page goes on: before a message, and with which steps, of whose messages some are skipped."""
+    """Where the next page begins: the message before which it ends, the steps to search for times, and how
+    many of their messages belong to later pages."""
 
     before: int | None = None
     below: int | None = None
@@ -323,5 +354,5 @@ def _place(cursor: str) -> _Place:
     numbers = [text for text in parts if text]
     is_one = len(parts) == 3 and parts[0] and parts[2]
     if not is_one or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
-        raise BadSetting(f"the cursor is one that a page gave, not {cursor[:40]!r}")
+        raise BadSetting(f"the cursor has to come from an earlier page, not {cursor[:40]!r}")
     return _Place(int(parts[0]), int(parts[1]) if parts[1] else None, int(parts[2]))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 from langgraph.constants import START
 
 from perdure.engine.threads import chunk_reads, history
+from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.migration.schema_task_ids import SENDS
@@ -32,10 +33,10 @@ from perdure.model.heads import is_loop
 from perdure.model.model_calls import ModelCall, Prices, distinct, show_call, total, with_inner
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
-from perdure.model.records import HEAD, WRITE, Partition
+from perdure.model.records import HEAD, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
-from perdure.model.write_records import NULL_TASK, read_writes
+from perdure.model.write_records import NULL_TASK
 from perdure.schema.changes import BRANCH
 
 STEPS = 50
@@ -71,7 +72,7 @@ class StepTask:
         place: Its own namespace, below which its subgraphs are.
         namespaces: The namespaces of the subgraphs that it called.
         steps: Their steps, oldest first: the newest ones of each.
-        is_cut: Not all of these are here.
+        is_cut: True if some of these steps are missing.
     """
 
     task_id: str
@@ -121,17 +122,32 @@ class ThreadStep:
         return distinct(call for task in self.tasks for call in task.all_calls)
 
 
+class TaskMessages(NamedTuple):
+    """Messages that a task wrote, their time, and the task's node, ``None`` for a run's input or if it is
+    unknown."""
+
+    at: int
+    node: str | None
+    messages: Sequence[WrittenMessage]
+
+
 class StepsPage(NamedTuple):
     """Steps of a namespace, newest first, and the ``cursor`` of the next page, ``None`` at the end.
-    ``written`` are the messages of each write with its time, newest first."""
+    ``written`` are the messages of each task, newest first."""
 
     steps: list[ThreadStep]
     cursor: int | None
-    written: Sequence[tuple[int, Sequence[WrittenMessage]]]
+    written: Sequence[TaskMessages]
 
 
 def load_steps(
-    partition: Partition, digest: Digester, namespace: str = "", before: int | None = None, limit: int = STEPS
+    partition: Partition,
+    digest: Digester,
+    namespace: str = "",
+    before: int | None = None,
+    limit: int = STEPS,
+    *,
+    with_messages: bool = True,
 ) -> Program[StepsPage]:
     """Return a page of a namespace's steps, newest first; subgraphs' steps are with the tasks that called
     them.
@@ -142,12 +158,16 @@ def load_steps(
         namespace: The namespace, the graph's own by default.
         before: The cursor of an earlier page.
         limit: Maximum number of steps to return.
+        with_messages: Read the results of tasks, too, for their messages and calls of models.
     """
 
     def read() -> Program[StepsPage]:
         (heads,) = yield from ask(Fetch(partition, (Range(HEAD, limit=_NAMESPACES),)))
-        known = tuple(head.key[0] for head in heads) if len(heads) < _NAMESPACES else None
-        reading = _Reading(partition, digest, known)
+        if len(heads) < _NAMESPACES:
+            known = tuple(head.key[0] for head in heads)
+        else:
+            known = None
+        reading = _Reading(partition, digest, known, ChunkReader(partition, digest), with_messages)
         return (yield from reading.page(namespace, before, limit, 0))
 
     return (yield from read_undisturbed(partition, read))
@@ -155,11 +175,14 @@ def load_steps(
 
 @dataclass(slots=True)
 class _Reading:
-    """One read of a page. ``known`` are all namespaces, ``None`` if there are too many."""
+    """One read of a page. ``known`` are all namespaces, ``None`` if there are too many; ``chunks`` keeps the
+    packs that were read, as in a long thread each reader has to look through them from the newest on."""
 
     partition: Partition
     digest: Digester
     known: tuple[str, ...] | None
+    chunks: ChunkReader
+    with_messages: bool = True
     subgraphs: int = _SUBGRAPHS
     reader: MessageReader = field(default_factory=MessageReader)
     kept: dict[str, list[tuple[int, frozenset[object]]]] = field(default_factory=dict)
@@ -177,7 +200,10 @@ class _Reading:
         names = tuple(dict.fromkeys(node for r in by_id.values() for node in r.versions_seen))
         parents = [by_id.get(record.parent_id or "") for record in records if record.source in _STEPPED]
         ids = list(dict.fromkeys(parent.id for parent in parents if parent is not None))
-        open_at = records[0] if records and before is None and records[0].id not in ids else None
+        if records and before is None and records[0].id not in ids:
+            open_at = records[0]
+        else:
+            open_at = None
         if open_at is not None:
             ids.insert(0, open_at.id)
         tasks: dict[str, dict[str, TaskAuthor]] = {}
@@ -211,7 +237,7 @@ class _Reading:
             authors = tasks.get(step.parent_id or "", {}).values()
             most = max((len(distinct(author.calls)) for author in authors), default=0)
             if is_rest and most > 1:
-                # What came before this page is in the state.
+                # Earlier messages are in the state.
                 known |= yield from self._read_stored_ids(records[step.parent_id or ""])
                 is_rest = False
             new = [
@@ -225,7 +251,7 @@ class _Reading:
     def _read_stored_ids(self, record: CheckpointRecord) -> Program[set[str]]:
         """Return the ids of the models' answers in the state at a checkpoint."""
         refs = {name: ref for name, ref in record.refs.items() if may_have_messages(name)}
-        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest, self.chunks)
         calls = (call for tree in trees.values() for call in self.reader.read(tree)[0])
         return {call.id for call in calls if call.id is not None}
 
@@ -239,9 +265,9 @@ class _Reading:
             f"{name}|{number}": write.ref
             for name, some in writes.items()
             for number, write in enumerate(some)
-            if may_have_messages(write.channel)
+            if self.with_messages and may_have_messages(write.channel)
         }
-        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest)
+        trees, _ = yield from chunk_reads.resolve(self.partition, refs, self.digest, self.chunks)
         out: dict[str, dict[str, TaskAuthor]] = {}
         for record in records:
             authors: dict[str, TaskAuthor] = {}
@@ -258,7 +284,7 @@ class _Reading:
             find_nodes(authors.values(), record, names)
             if SENDS in record.refs and any(author.node is None for author in authors.values()):
                 sent, _ = yield from chunk_reads.resolve(
-                    self.partition, {SENDS: record.refs[SENDS]}, self.digest
+                    self.partition, {SENDS: record.refs[SENDS]}, self.digest, self.chunks
                 )
                 find_nodes(authors.values(), record, [*find_sent_nodes(*join_tree(sent[SENDS])), *names])
             out[record.id] = authors
@@ -297,8 +323,8 @@ class _Reading:
         return replace(task, namespaces=tuple(called), steps=tuple(steps), is_cut=is_cut)
 
     def _part_of_call(self, namespace: str, began_with: str | None) -> Program[tuple[int | None, int]]:
-        """Return where the checkpoints are that one call made of a subgraph which keeps its state between
-        calls: the cursor of their page, and their number.
+        """Locate the checkpoints of one call of a subgraph that keeps its state between calls: the cursor of
+        their page, and their number.
 
         Args:
             namespace: The subgraph's namespace.
@@ -341,7 +367,7 @@ class _Reading:
                 # A further subgraph that the same task called.
                 out[start].append(name)
             else:
-                # One that keeps its state between calls.
+                # A subgraph that keeps its state between calls.
                 for place in keeping.get(start if number.isdigit() else name, ()):
                     out[place].append(name)
         return out
@@ -350,9 +376,9 @@ class _Reading:
 def _above(record: CheckpointRecord) -> frozenset[object]:
     """Return the checkpoints of the graphs above at which a subgraph's checkpoint was made."""
     parents: object = _serde.unpack(record.metadata).get("parents")
-    return (
-        frozenset(cast("dict[str, object]", parents).values()) if isinstance(parents, dict) else frozenset()
-    )
+    if isinstance(parents, dict):
+        return frozenset(cast("dict[str, object]", parents).values())
+    return frozenset()
 
 
 def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
@@ -376,7 +402,12 @@ def _step(
         ]
     shown = tuple(_task(author, start, end) for author in authors if is_of_node(author.path))
     own = [task.began_at for task in shown if not task.is_call]
-    began = start if not own else None if None in own else min(at for at in own if at is not None)
+    if not own:
+        began = start
+    elif None in own:
+        began = None
+    else:
+        began = min(at for at in own if at is not None)
     if began is not None and end is not None and end < began:
         began = None  # By the clocks of two writers.
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]
@@ -438,21 +469,25 @@ def _date_messages(
     steps: Iterable[ThreadStep],
     records: Mapping[str, CheckpointRecord],
     tasks: Mapping[str, Mapping[str, TaskAuthor]],
-) -> list[tuple[int, Sequence[WrittenMessage]]]:
-    """Return when messages were written, newest first: a run's input with its first checkpoint, others with
-    their tasks' results."""
-    out: list[tuple[int, Sequence[WrittenMessage]]] = []
+) -> list[TaskMessages]:
+    """Return the times and tasks of written messages, newest first: a run's input with its first checkpoint,
+    others with their tasks' results."""
+    out: list[TaskMessages] = []
     for step in steps:
         for author in reversed(list(tasks.get(step.parent_id or "", {}).values())):
-            at = records[author.writes[0].checkpoint_id].made_at if author.node == START else step.ended_at
+            if author.node == START:
+                at = records[author.writes[0].checkpoint_id].made_at
+            else:
+                at = step.ended_at
             if at is not None and author.messages:
-                out.append((at, author.messages))
+                node = None if author.node == START else author.node
+                out.append(TaskMessages(at, node, author.messages))
     return out
 
 
 def _end_with_caller(step: ThreadStep, caller: StepTask) -> ThreadStep:
-    """Return a step of a subgraph, whose open tasks are done if the one that called it is: a command to the
-    graph above ended it, which LangGraph stores there only."""
+    """Return a step of a subgraph. If the calling task is done, so are its open tasks: a command to the
+    parent graph ended them, which LangGraph stores only there."""
     if caller.state != "done" or step.checkpoint_id is not None:
         return step
     tasks = (replace(task, state="done") if task.state == "open" else task for task in step.tasks)
@@ -460,7 +495,7 @@ def _end_with_caller(step: ThreadStep, caller: StepTask) -> ThreadStep:
 
 
 def _find_triggered(head: CheckpointRecord) -> list[str]:
-    """Return the nodes that edges lead to next, by the versions that they have not seen."""
+    """Return the nodes that edges trigger next, by the channel versions that they have not seen."""
     nodes = [channel.removeprefix(BRANCH) for channel in head.refs if channel.startswith(BRANCH)]
     return [
         node
@@ -470,44 +505,9 @@ def _find_triggered(head: CheckpointRecord) -> list[str]:
 
 
 def way_of(steps: Iterable[ThreadStep]) -> list[list[str]]:
-    """Return the way by nodes of steps, which are passed oldest first: the nodes of each step that had any,
-    those that ran at once together."""
+    """Return the path of steps through the nodes, oldest first: the nodes of each step that had any,
+    concurrent ones together."""
     return [list(step.nodes) for step in steps if step.nodes and step.source != "fork"]
-
-
-class CallsPage(NamedTuple):
-    """Calls of models in a part of a thread, and the ``cursor`` of the next part, ``None`` at the end."""
-
-    calls: list[ModelCall]
-    cursor: tuple[str | int, ...] | None
-
-
-def load_calls(
-    partition: Partition, digest: Digester, after: tuple[str | int, ...] | None = None, limit: int = 200
-) -> Program[CallsPage]:
-    """Return the calls of models whose answers a part of a thread's writes contains, in all namespaces.
-
-    The same call may come in several parts; it has the same id there.
-
-    Args:
-        partition: The thread.
-        digest: Names the chunks.
-        after: The cursor of the part before.
-        limit: Maximum number of records to read.
-    """
-    (records,) = yield from ask(Fetch(partition, (Range(WRITE, after=after, limit=limit),)))
-    calls: list[ModelCall] = []
-    reader = MessageReader()
-    for at in range(0, len(records), 2 * _AT_ONCE):
-        refs = {
-            str(number): write.ref
-            for number, write in enumerate(read_writes(records[at : at + 2 * _AT_ONCE]))
-            if not write.is_aside and is_of_node(write.task_path) and may_have_messages(write.channel)
-        }
-        trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
-        for tree in trees.values():
-            calls += reader.read(tree)[0]
-    return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
 
 
 def show_step(step: ThreadStep, prices: Prices) -> dict[str, Any]:

@@ -40,7 +40,9 @@ class Part(NamedTuple):
     @property
     def living_count(self) -> int:
         """The number of these items."""
-        return len(self.segment.keys) if self.alive is None else int(self.alive.sum())
+        if self.alive is None:
+            return len(self.segment.keys)
+        return int(self.alive.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,10 @@ class NamespaceIndex:
         """The number of items with terms, and the number of terms of all."""
         count, total = 0, 0.0
         for segment, alive in self.parts:
-            lengths = segment.lengths if alive is None else segment.lengths[alive]
+            if alive is None:
+                lengths = segment.lengths
+            else:
+                lengths = segment.lengths[alive]
             count += int((lengths > 0).sum())
             total += float(lengths.sum())
         return count, total
@@ -112,7 +117,10 @@ def _without(part: Part, gone: set[str]) -> Part:
     if not dead:
         return part
     np = numpy()
-    alive = np.ones(len(places), dtype=bool) if part.alive is None else part.alive.copy()
+    if part.alive is None:
+        alive = np.ones(len(places), dtype=bool)
+    else:
+        alive = part.alive.copy()
     alive[dead] = False
     return Part(part.segment, alive)
 
@@ -148,10 +156,13 @@ class IndexCache:
         self._held: WeakKeyDictionary[Driver, _Held] = WeakKeyDictionary()
 
     def get(self, driver: Driver, partition: Partition) -> NamespaceIndex:
-        """Return what is held of a namespace, at first nothing."""
+        """Return the index of a namespace in memory, empty at first."""
         with self._lock:
             held = self._held.get(driver)
-            found = None if held is None else held.namespaces.get(partition)
+            if held is None:
+                found = None
+            else:
+                found = held.namespaces.get(partition)
             if held is None or found is None:
                 return NamespaceIndex()
             held.namespaces.move_to_end(partition)

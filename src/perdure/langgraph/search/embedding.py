@@ -16,6 +16,7 @@ from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
 from perdure.langgraph.search.segments import numpy
+from perdure.storage.own_threads import in_own_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,10 +62,13 @@ class TextEmbedder:
 
         Raises:
             EmbeddingFailed: The model raised an error.
-            BadEmbedding: It returned something else than a vector of ``dims`` numbers for each text.
+            BadEmbedding: The result is not one vector of ``dims`` numbers for each text.
         """
         try:
-            vectors = self.embeddings.embed_documents(list(texts)) if texts else []
+            if texts:
+                vectors = self.embeddings.embed_documents(list(texts))
+            else:
+                vectors = []
             found = {query: self.embeddings.embed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
@@ -77,12 +81,15 @@ class TextEmbedder:
         if not in_threads and self._is_blocking:
             return self.embed(texts, queries)
         try:
-            vectors = await self.embeddings.aembed_documents(list(texts)) if texts else []
+            if texts:
+                vectors = await self.embeddings.aembed_documents(list(texts))
+            else:
+                vectors = []
             found = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await asyncio.to_thread(self._pack, texts, vectors), self._all_checked(found)
+            return await in_own_thread(self._pack, texts, vectors), self._all_checked(found)
         return self._pack(texts, vectors), self._all_checked(found)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
@@ -106,7 +113,7 @@ class TextEmbedder:
     def _failed_error(self, error: Exception) -> PerdureError:
         if isinstance(error, PerdureError):
             return error
-        # What a provider writes may quote the texts.
+        # A provider's message may quote the texts.
         return EmbeddingFailed(
             f"the embedding model {self.name!r} {describe_failure(error)}; nothing was stored. Its own "
             "message is the cause of this error (__cause__)"
@@ -140,8 +147,8 @@ class TextEmbedder:
     def _row(self, vector: Any) -> Any:
         np = numpy()
         if type(vector) is list:
-            # Most models return lists, which are packed in half the time that NumPy takes for them. Those of
-            # another length, or with something else than numbers, are left to it.
+            # Most models return lists, which are packed in half the time that NumPy takes for them. NumPy
+            # handles lists of another length, and those with other values than numbers.
             with suppress(struct.error, OverflowError):
                 return np.frombuffer(self._packing.pack(*vector), "<f4")
         with np.errstate(over="ignore"):
@@ -169,8 +176,13 @@ def _name(embed: Any, embeddings: Embeddings) -> str:
     if isinstance(embed, str):
         return embed
     if isinstance(embeddings, EmbeddingsLambda):
-        function = embed if hasattr(embed, "__qualname__") else type(embed)
+        if hasattr(embed, "__qualname__"):
+            function = embed
+        else:
+            function = type(embed)
         return f"{function.__module__}.{function.__qualname__}"
     model = getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
     kind = f"{type(embeddings).__module__}.{type(embeddings).__qualname__}"
-    return f"{kind}:{model}" if isinstance(model, str) else kind
+    if isinstance(model, str):
+        return f"{kind}:{model}"
+    return kind

@@ -1,8 +1,8 @@
 """Search in the store by a query: the configuration of an index, the entries of items, and their ranking.
 
 Entries are stored beside the items by ``engine.items.search_index``, on every backend in the same way, and
-are compared in this process. LangGraph's ``IndexConfig`` is understood as its own stores understand it; the
-words of texts are compared only where that is asked for.
+are compared in this process. LangGraph's ``IndexConfig`` has the meaning that it has in LangGraph's own
+stores. The words of texts are compared only with ``text=True``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ NOTHING = Embedded({}, {})
 
 class IndexedTexts(NamedTuple):
     """Texts of an item that is put, which are embedded, and the paths that its put names: ``None`` for the
-    configured ones, none to keep the item out of the index."""
+    configured ones, an empty tuple to keep the item out of the index."""
 
     paths: tuple[str, ...] | None
     texts: tuple[str, ...]
@@ -130,11 +130,15 @@ class SearchIndex:
     @property
     def name(self) -> str:
         """The name of the embedding model, empty without one."""
-        return "" if self.embedder is None else self.embedder.name
+        if self.embedder is None:
+            return ""
+        return self.embedder.name
 
     @property
     def _dims(self) -> int:
-        return 0 if self.embedder is None else self.embedder.dims
+        if self.embedder is None:
+            return 0
+        return self.embedder.dims
 
     def close(self) -> None:
         """Release what the embedding of texts for ``vectors`` holds; repeatable."""
@@ -142,8 +146,8 @@ class SearchIndex:
             self.embedder.close()
 
     def mark(self, paths: tuple[str, ...] | None) -> bytes:
-        """Return the digest of what an entry depends on: the model, its dimensions, and the configured fields
-        unless an item has paths of its own."""
+        """Return the digest of everything that an entry depends on: the model, its dimensions, and the
+        configured fields unless an item has paths of its own."""
         return self._marks[paths is None]
 
     def _mark(self, is_default: bool) -> bytes:
@@ -194,9 +198,12 @@ class SearchIndex:
         return search_index.pack(IndexEntry(self.mark(of.paths), content, of.paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
-        """Embed texts, for items that are indexed again: none in an index without vectors. No event loop may
-        run in this thread if the embedding function is asynchronous; ``close`` ends the one that is used."""
-        return {} if self.embedder is None else self.embedder.embed_blocking(texts)
+        """Embed texts, for items that are indexed again; an index without vectors returns none. If the
+        embedding function is asynchronous, it gets an event loop that ``close`` ends, so this thread must not
+        run one."""
+        if self.embedder is None:
+            return {}
+        return self.embedder.embed_blocking(texts)
 
     # Search
 
@@ -225,8 +232,13 @@ class SearchIndex:
     def prepare(self, driver: Driver) -> int:
         """Prepare the database for searches, where it compares the vectors itself; return the number of items
         whose vectors were wrong there."""
-        vectors = driver.capabilities.vectors if self.is_stored_in(driver) else None
-        return 0 if vectors is None or isinstance(vectors, str) else vectors.prepare(self._dims)
+        if self.is_stored_in(driver):
+            vectors = driver.capabilities.vectors
+        else:
+            vectors = None
+        if vectors is None or isinstance(vectors, str):
+            return 0
+        return vectors.prepare(self._dims)
 
     def request(self, tenant: str, op: SearchOp, now: int, embedded: Embedded) -> Program[FindNearest]:
         """Return the request for the items nearest to the query, for a database that compares the vectors.
@@ -371,14 +383,18 @@ def _check_approximation(config: Any) -> None:
 
 @lru_cache(maxsize=256)
 def _tokens(path: str) -> Any:
-    return path if path == _WHOLE else tokenize_path(path)
+    if path == _WHOLE:
+        return path
+    return tokenize_path(path)
 
 
 def _paths(op: PutOp) -> tuple[str, ...] | None:
     """Return the paths that a put names, as in ``IndexedTexts``."""
     if op.index is False:
         return ()
-    return None if op.index is None else tuple(op.index)
+    if op.index is None:
+        return None
+    return tuple(op.index)
 
 
 def _queries(ops: Sequence[Op]) -> list[str]:
@@ -387,4 +403,6 @@ def _queries(ops: Sequence[Op]) -> list[str]:
 
 def index_of(given: SearchIndex | SearchConfig | IndexConfig | None) -> SearchIndex | None:
     """Return the index of an argument: an index, a configuration of one, or ``None``."""
-    return given if given is None or isinstance(given, SearchIndex) else SearchIndex(given)
+    if given is None or isinstance(given, SearchIndex):
+        return given
+    return SearchIndex(given)

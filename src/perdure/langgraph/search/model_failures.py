@@ -13,7 +13,7 @@ _PACKAGES = {"azure_openai": "langchain-openai", "bedrock": "langchain-aws"}
 
 
 def describe_failure(error: Exception) -> str:
-    """Return what happened, to go on after a model's name: ``needs the package …``, or ``raised …``."""
+    """Return a predicate that follows a model's name: ``needs the package …``, or ``raised …``."""
     if (module := missing_module(error)) is not None:
         return f"needs {_to_install(module)}"
     package = raising_package(error)
@@ -71,7 +71,7 @@ def _to_install(module: str) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what it comes from."""
+    """Yield an error and its causes."""
     seen: set[int] = set()
     left: BaseException | None = error
     while left is not None and id(left) not in seen:

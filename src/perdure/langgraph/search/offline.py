@@ -53,7 +53,10 @@ class OfflineEmbeddings(Embeddings):
     def _vector(self, text: str) -> list[float]:
         tokenizer, weights = self._load()
         known = tokenizer.encode(text, add_special_tokens=False).ids
-        mean = weights[known].mean(axis=0, dtype="f4") if known else numpy().zeros(OFFLINE_DIMS, dtype="f4")
+        if known:
+            mean = weights[known].mean(axis=0, dtype="f4")
+        else:
+            mean = numpy().zeros(OFFLINE_DIMS, dtype="f4")
         return mean.tolist()  # type: ignore[no-any-return]
 
     def _load(self) -> tuple[Any, Any]:

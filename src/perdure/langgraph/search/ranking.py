@@ -98,7 +98,10 @@ def _scores(
     np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], query: RankedQuery
 ) -> Scores:
     """Return the score of each item of the parts, one part after the other, NaN for those not to be found."""
-    likeness = None if query.vector is None else _likeness(np, places, query.vector)
+    if query.vector is None:
+        likeness = None
+    else:
+        likeness = np.concatenate([place.part.segment.likeness(query.vector) for place in places])
     if query.terms is None and likeness is not None:
         return _drop_dead(np, places, likeness)
     words = _bm25(np, places, found, query.terms or {})
@@ -113,7 +116,10 @@ def _rescale(np: Any, likeness: Scores) -> Scores:
     """Return the likeness on the scale from the least, 0, to the greatest, 1. Models differ in its range: the
     cosine of unrelated texts is 0.1 in one, and 0.8 in another."""
     known = likeness[~np.isnan(likeness)]
-    least, greatest = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    if len(known):
+        least, greatest = (float(known.min()), float(known.max()))
+    else:
+        least, greatest = (0.0, 0.0)
     if least == greatest:
         return np.zeros_like(likeness)  # type: ignore[no-any-return]
     return np.where(np.isnan(likeness), 0, (likeness - least) / (greatest - least))  # type: ignore[no-any-return]
@@ -125,10 +131,6 @@ def _drop_dead(np: Any, places: list[_Place], scores: Scores) -> Scores:
         return scores
     flags = [np.ones(len(p.segment.keys), dtype=bool) if p.alive is None else p.alive for p in parts]
     return np.where(np.concatenate(flags), scores, np.nan)  # type: ignore[no-any-return]
-
-
-def _likeness(np: Any, places: list[_Place], vector: Scores) -> Scores:
-    return np.concatenate([place.part.segment.likeness(vector) for place in places])  # type: ignore[no-any-return]
 
 
 def _bm25(

@@ -1,8 +1,8 @@
 """Indexing of items that are stored already: after the embedding model, or its first use, has changed.
 
-An item is indexed if its entry is missing, was made by another model, or for another value. What is done is
-stored page by page, so that an interrupted run is continued by the next one, which passes over it. Items can
-be written meanwhile: an entry is stored only beside the value that it was made for.
+An item is indexed if its entry is missing, was made by another model, or for another value. Entries are
+stored page by page, so that the next run continues an interrupted one and skips its entries. Items can be
+written meanwhile: an entry is stored only beside the value that it was made for.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Distance", "IndexSegment", "IndexedItem", "Postings", "build", "join", "numpy"]
 
 Distance = Literal["cosine", "l2", "inner_product"]
-"""What vectors are compared by, as LangGraph's ``PostgresIndexConfig`` names it."""
+"""The distance by which vectors are compared, as LangGraph's ``PostgresIndexConfig`` names it."""
 
 _ITEM_BYTES = 300
 _TERM_BYTES = 120
@@ -72,7 +72,7 @@ class IndexSegment:
     Attributes:
         keys: The keys of the items.
         contents: The digests of their values.
-        distance: What the vectors are compared by.
+        distance: The distance by which vectors are compared.
         matrix: All vectors, those of an item next to each other; for cosines they are of length 1.
         owners: For each item with vectors its place in ``keys``.
         starts: For each of them its first row in ``matrix``.
@@ -114,7 +114,10 @@ class IndexSegment:
             scores = self._scores(query)
             # The vectors of an item are neighbours, so its best one is the largest of a stretch.
             alone = len(self.owners) == len(scores)
-            out[self.owners] = scores if alone else np.maximum.reduceat(scores, self.starts)
+            if alone:
+                out[self.owners] = scores
+            else:
+                out[self.owners] = np.maximum.reduceat(scores, self.starts)
         return out
 
     def _scores(self, query: Matrix) -> Matrix:
@@ -141,7 +144,9 @@ class IndexSegment:
         if alive is None:
             return Postings(places, counts)
         kept = alive[places]
-        return Postings(places[kept], counts[kept]) if kept.any() else None
+        if kept.any():
+            return Postings(places[kept], counts[kept])
+        return None
 
 
 def build(items: Sequence[IndexedItem], dims: int, distance: Distance = "cosine") -> IndexSegment:
@@ -190,7 +195,10 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
     arrays: dict[str, list[Any]] = {name: [] for name in _JOINED}
     rows = 0
     for segment, flags in parts:
-        alive = np.ones(len(segment.keys), dtype=bool) if flags is None else flags
+        if flags is None:
+            alive = np.ones(len(segment.keys), dtype=bool)
+        else:
+            alive = flags
         moved = np.cumsum(alive) - 1 + len(keys)
         per_item = np.diff(np.append(segment.starts, len(segment.matrix)))
         kept = alive[segment.owners]

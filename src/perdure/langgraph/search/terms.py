@@ -87,7 +87,7 @@ class TermExtractor:
 
     def query_terms(self, text: str) -> Counter[str]:
         """Return the terms of a query: without words such as "what" and "the", unless it has no others. Such
-        words are few of the words of a text and half of those of a question."""
+        words are rare in a text, but half of the words of a question."""
         every = self.terms(text)
         return Counter({term: n for term, n in every.items() if term not in self._common}) or every
 

@@ -66,7 +66,10 @@ class Types:
         self.is_open = allow == "imported"
         self.place = place
         self._renamed = renamed
-        self._given: tuple[type | TypeName, ...] = () if isinstance(allow, str) else tuple(allow)
+        if isinstance(allow, str):
+            self._given: tuple[type | TypeName, ...] = ()
+        else:
+            self._given = tuple(allow)
         self._names: set[TypeName] = set()
         self._classes: dict[TypeName, type] = {}
         if not isinstance(allow, str):
@@ -202,7 +205,9 @@ def _split(dotted: str) -> TypeName:
 
 def by_default() -> Allow:
     """Return the default of ``allow``: ``listed`` in LangGraph's strict mode, else ``imported``."""
-    return "listed" if STRICT_MSGPACK_ENABLED else "imported"
+    if STRICT_MSGPACK_ENABLED:
+        return "listed"
+    return "imported"
 
 
 def name_of(cls: type) -> TypeName:
@@ -212,7 +217,9 @@ def name_of(cls: type) -> TypeName:
 
 
 def _stable(module: str) -> str:
-    return _main_name() or module if module == "__main__" else module
+    if module == "__main__":
+        return _main_name() or module
+    return module
 
 
 def is_data(cls: object) -> bool:
@@ -268,8 +275,8 @@ def _within(annotation: Any, seen: set[int]) -> Iterator[type]:
 
 
 def _look_up(module: str, name: str) -> Any:
-    """Return what a name refers to in an imported module, without running any code of the module; ``None``
-    if there is nothing. Only modules and classes are searched."""
+    """Return the object that a name refers to in an imported module, without running any code of the module;
+    ``None`` if there is nothing. Only modules and classes are searched."""
     found: Any = sys.modules.get(module)
     if found is None and module == _main_name():
         found = sys.modules.get("__main__")
@@ -288,7 +295,9 @@ def _main_name() -> str | None:
         name: str = spec.name
         return name.removesuffix(".__main__")
     file = getattr(main, "__file__", None)
-    return Path(file).stem if isinstance(file, str) else None
+    if isinstance(file, str):
+        return Path(file).stem
+    return None
 
 
 def _active() -> Iterator[Any]:
@@ -317,7 +326,9 @@ def _unfindable(cls: type) -> str:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    if len(names) == 1:
+        return names[0]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _own() -> dict[TypeName, Any]:
@@ -338,7 +349,9 @@ OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type
 
 def own_type(module: object, name: object) -> Any:
     """Return the class of a name if it is always allowed, else ``None``."""
-    return _OWN.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
+    if isinstance(module, str) and isinstance(name, str):
+        return _OWN.get((module, name))
+    return None
 
 
 def of_graph(graph: Any) -> set[type]:

@@ -37,16 +37,18 @@ def model_fields(obj: Any) -> dict[str, Any] | None:
 
 
 def hashable(value: Any) -> Any:
-    return tuple(map(hashable, value)) if type(value) is list else value
+    if type(value) is list:
+        return tuple(map(hashable, value))
+    return value
 
 
 def build(code: int, cls: Any, argument: Any) -> Any:
-    """Build an object of a class from what is stored of it.
+    """Build an object of a class from its stored data.
 
     Args:
         code: LangGraph's extension code.
         cls: The class.
-        argument: What is stored.
+        argument: The stored argument.
 
     Raises:
         Unreadable: The class does not take what is stored: it has changed since.
@@ -56,7 +58,7 @@ def build(code: int, cls: Any, argument: Any) -> Any:
         raise Corrupt(f"a stored value has the unknown extension code {code}")
     try:
         if code == PYDANTIC_2 and cls in _OWN_MODELS and type(argument) is dict:
-            return _build_model(cls, argument)  # most of what a conversation holds
+            return _build_model(cls, argument)  # the most frequent types in conversations
         return _build(code, cls, argument)
     except Exception as error:
         if not isinstance(cls, type) or cls in OWN_TYPES:
@@ -71,15 +73,17 @@ def _build(code: int, cls: Any, argument: Any) -> Any:
         raise TypeError("no data class was stored")
     if code == ONE:
         # A tuple is stored as a list, which no set can hold.
-        return cls(map(hashable, argument)) if cls in (set, frozenset) else cls(argument)
+        if cls in (set, frozenset):
+            return cls(map(hashable, argument))
+        return cls(argument)
     if code == POSITIONAL:
         return cls(*argument)
     return cls(**argument)
 
 
 def _build_data(code: int, cls: Any, argument: Any) -> Any:
-    """Build a member of an enum, or a model. What was stored without validation, such as a field set later,
-    is returned without it."""
+    """Build a member of an enum, or a model. Data that was stored without validation, such as a field set
+    later, is returned without it."""
     if Enum in cls.__mro__:
         if code != ONE:
             raise TypeError("no enum was stored")
@@ -105,7 +109,7 @@ def _build_model(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
 
 
 def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
-    """Return how a class differs from what is stored of it."""
+    """Return how a class differs from the stored data."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     remedy = "take it back into the class, or declare with perdure.schema what has become of it"
     if issubclass(cls, Enum) and code == ONE:
@@ -113,7 +117,10 @@ def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
     if code == KEYWORD and isinstance(argument, dict):
         taken = inspect.signature(cls).parameters
         takes_all = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values())
-        gone = [] if takes_all else [each for each in argument if each not in taken]
+        if takes_all:
+            gone = []
+        else:
+            gone = [each for each in argument if each not in taken]
         needed = [
             each.name
             for each in taken.values()

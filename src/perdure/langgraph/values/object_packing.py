@@ -60,7 +60,10 @@ def is_whole_in_parts(array: Any) -> bool:
 def array_parts(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
     """Return the parts that ``object_building.unpack_array`` takes."""
     flags = array.flags
-    order = "F" if flags.f_contiguous and not flags.c_contiguous else "C"
+    if flags.f_contiguous and not flags.c_contiguous:
+        order = "F"
+    else:
+        order = "C"
     return array.dtype.str, array.shape, order, array.tobytes(order="A")
 
 
@@ -68,7 +71,9 @@ def _model_form(obj: Any) -> WireForm | None:
     """Return the form of a model, or of another object that offers its fields by a method."""
     if (held := model_fields(obj)) is not None:
         is_new = isinstance(obj, BaseModel)
-        return WireForm(PYDANTIC_2, held, _VALIDATE) if is_new else WireForm(PYDANTIC_1, held)
+        if is_new:
+            return WireForm(PYDANTIC_2, held, _VALIDATE)
+        return WireForm(PYDANTIC_1, held)
     if callable(dump := getattr(obj, "model_dump", None)):
         return WireForm(PYDANTIC_2, dump(), _VALIDATE)
     if callable(secret := getattr(obj, "get_secret_value", None)):
@@ -102,7 +107,9 @@ def _data_form(obj: Any) -> WireForm | None:
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
         fields = dataclasses.fields(obj)
         held = {f.name: getattr(obj, f.name) for f in fields if f.init}
-        return WireForm(KEYWORD, held) if len(held) == len(fields) else None
+        if len(held) == len(fields):
+            return WireForm(KEYWORD, held)
+        return None
     if isinstance(obj, Item):
         return WireForm(KEYWORD, {k: getattr(obj, k) for k in obj.__slots__})
     return None

@@ -16,9 +16,9 @@ _NATIVE = (str, int, float, dict, list)
 
 
 def is_same(before: Any, after: Any) -> bool:
-    """Return True if a read value is equal to the stored one, but for what MessagePack always changes: tuples
-    and subclasses of built-in types are read as the plain type, other sequences of bytes as bytes, and
-    exceptions as text."""
+    """Return True if a value was read back as it was stored. Changes that MessagePack always makes are
+    allowed: tuples and subclasses of built-in types become the plain type, other sequences of bytes become
+    bytes, and exceptions become text."""
     kind, other = type(before), type(after)
     if kind is not other:
         return _is_changed_on_purpose(before, after)

@@ -82,7 +82,7 @@ class _Surrogates:
 
 
 class _Hook(local):
-    """What happened in hooks, by thread: MessagePack reports that a hook failed, but not its exception."""
+    """Outcomes of hooks, by thread: MessagePack reports that a hook failed, but not its exception."""
 
     error: Exception | None = None
     simplified: int = 0
@@ -109,7 +109,10 @@ class Serde:
     """Packs and unpacks single values. Immutable; safe to share between threads."""
 
     def __init__(self, allow: Allow | Types = "imported", *, codecs: Collection[Codec] = ()) -> None:
-        self.types = allow if isinstance(allow, Types) else Types(allow)
+        if isinstance(allow, Types):
+            self.types = allow
+        else:
+            self.types = Types(allow)
         self.codecs = tuple(codecs)
         self._dumps = {codec.type: codec for codec in codecs}
         self._loads = {codec.name: codec for codec in codecs}
@@ -192,8 +195,8 @@ class Serde:
         """Pack one value, as it is at one moment of the call.
 
         Another thread may change the value meanwhile. Plain data is packed in one call that no other thread
-        interrupts. What needs a hook is packed from copies of the containers around it, so that a container
-        that changes size neither raises nor leaves bytes that cannot be unpacked.
+        interrupts. Values that need a hook are packed from copies of the containers around them, so that a
+        container that changes size neither raises nor leaves bytes that cannot be unpacked.
 
         Raises:
             TypeNotAllowed: The value contains a type that is not allowed.
@@ -219,7 +222,10 @@ class Serde:
             if cause is None and "surrogates" in str(error):
                 return self._pack_surrogates(value)
             # An exception from a value's own code may quote the value: only its type is repeated.
-            why = str(error) if cause is None else type(cause).__name__
+            if cause is None:
+                why = str(error)
+            else:
+                why = type(cause).__name__
             raise Unserialisable(f"a value of type {type(value).__qualname__} cannot be stored: {why}") from (
                 cause or error
             )
@@ -245,7 +251,7 @@ class Serde:
         with suppress(*_NOT_PLAIN):
             # One call into C: no other thread runs between the conditions and the packing.
             answers.extend(map(call, steps))
-        # Items that are no plain data end it behind the conditions, which need no second look.
+        # Items that are not plain data end it behind the conditions, which need no second look.
         is_held = answers[0] if answers else all(holds())
         if not is_held:
             return None
@@ -310,7 +316,10 @@ class Serde:
             _hook.take_error()
             if isinstance(error, TypeNotAllowed | TypeNotFound):
                 raise
-            cause = error.__cause__ if isinstance(error, Unreadable) else error
+            if isinstance(error, Unreadable):
+                cause = error.__cause__
+            else:
+                cause = error
             raise Unserialisable(
                 f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: reading it back "
                 f"fails with {type(cause).__name__}; {self._advice(cls)}"
@@ -331,7 +340,10 @@ class Serde:
         return f"keep plain data in the state, or say how to store it: {codec}"
 
     def _codec(self, name: object) -> Codec:
-        codec = self._loads.get(name) if isinstance(name, str) else None
+        if isinstance(name, str):
+            codec = self._loads.get(name)
+        else:
+            codec = None
         if codec is None:
             raise TypeNotFound(
                 f"a stored value was written by a codec for {name}, which this checkpointer does not have; "
@@ -476,7 +488,9 @@ def _load(codec: Codec, dumped: Any) -> Any:
 def _escape(value: Any) -> Any:
     kind = type(value)
     if kind is str:
-        return value if value.isascii() or not _has_surrogate(value) else _Surrogates(value)
+        if value.isascii() or not _has_surrogate(value):
+            return value
+        return _Surrogates(value)
     if kind is list or kind is tuple:
         return [_escape(v) for v in tuple(value)]
     if kind is dict:
@@ -491,7 +505,9 @@ def _detach(value: Any) -> Any:
         return {k: _detach(v) for k, v in copied.items()}
     if isinstance(value, list):
         return [_detach(v) for v in list.copy(value)]
-    return tuple(map(_detach, value)) if type(value) is tuple else value
+    if type(value) is tuple:
+        return tuple(map(_detach, value))
+    return value
 
 
 def _plain_ext(code: int, data: bytes) -> Any:

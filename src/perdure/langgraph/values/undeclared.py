@@ -1,8 +1,8 @@
 """Reports keys that a run of a graph drops: those of inputs and updates that no schema declares.
 
 LangGraph filters them where an update becomes writes, before any checkpointer sees them. So a copy of the
-graph is made whose writers look at each update first: the cost is one look-up a key. What passes between a
-graph and a subgraph is filtered on purpose, as each has its own state, and is not reported.
+graph is made whose writers look at each update first: the cost is one look-up a key. Keys that pass between a
+graph and a subgraph are filtered on purpose, as each has its own state, and are not reported.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ INPUT: Final = "input"
 """Reported in place of a node's name for keys that a caller passed."""
 
 OnUndeclared = Callable[[str, str], None]
-"""Arguments: the path of nodes to the one that returned the key, or ``INPUT``, and the key. What it raises
-ends the run."""
+"""Arguments: the path of nodes to the one that returned the key, or ``INPUT``, and the key. An exception that
+it raises ends the run."""
 
 _MAPPER = "_get_updates"
 _MOST = 1000
@@ -42,7 +42,10 @@ def watch_undeclared(
 
 def refuse(node: str, key: str) -> None:
     """Raise ``UndeclaredKey`` for a key."""
-    source = "the input has" if node == INPUT else f"the node {node!r} returned"
+    if node == INPUT:
+        source = "the input has"
+    else:
+        source = f"the node {node!r} returned"
     raise UndeclaredKey(
         f"{source} the key {key!r}, which the graph's state does not declare, so that it would be dropped; "
         "declare it, or leave it out"
@@ -77,7 +80,10 @@ def _watch(
             inner = _watch(node.bound, on_undeclared, (*path, name))
             nodes[name] = node.copy({"bound": inner, "subgraphs": [inner] if node.subgraphs else []})
         elif name == START:
-            nodes[name] = node if path else _node(node, INPUT, on_undeclared, inputs)
+            if path:
+                nodes[name] = node
+            else:
+                nodes[name] = _node(node, INPUT, on_undeclared, inputs)
         else:
             nodes[name] = _node(node, "/".join((*path, name)), on_undeclared, declared)
     return graph.copy(update={"nodes": nodes})

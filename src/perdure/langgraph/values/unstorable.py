@@ -1,4 +1,4 @@
-"""Says of an object that can never be stored what it is, and what to keep in the state in its place.
+"""Describes objects that can never be stored, and the values to keep in the state in their place.
 
 A codec does not help: they are code, are not finished, or belong to the process that made them.
 """
@@ -50,7 +50,7 @@ _BUILT_IN = ("builtins", "itertools")
 
 
 def describe(obj: Any) -> str | None:
-    """Return what an object is and what to keep in its place, as the end of an error; ``None`` for one that a
+    """Describe an object and the value to keep in its place, as the end of an error; ``None`` for one that a
     codec could store."""
     if isinstance(obj, _TYPES):
         return f"it is a type, {_name(obj)}; keep its name in the state, and look it up in the node"
@@ -76,7 +76,7 @@ def describe(obj: Any) -> str | None:
 
 
 def _of_the_process(kind: type) -> str | None:
-    """Return what the objects of a class are if it, or a base of it, is of a process."""
+    """Describe the objects of a class that, itself or by a base, belong to the process."""
     for cls in kind.__mro__[:-1]:
         if (cls.__module__, cls.__name__) in _DATA:
             return None
@@ -92,4 +92,6 @@ def _name(obj: Any) -> str:
     if not isinstance(name, str):
         return repr(inner)
     module = getattr(inner, "__module__", None)
-    return f"{module}.{name}" if isinstance(module, str) else name
+    if isinstance(module, str):
+        return f"{module}.{name}"
+    return name

@@ -32,7 +32,9 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
             for channel, value in values
             if (found := _unfit_part(serde, value)) is not None
         ]
-        return type(error)("; ".join(dict.fromkeys(texts))) if texts else error
+        if texts:
+            return type(error)("; ".join(dict.fromkeys(texts)))
+        return error
     missing: dict[TypeName, None] = {}
     channels: dict[str, None] = {}
     for channel, value in values:
@@ -46,7 +48,9 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
             missing.update(dict.fromkeys(found_types))
     if missing:
         return serde.types.refusal(list(missing), f"{_name_channels(channels)}: ")
-    return type(error)(f"{_name_channels(channels)}: {error}") if channels else error
+    if channels:
+        return type(error)(f"{_name_channels(channels)}: {error}")
+    return error
 
 
 def _unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
@@ -81,9 +85,11 @@ def _refusal(serde: Serde, value: Any) -> PerdureError | None:
 
 def _key(name: Any, at: int) -> str:
     """Return a key in a path: as it is if it is a name or a number, which programs choose. Any other may be
-    what a user wrote, and is told by its place among the keys."""
+    what a user wrote, and is named by its place among the keys."""
     is_name = isinstance(name, str) and name.isidentifier()
-    return f"[{name!r}]"[:_NAME_MAX] if is_name or isinstance(name, int) else f"[key {at}]"
+    if is_name or isinstance(name, int):
+        return f"[{name!r}]"[:_NAME_MAX]
+    return f"[key {at}]"
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -130,12 +136,15 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
     refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
     others = [each for each in found.values() if not isinstance(each, TypeNotAllowed)]
     names = list(dict.fromkeys(name for each in refused for name in each.types))
-    # What names no type, as a stored call, has no option that allows it.
+    # Errors without type names, such as for a stored call, have no option that allows them.
     texts = [str(each) for each in (*others, *refused) if not getattr(each, "types", ())]
     if names:
         texts.append(str(serde.types.refusal(names)))
     kinds = {type(each) for each in others or refused}
-    kind: type[Unreadable] = kinds.pop() if len(kinds) == 1 else Unreadable
+    if len(kinds) == 1:
+        kind: type[Unreadable] = kinds.pop()
+    else:
+        kind = Unreadable
     return kind(f"{_name_channels(channels)}: {'; '.join(texts)}")
 
 

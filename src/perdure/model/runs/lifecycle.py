@@ -3,8 +3,8 @@ them.
 
 A *question* is what the latest checkpoint asks: an interrupt without an answer, or a stop before or after a
 node. Whether there is one follows from the checkpoint alone. Whether it may be answered follows from the
-queue: not while a run is open or a message waits, as either may answer or replace it. What is shown is
-what may be answered, so every view asks here.
+queue: not while a run is open or a message waits, as either may answer or replace it. Only questions that may
+be answered are shown, so every view asks here.
 
 This module decides and reads nothing: the callers gather the facts and carry out what follows.
 """
@@ -73,7 +73,7 @@ def may_retry(state: str) -> bool:
 
 
 class Facts(NamedTuple):
-    """What decides on a thread, read in one moment.
+    """Facts that decide a thread's state, read in one moment.
 
     Attributes:
         is_busy: a run is open, or a message waits that was not withdrawn.
@@ -97,7 +97,9 @@ def thread_status(facts: Facts) -> Status:
         return "busy"
     if facts.has_failed:
         return "error"
-    return "interrupted" if facts.is_asking else "idle"
+    if facts.is_asking:
+        return "interrupted"
+    return "idle"
 
 
 class QuestionState(Enum):
@@ -131,19 +133,21 @@ QUESTIONS: Mapping[QuestionState, Mapping[QuestionEvent, QuestionState]] = {
     },
     QuestionState.CLOSED: {},
 }
-"""State of a question after an event, by the state before it. No event opens a closed one again, but a
-rollback of what closed it, which makes the checkpoint that asks the latest one."""
+"""State of a question after an event, by the state before it. A closed question is opened again only by a
+rollback of the run that closed it, which makes the checkpoint with the question the latest one."""
 
 
 def question_state(facts: Facts) -> QuestionState:
     """Return the state of a thread's question."""
     if not facts.is_asking:
         return QuestionState.CLOSED
-    return QuestionState.HELD if facts.is_busy else QuestionState.OPEN
+    if facts.is_busy:
+        return QuestionState.HELD
+    return QuestionState.OPEN
 
 
 class Left(NamedTuple):
-    """What a run that ends leaves at the thread's latest checkpoint.
+    """Facts about the latest checkpoint of a thread whose run ends.
 
     Attributes:
         is_unmoved: the run has not stored the checkpoint.
@@ -164,7 +168,7 @@ def find_waiting_run(
     Args:
         state: the state in which it ended.
         run_id: the run.
-        before: the run with whose question the thread waited when it began.
+        before: the run whose question the thread was waiting on when it began.
         left: what it left; ``None`` for a run that asks or came to its end, where the state tells.
         has_begun: false for the run of a message that was withdrawn while it waited.
     """
@@ -175,11 +179,18 @@ def find_waiting_run(
     if left is None:
         return None
     if left.has_interrupt:
-        return before if left.is_unmoved and before is not None else run_id
-    return before if left.is_unmoved and left.was_paused else None
+        if left.is_unmoved and before is not None:
+            return before
+        return run_id
+    if left.is_unmoved and left.was_paused:
+        return before
+    return None
 
 
 def stopped_state(how: str, *, is_kept: bool) -> str:
     """Return the state of an open run that was stopped; ``is_kept`` if a rollback was not possible."""
-    event = RunEvent.TAKE_BACK if how == ROLLBACK and not is_kept else RunEvent.STOP
+    if how == ROLLBACK and not is_kept:
+        event = RunEvent.TAKE_BACK
+    else:
+        event = RunEvent.STOP
     return run_after(OPEN, event)

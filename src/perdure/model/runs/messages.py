@@ -25,9 +25,9 @@ MESSAGE_MAX = 256 * 1024
 _NOTE_MAX = 4000
 
 Mode = Literal["enqueue", "coalesce", "steer", "answer", "withdrawn"]
-"""Relation of a message to its run: ``enqueue`` for a run of its own, ``coalesce`` for one shared with those
-that wait beside it, ``steer`` for the open one or else as ``coalesce``, ``answer`` for the answer to an
-interrupt. A ``withdrawn`` one becomes a finished run."""
+"""Relation of a message to its run: ``enqueue`` for a run of its own; ``coalesce`` for a run that it shares
+with the messages that wait beside it; ``steer`` for the open run or, if that does not take it, as
+``coalesce``; ``answer`` for the answer to an interrupt. A ``withdrawn`` message becomes a finished run."""
 
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
@@ -44,6 +44,12 @@ FAILED, INTERRUPTED, ROLLED_BACK = "failed", "interrupted", "rolled_back"
 
 TRACEBACK = "traceback"
 """Entry of the note of a run with the traceback of its error, which is for operators and not for clients."""
+
+NODE = "node"
+"""Entry of the note of a failed run with the node whose error it is, for operators."""
+
+VERSION = "version"
+"""Entry of the note of a run with the name of the version of its graph at its latest attempt."""
 
 TIMEOUT = "Timeout"
 """Kind of failure of a run that exceeded its time limit."""
@@ -81,9 +87,19 @@ class Message:
         stop: Stop = self.options.get("stop", INTERRUPT_RUN)
         return stop
 
-    def withdraw(self, how: Stop) -> Message:
-        """Return the message as withdrawn."""
-        return replace(self, mode="withdrawn", options={**self.options, "stop": how})
+    @property
+    def shared_run_id(self) -> str | None:
+        """The id of the message whose run it waited to share, and with which it was withdrawn."""
+        if self.is_withdrawn:
+            return self.options.get("shared_run_id")
+        return None
+
+    def withdraw(self, how: Stop, first: Message | None = None) -> Message:
+        """Return the message as withdrawn; ``first`` is the one whose run it waited to share."""
+        options = {**self.options, "stop": how}
+        if first is not None and first.id != self.id:
+            options["shared_run_id"] = first.id
+        return replace(self, mode="withdrawn", options=options)
 
     def put(self, expect: Expectation = Expect.ABSENT) -> Put:
         """Return the operation that stores the message."""
@@ -134,6 +150,17 @@ class Run:
     updated_at: int
     note: Mapping[str, Any] = field(default_factory=dict[str, Any])
     version: int = 0
+
+    @property
+    def graph_version(self) -> str | None:
+        """The name of the version of its graph at its latest attempt, ``None`` if that was not noted."""
+        found = self.note.get(VERSION)
+        return found if isinstance(found, str) else None
+
+    def with_version(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a new note of this run, with the version of its graph."""
+        version = self.graph_version
+        return note if version is None else {**note, VERSION: version}
 
     @property
     def is_fresh(self) -> bool:

@@ -29,10 +29,10 @@ def are_alike(payload: Any, other: Any) -> bool:
 def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
     """Return True if a payload and those before it make one input in which nothing of them is lost.
 
-    Messages do, and inputs do whose lists can be concatenated. Of other values under one name a graph may
-    accumulate each, so inputs that both have one are joined only if it is the same text, ``True``, ``False``
-    or ``None``, and not a message. What removes messages is joined with nothing: within one list it would not
-    act on what comes before it alone, and if it names no message, it fails.
+    Messages do, and inputs do whose lists can be concatenated. A graph may accumulate each of several other
+    values under one name, so inputs that both have one are joined only if it is the same text, ``True``,
+    ``False`` or ``None``, and not a message. A payload that removes messages is never joined: within one list
+    it would also act on later messages, and if it names no message, it fails.
     """
     if not before:
         return True

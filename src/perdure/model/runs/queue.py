@@ -86,7 +86,9 @@ class Lane(NamedTuple):
             return self.lease_until
         if self.run_id is not None:
             return self.retry_at
-        return self.ready_at if self.pending else None
+        if self.pending:
+            return self.ready_at
+        return None
 
     def is_due(self, now: int) -> bool:
         return self.due_at is not None and self.due_at <= now
@@ -95,7 +97,7 @@ class Lane(NamedTuple):
         """Return the record with ``count`` more.
 
         They wait until the time ``debounce.quiet`` has passed without another, at most as long as each of
-        them allows. One without a wait makes all before it due at once, whatever comes after it.
+        them allows. A message without a wait makes all earlier ones due at once, whatever follows it.
         """
         latest = now + (debounce.most if debounce.quiet > 0 else 0)
         if self.pending and self.since is not None:
@@ -106,7 +108,10 @@ class Lane(NamedTuple):
     def append(self, now: int, count: int) -> Lane:
         """Return the outbox with ``count`` more replies. If the first waits for its next attempt, they wait
         behind it."""
-        ready = self.ready_at if self.pending and self.ready_at is not None else now
+        if self.pending and self.ready_at is not None:
+            ready = self.ready_at
+        else:
+            ready = now
         return self.accept(now, Debounce(), count)._replace(ready_at=ready)
 
     def take(self, run_id: str, bound: int, next_since: int | None) -> Lane:
@@ -157,11 +162,15 @@ class Lane(NamedTuple):
         A holder sees it at its next renewal; a run without a holder is due at once.
         """
         stopped = self._replace(stop=how)
-        return stopped if self.owner is not None else stopped._replace(retry_at=now)
+        if self.owner is not None:
+            return stopped
+        return stopped._replace(retry_at=now)
 
     def stop_of(self, run_id: str) -> str | None:
         """Return the requested end of a run; ``None`` if it is not open or is to continue."""
-        return self.stop if self.run_id == run_id else None
+        if self.run_id == run_id:
+            return self.stop
+        return None
 
     def put(self, fresh: int) -> Put:
         """Return the operation that stores it over the version that was read.
@@ -179,7 +188,9 @@ class Lane(NamedTuple):
         return self._replace(version=self._next_version(fresh))
 
     def _next_version(self, fresh: int) -> int:
-        return successor(*self[1:]) if self.version else fresh
+        if self.version:
+            return successor(*self[1:])
+        return fresh
 
     @classmethod
     def read(cls, name: str, found: tuple[Record, ...]) -> Lane:

@@ -1,4 +1,4 @@
-"""Tasks whose shown question is older than what was stored below them.
+"""Tasks whose shown question is older than the records of their subgraphs.
 
 The question of a subgraph is shown by the task that runs it, once the subgraph has stopped. If a run ends
 before that, because it failed or was stopped, the task still shows the question that the run has answered,
@@ -30,7 +30,7 @@ class StaleQuestions:
         called: ids of the tasks that they call.
         nodes: names of their nodes.
         others: names of the nodes of the other tasks.
-        has_unnamed: the node of one of them is not known, as a ``Send`` leads to it.
+        has_unnamed: the node of a task is not known, as a ``Send`` leads to it.
     """
 
     tasks: frozenset[str]
@@ -59,8 +59,8 @@ class StaleQuestions:
         return cls(tasks, called, nodes - {""}, others - {""}, "" in nodes)
 
     def holds(self, namespace: str) -> bool:
-        """Return True for the namespace of a subgraph that one of the tasks runs. One that keeps its state
-        from run to run has only the name of the node."""
+        """Return True for the namespace of a subgraph that one of the tasks runs. The namespace of a subgraph
+        that keeps its state from run to run has only the name of the node."""
         first, _, task = namespace.partition("|")[0].partition(":")
         if task:
             return task in self.tasks or task in self.called
@@ -68,4 +68,6 @@ class StaleQuestions:
 
 
 def _node(path: str) -> str:
-    return path.removeprefix(_NODE) if path.startswith(_NODE) else ""
+    if path.startswith(_NODE):
+        return path.removeprefix(_NODE)
+    return ""

@@ -1,5 +1,5 @@
-"""What a run that asks waits with: deadlines, defaults and reminders of its questions, sleeps, and waits for
-signals. Pure rules over the note of the run.
+"""Waits of a run: deadlines, defaults and reminders of its questions, sleeps, and waits for signals. Pure
+rules over the note of the run.
 
 A wait belongs to an interrupt, by its id. Whether it still counts follows from the checkpoint, as for every
 question: one whose interrupt is not asked any more is over. Times are microseconds.
@@ -19,13 +19,13 @@ HANDED_OVER = "handed_over"
 they were, and whether they are known to have arrived."""
 
 BY_WAIT = "by_wait"
-"""Option of an answer that a deadline or a signal has given, and no person."""
+"""Option of an answer that comes from a deadline or a signal and not from a person."""
 
 EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
 """Answer to a question whose deadline passed without one, and without a default."""
 
 Kind = Literal["question", "sleep", "signal"]
-"""What ends a wait: an answer, its time alone, or a signal of its name."""
+"""The event that ends a wait: an answer, its time alone, or a signal of its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Wait:
         reminded: the number of them that are past.
         name: name of the signal.
         replies: what a reminder sends to the run's channel.
-        is_spent: its deadline has given an answer, and gives no second one if the run of that fails.
+        is_spent: its deadline has given an answer. It gives no second one, even if the run of the first one
+            fails.
     """
 
     kind: Kind
@@ -60,7 +61,9 @@ class Wait:
     @property
     def answer(self) -> Any:
         """The answer at the deadline."""
-        return self.default[0] if self.default else dict(EXPIRED)
+        if self.default:
+            return self.default[0]
+        return dict(EXPIRED)
 
     @property
     def due_at(self) -> int | None:
@@ -68,7 +71,9 @@ class Wait:
         times = self.remind[self.reminded :][:1]
         if self.until is not None and not self.is_spent:
             times = (*times, self.until)
-        return None if self.is_spent else min(times, default=None)
+        if self.is_spent:
+            return None
+        return min(times, default=None)
 
     def has_expired(self, now: int) -> bool:
         """Return True if the deadline is to give its answer."""
@@ -83,8 +88,8 @@ class Wait:
         return replace(self, is_spent=True)
 
     def note_reminders(self, now: int) -> Wait:
-        """Return the wait with the reminders past that are due: those of a time in which no process looked
-        are one."""
+        """Return the wait with the due reminders noted as past. Several that fell due while no process looked
+        count as one."""
         return replace(self, reminded=sum(at <= now for at in self.remind))
 
     def dump(self) -> dict[str, Any]:
@@ -136,7 +141,9 @@ def hand_over(note: Mapping[str, Any], *, has_arrived: bool = False) -> dict[str
 def take_over(note: Mapping[str, Any]) -> dict[str, Any]:
     """Return the note of a run, with waits that were handed over."""
     rest = {name: value for name, value in note.items() if name != HANDED_OVER}
-    return {**rest, WAITS: note[HANDED_OVER][WAITS]} if HANDED_OVER in note else rest
+    if HANDED_OVER in note:
+        return {**rest, WAITS: note[HANDED_OVER][WAITS]}
+    return rest
 
 
 def after_run(
@@ -154,10 +161,16 @@ def after_run(
         is_answer: false for a run that replaced the question.
     """
     gone = set(answered)
-    kept = {name: wait for name, wait in before.items() if name not in gone} if is_answer else {}
+    if is_answer:
+        kept = {name: wait for name, wait in before.items() if name not in gone}
+    else:
+        kept = {}
     for name, wait in new.items():
         old = before.get(name)
-        kept[name] = wait.begin(now) if old is None or old.is_spent else old
+        if old is None or old.is_spent:
+            kept[name] = wait.begin(now)
+        else:
+            kept[name] = old
     return kept
 
 
@@ -172,5 +185,6 @@ def takes_no_answer(note: Mapping[str, Any]) -> frozenset[str]:
 
 
 def asks_nobody(waits: Waits, interrupt_id: str) -> bool:
-    """Return True if no person answers an interrupt, as it is that of a sleep or of a wait for a signal."""
+    """Return True if an interrupt takes no answer of a person: it belongs to a sleep or to a wait for a
+    signal."""
     return interrupt_id in waits and waits[interrupt_id].kind != "question"

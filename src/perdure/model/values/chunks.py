@@ -40,4 +40,6 @@ class Digester:
         body = decompress(stored)
         if body is not None and self.names(digest, body):
             return body
-        return stored if self.names(digest, stored) else None
+        if self.names(digest, stored):
+            return stored
+        return None

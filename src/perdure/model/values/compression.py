@@ -4,8 +4,8 @@ A short body is compressed by raw deflate with a dictionary of what such bodies 
 LangChain is mostly names of fields, so each gains although it is compressed alone. A long one, such as a
 pack, is a frame of Zstandard, which is smaller and quicker there.
 
-The marks begin no MessagePack value. A payload may begin with one all the same: who reads a chunk knows its
-name, which tells the two apart (``chunks.Digester.plain``).
+No MessagePack value begins with a mark. An arbitrary payload may; then the chunk's name, a digest of the
+uncompressed bytes, tells a reader which of the two it has (``chunks.Digester.plain``).
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ DICTIONARY = (
 def compress_body(put: Put) -> bytes:
     """Return the body that a driver stores for an operation. It should be called outside of event loops."""
     body = put.body
-    return compress(body) if put.kind.compressed and not body.startswith(SEALED) else body
+    if put.kind.compressed and not body.startswith(SEALED):
+        return compress(body)
+    return body
 
 
 def compress(body: bytes) -> bytes:
@@ -81,12 +83,14 @@ def compress(body: bytes) -> bytes:
         window = 12 if size <= _SMALL else _WINDOW
         deflate = zlib.compressobj(6, zlib.DEFLATED, -window, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
         short = MARK + deflate.compress(body) + deflate.flush()
-    return short if len(short) < size else body
+    if len(short) < size:
+        return short
+    return body
 
 
 def decompress(stored: bytes) -> bytes | None:
-    """Return what was compressed, ``None`` if a body is not the whole of something compressed of at most
-    ``MOST`` bytes."""
+    """Return the uncompressed body; ``None`` if the stored one is not compressed, is truncated, or would
+    expand to more than ``MOST`` bytes."""
     if stored.startswith(LONG_MARK):
         return _expand_frame(stored[len(LONG_MARK) :])
     if not stored.startswith(MARK):
@@ -96,7 +100,9 @@ def decompress(stored: bytes) -> bytes | None:
         body = inflate.decompress(stored[len(MARK) :], MOST)
     except zlib.error:
         return None
-    return body if inflate.eof and not inflate.unused_data else None
+    if inflate.eof and not inflate.unused_data:
+        return body
+    return None
 
 
 def _expand_frame(frame: bytes) -> bytes | None:

@@ -51,13 +51,17 @@ def pack_tree(tree: Tree) -> bytes:
 def array_header(count: int) -> bytes:
     if count < 16:
         return bytes((0x90 | count,))
-    return pack(">BH", 0xDC, count) if count < 1 << 16 else pack(">BI", 0xDD, count)
+    if count < 1 << 16:
+        return pack(">BH", 0xDC, count)
+    return pack(">BI", 0xDD, count)
 
 
 def map_header(count: int) -> bytes:
     if count < 16:
         return bytes((0x80 | count,))
-    return pack(">BH", 0xDE, count) if count < 1 << 16 else pack(">BI", 0xDF, count)
+    if count < 1 << 16:
+        return pack(">BH", 0xDE, count)
+    return pack(">BI", 0xDF, count)
 
 
 def ext_header(code: int, size: int) -> bytes:
@@ -66,16 +70,22 @@ def ext_header(code: int, size: int) -> bytes:
         return pack(">Bb", fixed, code)
     if size < 1 << 8:
         return pack(">BBb", 0xC7, size, code)
-    return pack(">BHb", 0xC8, size, code) if size < 1 << 16 else pack(">BIb", 0xC9, size, code)
+    if size < 1 << 16:
+        return pack(">BHb", 0xC8, size, code)
+    return pack(">BIb", 0xC9, size, code)
 
 
 def ext_code(body: bytes) -> int | None:
     """Return the code of a packed extension value; ``None`` for another value."""
     at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
-    return None if at is None else body[at]
+    if at is None:
+        return None
+    return body[at]
 
 
 def _bin_header(size: int) -> bytes:
     if size < 1 << 8:
         return pack(">BB", 0xC4, size)
-    return pack(">BH", 0xC5, size) if size < 1 << 16 else pack(">BI", 0xC6, size)
+    if size < 1 << 16:
+        return pack(">BH", 0xC5, size)
+    return pack(">BI", 0xC6, size)

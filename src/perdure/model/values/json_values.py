@@ -44,7 +44,10 @@ def _pack_quickly(value: dict[Any, Any]) -> bytes | None:
     containers: list[Any] = [value]
     for container in containers:
         # orjson itself refuses keys that are not of the type str.
-        parts = container.values() if type(container) is dict else container
+        if type(container) is dict:
+            parts = container.values()
+        else:
+            parts = container
         types = set(map(type, parts))
         if types <= _LEAVES:
             continue
@@ -135,7 +138,10 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
                 raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
             # A leaf stays as it is; formatting its path would cost more than its check.
             leaf = type(part) in _LEAVES or (type(part) is float and isfinite(part))
-            out[str.__str__(name)] = part if leaf else plain(part, f"{where}[{name!r}]", depth + 1)
+            if leaf:
+                out[str.__str__(name)] = part
+            else:
+                out[str.__str__(name)] = plain(part, f"{where}[{name!r}]", depth + 1)
         return out
     if isinstance(value, _SEQUENCES):
         return [

@@ -131,7 +131,10 @@ def read_pack(record: Record, digest: Digester) -> Pack:
     """
     # A record that is not verified may hold anything.
     stored = cast(object, record.body)
-    body = decompress(stored) or stored if isinstance(stored, bytes) else b""
+    if isinstance(stored, bytes):
+        body = decompress(stored) or stored
+    else:
+        body = b""
     start = len(_FORMAT) + _SUM
     try:
         bodies = refs.read_entries(body[start:])
@@ -144,7 +147,9 @@ def read_pack(record: Record, digest: Digester) -> Pack:
 
 def format_name(name: object) -> str:
     """Return the name of a chunk or a pack for a message; a damaged record may have any."""
-    return name.hex() if isinstance(name, bytes) else repr(name)
+    if isinstance(name, bytes):
+        return name.hex()
+    return repr(name)
 
 
 def runs_of(blocks: Iterable[int]) -> Runs:

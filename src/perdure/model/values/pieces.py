@@ -2,7 +2,7 @@
 
 An edit moves what comes after it, so pieces of a fixed size would all differ from there on. Here a line's
 content decides that a piece ends behind it: a text that is edited at one place has the same pieces elsewhere,
-and so has a copy of it inside another value. What has no lines is cut at a fixed size.
+and so has a copy of it inside another value. A value without lines is cut at a fixed size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 64 * 1024
 _GROWTH = 23
 """Payloads of more than 2 to the power of this have pieces that grow with them: their number is limited."""
 _LINE = re.compile(rb"\n[^\n]{8,}")
-"""A line that is looked at. Shorter ones are not, as each costs the same time."""
+"""A line that is examined. Shorter ones are not, as each costs the same time."""
 
 
 def cut(body: bytes) -> list[bytes]:

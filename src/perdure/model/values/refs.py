@@ -30,6 +30,9 @@ INLINE_MAX = 64
 REF_MAX = 256
 """A list or dict reference longer than this is itself stored as a chunk."""
 
+_SHORT = tuple(bytes((value,)) for value in range(0x80))
+"""Numbers of one byte."""
+
 
 def inline(payload_type: int, payload: bytes) -> bytes:
     return bytes((INLINE | payload_type,)) + payload
@@ -76,7 +79,7 @@ def digests(packed: bytes) -> Iterator[bytes]:
 
 def varint(value: int) -> bytes:
     if value <= 0x7F:
-        return bytes((value,))
+        return _SHORT[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -102,7 +105,8 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 def entry(ref: bytes) -> bytes:
     """Encode one element of a list node."""
-    return varint(len(ref)) + ref
+    length = len(ref)
+    return (_SHORT[length] if length <= 0x7F else varint(length)) + ref
 
 
 def dict_entry(key: bytes, ref: bytes) -> bytes:

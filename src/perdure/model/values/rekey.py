@@ -45,7 +45,7 @@ class Graft:
 
     First call ``explore`` in rounds, feeding nodes, until every reference is known; then ``arrive`` with
     every payload; then ``reference`` returns the new reference and its content digest. ``payloads`` are the
-    names of the chunks that are no nodes; ``fresh`` collects the nodes under their new names.
+    names of the chunks that are not nodes; ``fresh`` collects the nodes under their new names.
     """
 
     def __init__(self, source: Digester, target: Digester) -> None:
@@ -170,7 +170,10 @@ class Graft:
             runs = [[self._node(r, d) for d in run] for r, run in _below(role, body)]
             content = b"".join(named.content for run in runs for named in run)
             names = [b"".join(named.name for named in run) for run in runs]
-            new = b"".join(map(refs.entry, names)) if role.height < 0 else names[0]
+            if role.height < 0:
+                new = b"".join(map(refs.entry, names))
+            else:
+                new = names[0]
         name = self._target(new)
         self.fresh[name] = new
         self._made[role, digest] = Named(name, content)
@@ -196,9 +199,9 @@ class Graft:
 
 def _entries(tag: int, data: bytes) -> Iterable[tuple[bytes, bytes]]:
     """Return the entries of a run: packed key (empty for a list) and reference."""
-    return (
-        [(b"", ref) for ref in refs.read_entries(data)] if tag == refs.LIST else refs.read_dict_entries(data)
-    )
+    if tag == refs.LIST:
+        return [(b"", ref) for ref in refs.read_entries(data)]
+    return refs.read_dict_entries(data)
 
 
 def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:

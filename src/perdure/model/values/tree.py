@@ -32,10 +32,21 @@ _FANOUT_MASK = 7
 
 @dataclass(frozen=True, slots=True)
 class ListCuts:
-    """Boundaries of a list's leaf nodes, and their digests. Lists with equal starts are cut alike there."""
+    """Boundaries of the nodes of one level of a list, and their digests. Lists with equal starts are cut
+    alike there. ``above`` is the next level, ``None`` if this is the topmost."""
 
     ends: list[int]
-    leaves: list[bytes]
+    nodes: list[bytes]
+    above: ListCuts | None = None
+
+    @staticmethod
+    def take_start(before: ListCuts | None, same: int) -> tuple[list[int], list[bytes]]:
+        """Return the boundaries and digests of the nodes that end within the first ``same`` entries, which
+        are those of an earlier list."""
+        if before is None:
+            return [], []
+        whole = bisect_right(before.ends, same)
+        return before.ends[:whole], before.nodes[:whole]
 
 
 @dataclass(slots=True)
@@ -104,11 +115,8 @@ class Builder:
             before: boundaries of the earlier list, whose nodes are stored.
             same: count of first elements that are the same.
         """
-        ends: list[int] = []
-        leaves: list[bytes] = []
-        if before is not None:
-            whole = bisect_right(before.ends, same)
-            ends, leaves = before.ends[:whole], before.leaves[:whole]
+        ends, leaves = ListCuts.take_start(before, same)
+        whole = len(leaves)
         first = start = ends[-1] if ends else 0
         new_ends: list[int] = []
         size = 0
@@ -130,8 +138,9 @@ class Builder:
             leaves.append(self.node(b"".join(entries[at : end - first])))
             at = end - first
         ends += new_ends
-        ref = self._tree(refs.LIST, len(elements), leaves, b"".join(entries[at:]))
-        return ref, ListCuts(ends, leaves)
+        upper, above = self._upper(leaves, None if before is None else before.above, whole)
+        ref = self._tree(refs.LIST, len(elements), upper, b"".join(entries[at:]))
+        return ref, ListCuts(ends, leaves, above)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the reference of a dict from its packed keys and its values' references, in order."""
@@ -152,32 +161,37 @@ class Builder:
         for end in ends:
             leaves.append(self.node(b"".join(entries[at:end])))
             at = end
-        return self._tree(refs.DICT, len(entries), leaves, b"".join(entries[at:]))
+        return self._tree(refs.DICT, len(entries), self._upper(leaves)[0], b"".join(entries[at:]))
 
     def snapshot_of(self, inner: bytes) -> bytes:
         return self._shorten(refs.snapshot(inner))
 
-    def _tree(self, tag: int, count: int, leaves: list[bytes], tail: bytes) -> bytes:
-        upper = self.node(self._upper(leaves)) if leaves else b""
-        return self._shorten(refs.tree(tag, count, upper, tail))
+    def _tree(self, tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
+        return self._shorten(refs.tree(tag, count, self.node(upper) if upper else b"", tail))
 
-    def _upper(self, level: list[bytes]) -> bytes:
-        """Return the unfinished ends of the levels above the leaves, topmost first."""
-        tails: list[bytes] = []
-        while level:
-            above: list[bytes] = []
-            start = 0
-            for position, digest in enumerate(level):
-                run = position - start + 1
-                if (digest[1] & _FANOUT_MASK == 0 and run >= _NODE_MIN) or run >= 64:
-                    above.append(self.node(b"".join(level[start : position + 1])))
-                    start = position + 1
-            tails.append(b"".join(level[start:]))
-            level = above
-        return b"".join(refs.entry(tail) for tail in reversed(tails))
+    def _upper(
+        self, level: list[bytes], before: ListCuts | None = None, same: int = 0
+    ) -> tuple[bytes, ListCuts | None]:
+        """Return the unfinished ends of the levels above the nodes of a level, topmost first, and the
+        boundaries of the next of these levels, given those of an earlier list (see ``list_like``)."""
+        if not level:
+            return b"", None
+        ends, nodes = ListCuts.take_start(before, same)
+        whole = len(nodes)
+        start = ends[-1] if ends else 0
+        for position, digest in enumerate(level[start:], start):
+            run = position - start + 1
+            if (digest[1] & _FANOUT_MASK == 0 and run >= _NODE_MIN) or run >= 64:
+                nodes.append(self.node(b"".join(level[start : position + 1])))
+                start = position + 1
+                ends.append(start)
+        tops, above = self._upper(nodes, None if before is None else before.above, whole)
+        return tops + refs.entry(b"".join(level[start:])), ListCuts(ends, nodes, above)
 
     def _shorten(self, ref: bytes) -> bytes:
-        return ref if len(ref) <= refs.REF_MAX else refs.wrap(self.node(ref))
+        if len(ref) <= refs.REF_MAX:
+            return ref
+        return refs.wrap(self.node(ref))
 
 
 @dataclass(slots=True)
@@ -268,17 +282,25 @@ class Expansion:
             return Leaf(tag & 0x0F, ref[1:])
         if family == refs.CHUNK:
             body = self._body(ref[1:])
-            return None if body is None else Leaf(tag & 0x0F, body)
+            if body is None:
+                return None
+            return Leaf(tag & 0x0F, body)
         if family == refs.BIG:
             pieces = [self._body(d) for d in refs.digests(ref[1:])]
             whole = [p for p in pieces if p is not None]
-            return Leaf(tag & 0x0F, b"".join(whole)) if len(whole) == len(pieces) else None
+            if len(whole) == len(pieces):
+                return Leaf(tag & 0x0F, b"".join(whole))
+            return None
         if tag == refs.WRAPPED:
             body = self._body(ref[1:], node=True)
-            return None if body is None else self._expand(body)
+            if body is None:
+                return None
+            return self._expand(body)
         if tag == refs.SNAPSHOT:
             inner = self._expand(ref[1:])
-            return None if inner is None else Snapshot(inner)
+            if inner is None:
+                return None
+            return Snapshot(inner)
         if tag in (refs.LIST, refs.DICT):
             return self._expand_tree(tag, ref)
         raise Corrupt(f"a reference with the unknown tag {tag:#04x}")
@@ -297,11 +319,9 @@ class Expansion:
         items = [item for run in whole for item in run[1]]
         if len(items) != count:
             raise Corrupt(f"a list or dict names {count} entries and holds {len(items)}")
-        return (
-            EncodedList(names, items)
-            if tag == refs.LIST
-            else EncodedDict(list(zip(names, items, strict=True)))
-        )
+        if tag == refs.LIST:
+            return EncodedList(names, items)
+        return EncodedDict(list(zip(names, items, strict=True)))
 
     def _leaf(self, tag: int, digest: bytes) -> Run | None:
         """Return the entries of a leaf node; many trees share one, so it is decoded once."""
@@ -322,7 +342,9 @@ class Expansion:
             names, elements = [key for key, _ in pairs], [ref for _, ref in pairs]
         found = [self._expand(element) for element in elements]
         items = [item for item in found if item is not None]
-        return (names, items) if len(items) == len(found) else None
+        if len(items) == len(found):
+            return (names, items)
+        return None
 
     def _leaf_digests(self, upper: bytes) -> list[bytes] | None:
         """Return the digests of the leaf nodes, in order, or ``None`` while some level is missing."""

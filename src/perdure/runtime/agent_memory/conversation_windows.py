@@ -22,8 +22,8 @@ from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.documents import Document
-from perdure.engine.queue import pending_summary
-from perdure.engine.queue.pending_summary import FinishedSummary
+from perdure.engine.queue import finished_summary
+from perdure.engine.queue.finished_summary import FinishedSummary
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NoWindow
 from perdure.langgraph.reading.readable_states import aread_state
@@ -79,7 +79,10 @@ class Conversations:
         whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
         if not whole:
             return given
-        made = None if conversation.summarize is None else await self._load_summary(held.partition, before)
+        if conversation.summarize is None:
+            made = None
+        else:
+            made = await self._load_summary(held.partition, before)
         changed = await off_loop(conversation, compact, conversation, whole, made)
         if changed is None:
             return given
@@ -112,7 +115,10 @@ class Conversations:
         """
         if conversation.summarize is None:
             return
-        messages = values.get(conversation.key) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping):
+            messages = values.get(conversation.key)
+        else:
+            messages = None
         if not isinstance(messages, list):
             messages = (await aread_state(graph, config)).values.get(conversation.key)
         if isinstance(messages, list):
@@ -153,7 +159,7 @@ class Conversations:
             leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
-            found = await self._database.arun(pending_summary.load(held.partition))
+            found = await self._database.arun(finished_summary.load(held.partition))
             if _usable(found, messages) is not None:
                 return  # It waits for the thread's next run, which may make the next one due.
             async with self._places, asyncio.timeout(_PATIENCE_S):
@@ -184,21 +190,27 @@ class Conversations:
         }
         now = await self._clock.now()
         finished = FinishedSummary(body, held.run.id, found)
-        program = pending_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
+        program = finished_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
         return await self._database.arun(program)
 
     async def _load_summary(self, partition: Partition, messages: Any) -> Summary | None:
         """Return the summary that was made for a thread since its latest input, if any."""
-        return _usable(await self._database.arun(pending_summary.load(partition)), messages)
+        return _usable(await self._database.arun(finished_summary.load(partition)), messages)
 
 
 def _usable(found: Document | None, messages: Any) -> Summary | None:
     """Return a stored summary, unless a thread's messages already have it, or another one."""
-    held = Summary.of(messages) if isinstance(messages, list) else None
+    if isinstance(messages, list):
+        held = Summary.of(messages)
+    else:
+        held = None
     if found is None or found.body["base"] != (None if held is None else held.covers):
         return None
     body = found.body
-    there = [*messages, *(() if held is None else held.pending)] if isinstance(messages, list) else []
+    if isinstance(messages, list):
+        there = [*messages, *(() if held is None else held.pending)]
+    else:
+        there = []
     if body["covers"] not in [message.id for message in there]:
         return None  # The thread went another way since, e.g. from an earlier checkpoint.
     return Summary(body["text"], body["covers"], keeps=tuple(body["keeps"]))

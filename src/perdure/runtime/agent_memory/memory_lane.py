@@ -49,7 +49,7 @@ _NOTHING: Mapping[str, Any] = {"facts": [], "summary": None}
 
 
 class LaneState(TypedDict):
-    """State of a lane: the user, the turns that are left, and what was found in the first ones."""
+    """State of a lane: the user, the remaining turns, and the facts found in the first ones."""
 
     user: str
     turns: list[dict[str, Any]]
@@ -109,7 +109,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         turns = [turn for turn in taken if turn.at > found["forgotten"]] or taken
         last = turns[-1]
         if await _is_forgotten(memory, last, found["forgotten"]):
-            # What is newer is extracted again.
+            # Newer turns are extracted again.
             return {"found": {}}
         kept = await _keep(memory, turns, found)
         if await _is_forgotten(memory, last, found["forgotten"]):
@@ -181,7 +181,10 @@ async def _facts(
     for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
         if same_text(fact.text) in there and not fact.supersedes:
             continue
-        since = None if fact.valid_from is None else fact.valid_from.isoformat()
+        if fact.valid_from is None:
+            since = None
+        else:
+            since = fact.valid_from.isoformat()
         facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
     return facts
 
@@ -191,7 +194,9 @@ async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[Waiting
     new = [turn for turn in turns if not turn.is_summarised]
     messages = [message for turn in new for message in turn.to_messages()]
     if policy.summarize is None or not messages:
-        return new[-1].summary if new else None
+        if new:
+            return new[-1].summary
+        return None
     thread = turns[-1].thread
     before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
     made = fold_summary(
@@ -211,18 +216,24 @@ async def _choose_known(
     newest."""
     if not policy.known:
         return []
-    near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2) if has_index else []
+    if has_index:
+        near = await memory.arecall(text[-_QUERY_MAX:], (policy.known + 1) // 2)
+    else:
+        near = []
     chosen = {each.id: each for each in (*near, *reversed(current)) if isinstance(each, Fact)}
     return list(chosen.values())[: policy.known]
 
 
 async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
-    """Store what was found in turns, but for what was forgotten since the first of them; return the numbers
-    of stored facts and summaries."""
+    """Store the facts found in turns, except those forgotten since the first turn; return the numbers of
+    stored facts and summaries."""
     last = turns[-1]
     heard_at = to_datetime(turns[0].at)
     kept = {"facts": 0, "summaries": 0}
-    there = {fact.id for fact in await memory.afacts(history=True)} if found["facts"] else set[str]()
+    if found["facts"]:
+        there = {fact.id for fact in await memory.afacts(history=True)}
+    else:
+        there = set[str]()
     for fact in found["facts"]:
         since = fact["valid_from"]
         with suppress(Forgotten):
@@ -266,7 +277,9 @@ def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
 
 def _micros(at: datetime | None) -> int:
     """Return a time in microseconds since 1970, or 0 for none."""
-    return 0 if at is None else to_micros(at)
+    if at is None:
+        return 0
+    return to_micros(at)
 
 
 def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:

@@ -55,7 +55,7 @@ class WaitingTurn:
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> WaitingTurn:
-        """Return a turn that was stored; raise ``Corrupt`` if it is none of this release."""
+        """Return a turn that was stored; raise ``Corrupt`` if it does not have the form of this release."""
         try:
             return cls(**stored)
         except TypeError as error:

@@ -31,7 +31,7 @@ _TURN_MAX = 20_000
 """Maximum number of characters of a turn that are handed over; of a longer one its beginning."""
 _QUERY_MAX = 2_000
 _PATIENCE_S = 2.0
-"""Seconds for which a reply waits for what is recalled."""
+"""Seconds for which a reply waits for recalled memories."""
 
 
 class Memories:
@@ -56,7 +56,7 @@ class Memories:
         given: Any,
         stored: Mapping[str, Any],
     ) -> Any:
-        """Return a run's input: for a new thread with the message of what is recalled of its user.
+        """Return a run's input: for a new thread with the message of its user's recalled memories.
 
         Args:
             policy: The policy.
@@ -131,9 +131,9 @@ class Memories:
         """Return the turn that a run ended, for the outbox, as a channel and a payload. The running summary
         of the thread is stored at once.
 
-        Only messages that the run itself has added belong to its turn. Those that the thread had before are
-        of an earlier turn, which may be another user's, or forgotten. A run that added none of the user
-        hands nothing over.
+        Only messages that the run itself has added belong to its turn. Earlier messages of the thread are of
+        other turns, which may be another user's, or forgotten. A run that added none of the user hands
+        nothing over.
 
         Args:
             policy: The policy.
@@ -147,7 +147,10 @@ class Memories:
         user = self._user(policy, config)
         if user is None:
             return ()
-        messages = values.get(policy.key) if isinstance(values, Mapping) else None
+        if isinstance(values, Mapping):
+            messages = values.get(policy.key)
+        else:
+            messages = None
         if not isinstance(messages, list):
             messages = (await aread_state(graph, config)).values.get(policy.key)
         if not isinstance(messages, list):
@@ -160,7 +163,10 @@ class Memories:
         if not spoken:
             return ()
         message = spoken[0].id
-        text = None if policy.summarize else await self._unkept_summary(policy, user, held, messages)
+        if policy.summarize:
+            text = None
+        else:
+            text = await self._unkept_summary(policy, user, held, messages)
         if policy.extract is None and policy.summarize is None:
             if text is None:
                 return ()
@@ -180,8 +186,9 @@ class Memories:
         self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
     ) -> str | None:
         """Store the running summary of a thread for the user's other threads, if it has one. It is stored
-        before the run ends, so that it is there with the turn, and again if the process ends in between.
-        Returns it if it could not be stored, so that the user's lane stores it: the reply does not wait."""
+        before the run ends, so that it exists when the turn does, and is stored again if the process ends in
+        between. Returns it if it could not be stored, so that the user's lane stores it: the reply does not
+        wait."""
         summary = Summary.of(messages)
         if summary is None or not summary.text:
             return None
@@ -219,7 +226,7 @@ class Memories:
             return None
 
     async def _within(self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None) -> list[Remembered]:
-        """Return what is recalled. If that fails or takes long, the reply does not wait for it."""
+        """Return the recalled memories. If that fails or takes long, the reply does not wait for it."""
         if recalling is None:
             return []
         try:
@@ -233,7 +240,9 @@ class Memories:
 
 def _messages_of(values: Any, key: str) -> Sequence[Any]:
     found = values.get(key) if isinstance(values, Mapping) else None
-    return found if isinstance(found, list) else ()
+    if isinstance(found, list):
+        return found
+    return ()
 
 
 def _find_added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:

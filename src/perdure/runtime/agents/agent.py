@@ -79,7 +79,9 @@ def _join(inputs: Sequence[Any]) -> Any:
 
 
 def _follow(before: Any, after: Any) -> Any:
-    return [*before, *after] if isinstance(before, list) and isinstance(after, list) else after
+    if isinstance(before, list) and isinstance(after, list):
+        return [*before, *after]
+    return after
 
 
 def _command(command: Mapping[str, Any]) -> Command[Any]:
@@ -187,7 +189,8 @@ class Agent:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
         if unknown := sorted(set(self.steer_before or ()) - graph.nodes.keys()):
             raise ValueError(
-                f"steer_before names {unknown}, which are no nodes of the graph; it has {sorted(graph.nodes)}"
+                f"steer_before names {unknown}, which are not nodes of the graph; it has "
+                f"{sorted(graph.nodes)}"
             )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
@@ -197,7 +200,10 @@ def agents(
     graphs: Mapping[str, Agent | Pregel[Any, Any, Any, Any]] | Agent | Pregel[Any, Any, Any, Any],
 ) -> dict[str, Agent]:
     """Return agents by name; a single graph is named ``agent``."""
-    named = graphs if isinstance(graphs, Mapping) else {"agent": graphs}
+    if isinstance(graphs, Mapping):
+        named = graphs
+    else:
+        named = {"agent": graphs}
     if not named:
         raise ValueError("a runtime needs at least one graph to run")
     return {name: g if isinstance(g, Agent) else Agent(g) for name, g in named.items()}
@@ -228,7 +234,9 @@ def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
     """Return the names of the values that a graph takes as input."""
     if isinstance(graph, CompiledStateGraph):
         return set(graph.builder.schemas[graph.builder.input_schema])
-    return {graph.input_channels} if isinstance(graph.input_channels, str) else set(graph.input_channels)
+    if isinstance(graph.input_channels, str):
+        return {graph.input_channels}
+    return set(graph.input_channels)
 
 
 def _not_replaced(key: str) -> str:

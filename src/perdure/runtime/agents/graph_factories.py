@@ -113,7 +113,9 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
             f"{place} requires arguments other than a run's config and a ServerRuntime; name a function that "
             "takes only these, or none"
         )
-    return Factory(place, make, parameters) if parameters else None
+    if parameters:
+        return Factory(place, make, parameters)
+    return None
 
 
 def _hints(make: Callable[..., Any]) -> dict[str, Any]:

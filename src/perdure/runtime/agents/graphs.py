@@ -17,6 +17,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.engine.queue.questions import Asked
 from perdure.errors import GraphLoadError
 from perdure.langgraph.call_recording import record_calls
+from perdure.langgraph.migration.graph_version import name_function, name_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
@@ -82,9 +83,17 @@ def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, Per
     return {name: out[name] for name in agents}
 
 
+def _name_version(graph: Pregel[Any, Any, Any, Any] | Factory) -> str:
+    if isinstance(graph, Factory):
+        return name_function(graph.make)
+    return name_graph(graph)
+
+
 def _join(allowed: Sequence[Allow | None]) -> Allow | None:
     if None in allowed or "imported" in allowed:
-        return "imported" if "imported" in allowed else None
+        if "imported" in allowed:
+            return "imported"
+        return None
     lists = [each for each in allowed if not isinstance(each, str) and each is not None]
     return [item for each in lists for item in each] or "listed"
 
@@ -129,6 +138,12 @@ class Graphs:
             for name, agent in agents.items()
         }
         self._bound: dict[tuple[str, str], Pregel[Any, Any, Any, Any]] = {}
+        self.versions: Mapping[str, str] = {}
+        """Names of the versions of the graphs, for the records of their runs."""
+
+    def name_versions(self, names: Iterable[str], version: str | None) -> None:
+        """Name the version of graphs: as it is given for all of them, or each by what it consists of."""
+        self.versions = {name: version or _name_version(self.agents[name].graph) for name in names}
 
     def store(self, tenant: str) -> PerdureStore:
         """Return the store for a tenant's graphs."""
@@ -156,7 +171,9 @@ class Graphs:
         graph is made for each use."""
         bound = self._bound.get((name, tenant))
         saver = None if bound is None else bound.checkpointer
-        return saver if isinstance(saver, PerdureSaver) else None
+        if isinstance(saver, PerdureSaver):
+            return saver
+        return None
 
     def forget(self, partition: Partition) -> None:
         """Drop what the graphs' checkpointers remember of a thread that was removed."""
@@ -229,4 +246,6 @@ class Graphs:
             # As on LangGraph's server: events and traces tell graphs apart.
             update["name"] = name
         bound = watched.copy(update=update)
-        return record_calls(bound) if self.agents[name].record else bound
+        if self.agents[name].record:
+            return record_calls(bound)
+        return bound

@@ -53,7 +53,10 @@ def parse_places(words: Iterable[str]) -> dict[str, str]:
     places: dict[str, str] = {}
     for word in words:
         before, is_named, after = word.partition("=")
-        name, place = (before, after) if is_named else (DEFAULT_NAME, before)
+        if is_named:
+            name, place = (before, after)
+        else:
+            name, place = (DEFAULT_NAME, before)
         if not name:
             raise GraphLoadError(f"{word!r} names no graph; write name=module:graph")
         if name in places:
@@ -81,7 +84,10 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
     root = Path.cwd() if root is None else root.absolute()
     if names_file(place):
         file, _, path = place.rpartition(":")
-        found: Any = _of_file(root, file, place) if file else _no_place(place)
+        if file:
+            found: Any = _of_file(root, file, place)
+        else:
+            found = _no_place(place)
     else:
         file, _, path = place.partition(":")
         if not all(part.isidentifier() for part in (*file.split("."), *path.split("."))):
@@ -93,7 +99,10 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
         except AttributeError:
             members = getattr(found, "__dict__", {}).items()
             there = [name for name, value in members if isinstance(value, _GRAPHS)]
-            has = f"; it has {', '.join(there[:_SUGGESTED])}" if there else ""
+            if there:
+                has = f"; it has {', '.join(there[:_SUGGESTED])}"
+            else:
+                has = ""
             raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
             raise _load_error(place, error) from error
@@ -104,9 +113,12 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
     """Return the agent at a place, from an ``Agent``, a graph, compiled or not, or a factory of these.
 
     Raises:
-        GraphLoadError: The object is none of these, or cannot be run.
+        GraphLoadError: The object is of another type, or cannot be run.
     """
-    made = loaded.found if isinstance(loaded.found, _GRAPHS) else await _graph_or_factory(loaded)
+    if isinstance(loaded.found, _GRAPHS):
+        made = loaded.found
+    else:
+        made = await _graph_or_factory(loaded)
     if isinstance(made, Factory):
         return Agent(made)
     if isinstance(made, StateGraph):
@@ -136,7 +148,10 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     Raises:
         GraphLoadError: The object is not a mapping of names to channels.
     """
-    made = loaded.found if isinstance(loaded.found, Mapping) else await _make(loaded)
+    if isinstance(loaded.found, Mapping):
+        made = loaded.found
+    else:
+        made = await _make(loaded)
     if not isinstance(made, Mapping):
         raise GraphLoadError(
             f'{loaded.place} is {_kind(made)}; name a mapping, e.g. {{"telegram": Channel(send)}}'
@@ -200,7 +215,10 @@ def _import(name: str, place: str, root: Path) -> ModuleType:
 
 async def _graph_or_factory(loaded: LoadedGraph) -> Any:
     """Return a factory for a function of a run's config or runtime, or else the result of ``_make``."""
-    factory = factory_of(loaded.place, loaded.found) if callable(loaded.found) else None
+    if callable(loaded.found):
+        factory = factory_of(loaded.place, loaded.found)
+    else:
+        factory = None
     if factory is not None:
         return factory
     made = await _make(loaded)
@@ -223,7 +241,9 @@ async def _make(loaded: LoadedGraph) -> Any:
         _log.debug("%s has no signature to look at", loaded.place)
     try:
         made = factory()
-        return await made if inspect.isawaitable(made) else made
+        if inspect.isawaitable(made):
+            return await made
+        return made
     except Exception as error:
         raise _load_error(loaded.place, error) from error
 
@@ -233,7 +253,10 @@ def _load_error(place: str, error: BaseException) -> GraphLoadError:
     reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
-    where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: " if own else ""
+    if own:
+        where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: "
+    else:
+        where = ""
     message = " ".join(str(error).split())
     return GraphLoadError(
         f"{place} cannot be loaded: {where}{type(error).__name__}{message and ': '}{message}"
@@ -241,11 +264,18 @@ def _load_error(place: str, error: BaseException) -> GraphLoadError:
 
 
 def _describe(found: object) -> str:
-    return f"module {found.__name__!r}" if isinstance(found, ModuleType) else _kind(found)
+    if isinstance(found, ModuleType):
+        return f"module {found.__name__!r}"
+    return _kind(found)
 
 
 def _kind(value: object) -> str:
     if value is None:
         return "None"
-    name = value.__name__ if isinstance(value, type) else type(value).__name__
-    return f"the class {name}" if isinstance(value, type) else f"of type {name}"
+    if isinstance(value, type):
+        name = value.__name__
+    else:
+        name = type(value).__name__
+    if isinstance(value, type):
+        return f"the class {name}"
+    return f"of type {name}"

@@ -45,7 +45,9 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if loaded is not None:
         return loaded
     top = _top_package(path.parent)
-    return _script(path, root.resolve()) if top is None else _member(path, top)
+    if top is None:
+        return _script(path, root.resolve())
+    return _member(path, top)
 
 
 def _load(path: Path) -> ModuleType | None:
@@ -56,7 +58,7 @@ def _load(path: Path) -> ModuleType | None:
 
 
 def _is_of(module: ModuleType, path: Path) -> bool:
-    # Some entries of sys.modules are no modules, or return any attribute.
+    # Some entries of sys.modules are not modules, or return any attribute.
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 
@@ -90,7 +92,10 @@ def _member(path: Path, top: Path) -> ModuleType:
 def _script(path: Path, root: Path) -> ModuleType:
     """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
     importable(path.parent)
-    parts = path.relative_to(root).with_suffix("").parts if path.is_relative_to(root) else (path.stem,)
+    if path.is_relative_to(root):
+        parts = path.relative_to(root).with_suffix("").parts
+    else:
+        parts = (path.stem,)
     name = ".".join(parts)
     if name in sys.modules or name in sys.stdlib_module_names:
         raise Unplaced(

@@ -32,15 +32,20 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
     """Return the argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema
     lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults.
 
-    What an authenticated user stated of itself, under any alias of the schema's fields, is replaced by what
-    was verified, which is among the run's ``configurable`` values.
+    An authenticated user's own statements about itself, under any alias of the schema's fields, are replaced
+    with the verified values, which are among the run's ``configurable`` values.
     """
     if given is None:
         given = {}
     if USER in configurable and isinstance(given, Mapping):
         given = _drop_claims(graph.context_schema, given, configurable)
-    names = None if not isinstance(given, Mapping) else _names(graph.context_schema)
-    return given if names is None else {name: value for name, value in given.items() if name in names}
+    if not isinstance(given, Mapping):
+        names = None
+    else:
+        names = _names(graph.context_schema)
+    if names is None:
+        return given
+    return {name: value for name, value in given.items() if name in names}
 
 
 def mirror(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,7 +71,9 @@ def _aliases(field: FieldInfo) -> list[str | AliasPath]:
     alias = field.validation_alias
     if isinstance(alias, AliasChoices):
         return alias.choices
-    return [] if alias is None else [alias]
+    if alias is None:
+        return []
+    return [alias]
 
 
 def _drop_claims(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -112,4 +112,6 @@ class _Dotted(dict[str, Any]):
 
 def wrap_dotted(value: Any) -> Any:
     """Return a field of a user with its inner entries as attributes too, where it is a dict."""
-    return _Dotted(value) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return _Dotted(value)
+    return value

@@ -15,7 +15,10 @@ _NAMES = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 def reference_of(config: Any) -> dict[str, Any] | None:
     """Return the checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the other identifying
     fields that it has; ``None`` if the config has no configurable values."""
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping):
+        configurable = config.get("configurable")
+    else:
+        configurable = None
     if not configurable:
         return None
     found = {name: configurable[name] for name in _NAMES if configurable.get(name) is not None}
@@ -59,7 +62,8 @@ def _checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task(task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task with a reference to the state of its subgraph in place of the state."""
+    """Return a task with a reference to the state of its subgraph, in both forms, in place of the state."""
     subgraph = reference_of(task.get("state"))
-    shown = {name: value for name, value in task.items() if name != "state"}
-    return {**shown, "state": None} if subgraph is None else {**shown, "checkpoint": subgraph}
+    if subgraph is None:
+        return {**task, "state": None}
+    return {**task, "state": {"configurable": subgraph}, "checkpoint": subgraph}

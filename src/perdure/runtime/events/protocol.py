@@ -108,7 +108,10 @@ class ProtocolPublisher:
             self._emit(_join_name("values", at), values)
 
     def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
-        event = {"data": data} if node is None else {"data": data, "node": node}
+        if node is None:
+            event = {"data": data}
+        else:
+            event = {"data": data, "node": node}
         self._emit(_join_name(f"{OWN}{method}", at), event)
 
     def _update(self, payload: Any, at: tuple[str, ...]) -> None:
@@ -217,13 +220,20 @@ def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
     parent = (payload.get("parent_config") or {}).get("configurable", {})
     about = payload.get("metadata") or {}
     named = {"id": here.get("checkpoint_id"), "step": about.get("step"), "source": about.get("source")}
-    return {**named, "parent_id": parent["checkpoint_id"]} if "checkpoint_id" in parent else named
+    if "checkpoint_id" in parent:
+        return {**named, "parent_id": parent["checkpoint_id"]}
+    return named
 
 
 def _call(task_input: Any) -> str | None:
     """Return the id of the tool call for which a task was created, from the task's input."""
-    call = task_input.get("tool_call") if isinstance(task_input, Mapping) else None
+    if isinstance(task_input, Mapping):
+        call = task_input.get("tool_call")
+    else:
+        call = None
     if call is None and isinstance(task_input, list):
         call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
     found = call.get("id") if isinstance(call, Mapping) else None
-    return found if isinstance(found, str) else None
+    if isinstance(found, str):
+        return found
+    return None

@@ -50,18 +50,18 @@ _AGAIN_S = 0.2
 _HELD_BYTES = 8 * 1024 * 1024
 """Bytes of a run's events that are kept in memory for subscribers in this process."""
 _PAGE_BYTES = 256 * 1024
-"""Bytes of events that a subscriber gets at once: so much of what others do not hold any more can a slow one
-keep in memory."""
+"""Bytes of events that a subscriber gets at once, and so the most memory that one slow subscriber can
+occupy."""
 
 VALUES = "values"
 _HIDDEN = "langsmith:hidden"
-"""Tag of what LangChain's viewers, and LangGraph's server, do not show."""
+"""Tag of steps that LangChain's viewers, and LangGraph's server, hide."""
 _OWN = {"messages-tuple": "messages"}
 """LangGraph's names of modes that have another name here."""
 
 
 class Ended(Standing):
-    """Final state of a run's message, as the process knows it that ended the run. ``values`` is the JSON of
+    """Final state of a run's message, as known to the process that ended the run. ``values`` is the JSON of
     the values with which the run is done, where they were published."""
 
     values: str | None = None
@@ -73,7 +73,8 @@ class Ended(Standing):
         some may have been removed."""
         if ending.state not in (DONE, FAILED) or len(held.messages) != 1 or held.messages[0].is_withdrawn:
             return None
-        run = replace(held.run, state=ending.state, note=ending.note, updated_at=now)
+        note = held.run.with_version(ending.note)
+        run = replace(held.run, state=ending.state, note=note, updated_at=now)
         ended = cls(held.messages[0], run)
         ended.values = values if ending.state == DONE else None
         return ended
@@ -148,8 +149,8 @@ class EventBuffer:
         Args:
             name: The name of the event.
             data: Its data, which is encoded as JSON.
-            room: How many numbers it takes, one for each event that a protocol makes of it; it gets the last
-                one.
+            room: The count of numbers that it takes, as a protocol may make several events of it; it gets the
+                last of them.
         """
         text = to_json(data)
         seq = self._free() + max(room, events.span_of(text)) - 1
@@ -224,7 +225,9 @@ class EventBuffer:
     @property
     def newest(self) -> int | None:
         """Number of the latest event, or ``None`` if there is none."""
-        return self._held[-1].seq if self._held else None
+        if self._held:
+            return self._held[-1].seq
+        return None
 
     async def more(self, after: int) -> None:
         """Wait until there is an event after a number, or the buffer is closed. No event of a run that this
@@ -243,7 +246,7 @@ class EventBuffer:
         are not held here any more."""
         if after < self.floor:
             return None
-        # From the newest backwards: a subscriber that keeps up lacks one of many thousands.
+        # From the newest backwards: a subscriber that keeps up needs only the last of many thousands.
         found: list[Event] = []
         for event in reversed(self._held):
             if event.seq <= after:
@@ -258,8 +261,8 @@ class EventBuffer:
         return found
 
     def is_in_log(self, after: int) -> bool:
-        """Return True if the events after a number are stored or will be. For numbers before the first this
-        holds if anything is stored."""
+        """Return True if the events after a number are stored or will be. Numbers before the first event of
+        this buffer are, if events are stored at all."""
         return self.is_stored and (after < self.first or after >= self._stored_after)
 
     def _free(self) -> int:
@@ -277,7 +280,7 @@ class EventBuffer:
         self._wake()
 
     def _wake(self) -> None:
-        """Wake the subscribers that wait for what there is now."""
+        """Wake the subscribers that wait for an event that exists now."""
         newest = self.newest or 0
         for after, reader in self._readers:
             if not reader.done() and (self.is_over or after < newest):
@@ -325,8 +328,8 @@ class EventBuffer:
 
 
 class StreamPublisher:
-    """Publishes the parts of one run's stream in the modes that were requested: for clients of the event
-    streaming protocol as the graph's transformers leave them. ``waits`` are those that its nodes begin."""
+    """Publishes the parts of one run's stream in the requested modes; for clients of the event streaming
+    protocol after the graph's transformers. ``waits`` are the waits that its nodes begin."""
 
     def __init__(
         self, buffer: EventBuffer, stream: StreamOptions, graph: Pregel[Any, Any, Any, Any], waits: Waits
@@ -368,11 +371,13 @@ class StreamPublisher:
         self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
     def root_id(self) -> UUID:
-        """Return the id that the graph's own run has in LangChain's events: that of the run, except where an
-        attempt, or a part of one, repeats it."""
+        """Return the id that the graph's own run has in LangChain's events. It is the run's id, except in a
+        later attempt or part of an attempt, which gets a new one."""
         is_repeated, self._is_repeated = self._is_repeated, True
         with suppress(ValueError):
-            return uuid4() if is_repeated else UUID(self._buffer.run_id)
+            if is_repeated:
+                return uuid4()
+            return UUID(self._buffer.run_id)
         # A program may give a run an id of its own.
         return uuid4()
 
@@ -385,7 +390,7 @@ class StreamPublisher:
                 self._protocol.part(*part)
         self._protocol.publish_end()
         if self._transformers is not None:
-            # What was published may differ from the state.
+            # The published values may differ from the state.
             self._buffer.values = None
 
     async def fail(self, error: BaseException) -> None:
@@ -443,7 +448,10 @@ class StreamPublisher:
         if before is None:
             self._buffer.publish("messages/metadata", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
-            whole = before + message if isinstance(before, AIMessageChunk) else message
+            if isinstance(before, AIMessageChunk):
+                whole = before + message
+            else:
+                whole = message
             self._messages[key] = whole
             # Clients receive the accumulated chunks as a whole message.
             self._buffer.publish("messages/partial", [message_chunk_to_message(whole)])

@@ -122,7 +122,9 @@ class Subscriptions:
         """
         epoch, free = self._free.get(partition, (0, 0))
         # Only the holder of a run numbers events, and there was none in between.
-        return max(now, free if over else 0) if over is not None and over in (0, epoch) else None
+        if over is not None and over in (0, epoch):
+            return max(now, free if over else 0)
+        return None
 
     def register(self, buffer: EventBuffer) -> None:
         """Register the buffer of a run that starts in this process."""
@@ -303,7 +305,9 @@ def _require(standing: Standing | None, partition: Partition, run_id: str) -> St
 def _run_of(standing: Standing | None, run_id: str) -> str:
     """Return the id of the run whose events belong to a message: of the open one that has taken it up, if one
     has."""
-    return run_id if standing is None or standing.run is None else standing.run.id
+    if standing is None or standing.run is None:
+        return run_id
+    return standing.run.id
 
 
 def _read_held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:

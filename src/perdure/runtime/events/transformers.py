@@ -50,11 +50,13 @@ class StreamTransformers:
     def of(cls, graph: Pregel[Any, Any, Any, Any]) -> StreamTransformers | None:
         """Return the transformers of a graph, None if it has only such as change nothing."""
         factories = graph.stream_transformers
-        return cls(factories) if any(map(_may_change, factories)) else None
+        if any(map(_may_change, factories)):
+            return cls(factories)
+        return None
 
     async def parts(self, mode: str, data: Any, namespace: Sequence[str]) -> Iterator[Part]:
-        """Return what a part of the stream becomes. An error of a transformer is raised: what it would have
-        removed is not published."""
+        """Return the parts that a part of the stream is transformed to. An error of a transformer is raised,
+        so that nothing is published that it would have removed."""
         part: Any = {"type": mode, "ns": tuple(namespace), "data": data}
         event = convert_to_protocol_event(part)
         await self._mux.apush(event)
@@ -64,7 +66,7 @@ class StreamTransformers:
         return self._take_out()
 
     async def end(self) -> Iterator[Part]:
-        """Return what the transformers add at the end of the stream."""
+        """Return the parts that the transformers add at the end of the stream."""
         await self._mux.aclose()
         return self._take_out()
 

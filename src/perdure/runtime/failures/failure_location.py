@@ -1,5 +1,5 @@
-"""Failures of graphs: their place in the graph's own code, without anything that a user wrote, and the
-text of them that clients are told."""
+"""Failures of graphs: their place in the graph's own code, without anything that a user wrote, and the text
+that clients get."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if _log.level == logging.NOTSET:
 
 
 shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)
-"""True if clients are told the text of a graph's exception, which may quote what is secret. A process that
-serves without ``--dev`` sets it to False when it starts, for all that it does."""
+"""True if clients get the text of a graph's exception, which may quote what is secret. A process that serves
+without ``--dev`` sets it to False when it starts, for all that it does."""
 
 _OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
 """Recorded kinds of errors whose texts are not an application's."""

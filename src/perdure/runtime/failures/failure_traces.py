@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from perdure.model.runs.messages import TRACEBACK, error_note, replace_surrogates
+from perdure.model.runs.messages import NODE, TRACEBACK, error_note, replace_surrogates
 from perdure.runtime.failures.failure_location import is_of_library
 
 TRACEBACK_MAX = 8000
 """Maximum size of a stored traceback, in bytes of UTF-8."""
 
 _MESSAGE_MAX = 500
+_NODE_MAX = 500
 _CHAIN_MAX = 4
 _OWN_MAX = 20
 _OTHERS_MAX = 30
 _CUT = "\n[the rest was left out]\n"
+_TASK_NOTE = re.compile(r"During task with name '(.*)' and id '[^']*'")
+"""Note that LangGraph adds to an error for each task that it passes through, the innermost first."""
 _FOREIGN = tuple(
     {path for name in ("stdlib", "platstdlib", "purelib", "platlib") if (path := sysconfig.get_path(name))}
 )
 
 
 def failure_note(error: BaseException) -> dict[str, Any]:
-    """Return the data that is stored with a failed run: the error's text, type name and traceback."""
-    return {"error": error_note(error), "kind": type(error).__name__, TRACEBACK: traceback_text(error)}
+    """Return the data that is stored with a failed run: the error's text, type name and traceback, and the
+    node that raised it, if one did."""
+    note = {"error": error_note(error), "kind": type(error).__name__, TRACEBACK: traceback_text(error)}
+    node = _node_of(error)
+    return {**note, NODE: node} if node else note
+
+
+def _node_of(error: BaseException) -> str:
+    """Return the node that raised an error, after those that lead to it, as ``team|writer``; "" if none
+    did."""
+    # A node that is tried again may raise the same object.
+    notes = dict.fromkeys(str(note) for note in getattr(error, "__notes__", ()))
+    names = [found[1] for note in notes if (found := _TASK_NOTE.fullmatch(note)) is not None]
+    return replace_surrogates("|".join(reversed(names)))[:_NODE_MAX]
 
 
 def traceback_text(error: BaseException) -> str:
@@ -81,4 +97,6 @@ def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
         for text in traceback.StackSummary.extract(iter([(at.tb_frame, at.tb_lineno)])).format()
     ]
     left = len(frames) - most
-    return [f"  [{left} frames before these]\n", *texts] if left > 0 else texts
+    if left > 0:
+        return [f"  [{left} frames before these]\n", *texts]
+    return texts

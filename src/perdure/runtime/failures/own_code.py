@@ -1,4 +1,4 @@
-"""Code of a user's project, told from that of libraries; and tracebacks that show it first."""
+"""Distinguishes the code of a user's project from that of libraries; and tracebacks that show it first."""
 
 from __future__ import annotations
 

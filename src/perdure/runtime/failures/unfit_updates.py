@@ -8,9 +8,11 @@ _PLAIN = (InvalidUpdateError, ValueError, TypeError)
 
 
 def unfitness(error: Exception) -> str:
-    """Return what is wrong with the values, for those who sent them.
+    """Describe the fault of the values, for their sender.
 
     Args:
         error: what LangGraph, or a reducer, raised for values that it does not take: any exception.
     """
-    return str(error) if isinstance(error, _PLAIN) else f"{type(error).__name__}: {error}"
+    if isinstance(error, _PLAIN):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,1 +1,2 @@
-"""Limits that processes share, as a process keeps them: its shares, who waits, and calls within nodes."""
+"""Limits over all processes, on the side of one process: its shares, the calls that wait, and calls within
+nodes."""

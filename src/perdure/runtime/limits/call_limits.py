@@ -23,7 +23,7 @@ from perdure.errors import LimitPending, LimitReached
 from perdure.model.limits import MONEY, SharedLimit, Target
 from perdure.model.model_calls import ModelCall, Prices
 from perdure.runtime.limits.limiter import CallTurn, Limiter, limiter_of
-from perdure.runtime.nodes.model_calls import UNKNOWN, messages_in, model_name, read_calls
+from perdure.runtime.nodes.model_calls import UNKNOWN, model_name, read_calls
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.user_and_title import user_of_options
 
@@ -38,7 +38,7 @@ _AGAIN_S = 0.05
 
 
 class Subject(NamedTuple):
-    """What a limit is counted by.
+    """Subject by which a limit counts.
 
     Attributes:
         tenant: The tenant.
@@ -56,9 +56,18 @@ class Subject(NamedTuple):
     def of(cls, tenant: str, graph: str, options: Mapping[str, Any]) -> Self:
         """Return the subject of the run of a message with these options."""
         config = options.get("config")
-        configurable = config.get("configurable") if isinstance(config, Mapping) else None
-        assistant = configurable.get("assistant_id") if isinstance(configurable, Mapping) else None
-        named = assistant if isinstance(assistant, str) and assistant else graph
+        if isinstance(config, Mapping):
+            configurable = config.get("configurable")
+        else:
+            configurable = None
+        if isinstance(configurable, Mapping):
+            assistant = configurable.get("assistant_id")
+        else:
+            assistant = None
+        if isinstance(assistant, str) and assistant:
+            named = assistant
+        else:
+            named = graph
         return cls(tenant, user_of_options(options) or "", graph, named)
 
     def key(self, limit: SharedLimit, name: str = "") -> dict[str, str]:
@@ -85,13 +94,14 @@ def keys_of(
 ) -> LimitKeys:
     """Return all limits that a call or run has.
 
-    Narrow limits come first: who waits for one of its own user's holds nothing that others could use.
+    Narrow limits come first: a call that waits for a limit of its own user holds nothing that others could
+    use.
 
     Args:
         limits: The limits by their names.
-        of: What it is.
+        of: The kind of call.
         name: Name of the model or tool.
-        subject: What it is counted by.
+        subject: The subject by which the limit counts.
         refuse: Only limits that do or do not refuse runs; all by default.
     """
     found = [
@@ -110,9 +120,9 @@ class CallLimits:
         limiter: Limits of this process.
         limits: The limits by their names.
         prices: Prices of models.
-        subject: What the calls are counted by.
+        subject: The subject by which the calls are counted.
         emit: Receives ``limit.waited`` for each call when it begins and ``limit.ended`` when it ends,
-            ``limit.refused``, and ``limit.unpriced``.
+            ``limit.refused``, ``limit.unpriced`` and ``limit.estimated``.
     """
 
     def __init__(
@@ -153,14 +163,23 @@ class CallLimits:
         self._parents.pop(run_id, None)
 
     def _turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
-        keys = [] if run_id in self._calls else keys_of(self._limits, of, name, self._subject)
+        if run_id in self._calls:
+            keys = []
+        else:
+            keys = keys_of(self._limits, of, name, self._subject)
         if not keys:
             return None
         turn = CallTurn(keys, within=self._around(run_id))
-        has_budget = any(self._limits[each].budget is not None for each in turn.limits)
-        tokens = count_tokens_approximately(prompt) if has_budget else 0
+        if self._counts_tokens(turn):
+            tokens = count_tokens_approximately(prompt)
+        else:
+            tokens = 0
         self._calls[run_id] = _LimitedCall(turn, name, tokens)
         return turn
+
+    def _counts_tokens(self, turn: CallTurn) -> bool:
+        limits = [self._limits[each] for each in turn.limits]
+        return any(limit.budget is not None or limit.tokens is not None for limit in limits)
 
     def _around(self, run_id: UUID) -> list[CallTurn]:
         """Return the turns of the calls that a call is made within."""
@@ -175,7 +194,9 @@ class CallLimits:
     def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
         found = self._calls.get(run_id)
-        return 0.0 if found is None else found.turn.wait_s
+        if found is None:
+            return 0.0
+        return found.turn.wait_s
 
     async def begin(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
@@ -210,7 +231,10 @@ class CallLimits:
         done so."""
         if not isinstance(error, LimitReached) or isinstance(error, LimitPending):
             return error
-        cheaper = self._limits[error.limit].cheaper if error.limit in self._limits else None
+        if error.limit in self._limits:
+            cheaper = self._limits[error.limit].cheaper
+        else:
+            cheaper = None
         if cheaper is None:
             return error
         if not self._is_cheaper:
@@ -248,7 +272,7 @@ class CallLimits:
     def end(
         self, run_id: UUID, response: LLMResult | None = None, error: BaseException | None = None
     ) -> None:
-        """Give back the turn of a call, with what it took of tokens and money.
+        """Release the turn of a call, with its tokens and money.
 
         Args:
             run_id: The call.
@@ -259,12 +283,31 @@ class CallLimits:
         found = self._calls.pop(run_id, None)
         if found is None:
             return
+        is_cut = error is not None and not isinstance(error, Exception)
         calls = [] if response is None else read_calls(response)
-        tokens = sum(call.input + call.output for call in calls) if calls else None
-        cost = round(self._cost(found, calls) * MONEY) if response is not None else None
-        if not calls and error is not None and not isinstance(error, Exception):
+        if not calls and response is not None and not is_cut:
+            calls = self._estimate(found, response, has_failed=error is not None)
+        if calls:
+            tokens = sum(call.input + call.output for call in calls)
+        else:
+            tokens = None
+        if response is not None:
+            cost = round(self._cost(found, calls) * MONEY)
+        else:
+            cost = None
+        if not calls and is_cut:
             cost = self._cost_of_cut_call(found, response)
         self._end(found.turn, tokens, cost)
+
+    def _estimate(self, call: _LimitedCall, response: LLMResult, *, has_failed: bool) -> list[ModelCall]:
+        """Estimate the usage of a call whose model reports none, such as ``ChatOpenAI`` with an address of
+        its own when it streams, by its prompt and its answer. A failed call counts if any part of an answer
+        came."""
+        answers = _answers_in(response)
+        if not self._counts_tokens(call.turn) or (has_failed and not answers):
+            return []
+        self._emit("limit.estimated", model=call.name)
+        return [ModelCall(None, call.name, call.prompt, count_tokens_approximately(answers))]
 
     def _cost(self, call: _LimitedCall, calls: list[ModelCall]) -> float:
         cost = 0.0
@@ -277,14 +320,17 @@ class CallLimits:
         return cost
 
     def _cost_of_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
-        """Return what a call counts for that was cancelled, or whose stream was left: its provider tells no
-        use of it, and has it paid. That is what was set aside for it, and at least its prompt and what came
-        of its answer."""
+        """Return the cost of a call that was cancelled, or whose stream was left: its provider reports no
+        usage, but bills it. It is the amount set aside for the call, and at least its prompt and the received
+        part of its answer."""
         if not call.turn.is_under_way or not any(
             self._limits[limit].budget is not None for limit in call.turn.limits
         ):
             return None
-        came = count_tokens_approximately(messages_in(response)) if response is not None else 0
+        if response is not None:
+            came = count_tokens_approximately(_answers_in(response))
+        else:
+            came = 0
         used = ModelCall(None, call.name, call.prompt, came)
         return max(call.turn.set_aside, round(self._cost(call, [used]) * MONEY))
 
@@ -313,13 +359,19 @@ def _flatten(prompts: Sequence[str | Sequence[BaseMessage]]) -> Prompt:
     return [each for prompt in prompts for each in ([prompt] if isinstance(prompt, str) else prompt)]
 
 
+def _answers_in(response: LLMResult) -> Prompt:
+    """Return the messages or texts of a response that are not empty."""
+    found = [getattr(each, "message", each.text) for part in response.generations for each in part]
+    return [each for each in found if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
+
+
 class _InLoop(BaseCallbackHandler):
     """Lets calls that are awaited wait in their event loop.
 
     LangChain runs a method that does not wait, such as that for a token, in a thread unless the handler is
     inline. It leaves out one that is not for text models, beside one that is; and if an inline one refuses
-    a chat model, the coroutines of others are left behind, which nobody awaits. So chat models have a
-    handler of their own, which learns of nothing but their starts.
+    a chat model, the coroutines of others are left behind and never awaited. So chat models have a handler of
+    their own, which learns of nothing but their starts.
     """
 
     raise_error = True

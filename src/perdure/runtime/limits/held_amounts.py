@@ -1,4 +1,5 @@
-"""What a process holds of a limit for one key, by the last answer of the database, and what it uses of it."""
+"""Amounts of a limit that a process holds for one key, by the last answer of the database, and those in
+use."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ HORIZON_S = HORIZON_US / 1_000_000
 
 @dataclass(slots=True)
 class CallCounts:
-    """Number of calls that began, and how many a second that is of late."""
+    """Number of calls that began, and their recent rate a second."""
 
     at: float = 0.0
     speed: float = 0.0
@@ -33,7 +34,7 @@ class CallCounts:
 
 @dataclass(slots=True)
 class HeldAmounts:
-    """What the last answer of the database gave."""
+    """Amounts granted by the last answer of the database."""
 
     places: int = 0
     asked: int = 0
@@ -53,7 +54,7 @@ class HeldAmounts:
 
 @dataclass(slots=True)
 class UsedAmounts:
-    """What is in use, and was used since the database was asked."""
+    """Amounts in use now, and used since the last request to the database."""
 
     places: int = 0
     peak: int = 0

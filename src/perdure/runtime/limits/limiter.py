@@ -27,7 +27,8 @@ from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
-from perdure.runtime.limits.shares import KeyShare, Permit
+from perdure.runtime.limits.shares import KeyShare
+from perdure.runtime.limits.waiting_permits import Permit
 
 _log = logging.getLogger("perdure.limits")
 _REFRESH_S = 10.0
@@ -39,12 +40,12 @@ R = TypeVar("R")
 
 
 class CallTurn:
-    """Turn of one call or run, to be given back at its end.
+    """Turn of one call or run, to be released at its end.
 
     Args:
         keys: For each limit its name, its key and who takes turns.
         counted: Names of the limits towards whose rates it was counted before.
-        within: The turn of a call around it, with which it shares the places of limits that both have.
+        within: The turn of an outer call, with which it shares the places of limits that both have.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class CallTurn:
 
     @property
     def is_under_way(self) -> bool:
-        """True from its turn until it is given back."""
+        """True from its turn until it is released."""
         return any(permit.is_granted for *_, permit in self._permits)
 
     @property
@@ -90,7 +91,7 @@ class CallTurn:
 
     @contextmanager
     def surround(self, emit: Callable[..., object]) -> Iterator[None]:
-        """Surround what it is the turn of, with ``limit.waited`` and ``limit.ended``, and give it back."""
+        """Surround the call or run with ``limit.waited`` and ``limit.ended``, and release the turn."""
         named = ",".join(self.limits)
         emit("limit.waited", limit=named, waited=round(self.wait_s * 1_000_000))
         try:
@@ -101,7 +102,7 @@ class CallTurn:
             emit("limit.ended", limit=named)
 
     async def take(self, limiter: Limiter, tenant: str, within: float | None) -> None:
-        """Wait for it, in the loop of the limits; a limit after the other, in their order."""
+        """Wait for the turn in each limit, one after the other, in the loop of the limits."""
         self._limiter = limiter
         for number, (name, key, permit) in enumerate(self._permits):
             share = await limiter.share(tenant, name, key)
@@ -116,7 +117,7 @@ class CallTurn:
                 raise
 
     def end(self, tokens: int | None = None, cost: int | None = None, *, is_used: bool = True) -> None:
-        """Give it back, in the loop of the limits; see ``KeyShare.release``."""
+        """Release the turn, in the loop of the limits; see ``KeyShare.release``."""
         self.is_over = True
         for share, (*_, permit) in zip(self._shares, self._permits, strict=True):
             if share is not None and permit.is_granted:
@@ -126,7 +127,7 @@ class CallTurn:
 
 
 class Limiter:
-    """Limits of this process on one database. ``of`` returns the one of a database."""
+    """Limits of this process on one database; ``of`` returns those of a database."""
 
     def __init__(self, handle: DatabaseHandle) -> None:
         if not handle.driver.capabilities.has_threads:
@@ -207,11 +208,11 @@ class Limiter:
             raise
 
     def drop(self, turn: CallTurn) -> None:
-        """Give a turn back under which nothing began, or leave the queue with it, from any thread."""
+        """Release an unused turn, or remove a waiting one from the queue, from any thread."""
         self.soon(partial(turn.end, is_used=False))
 
     def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
-        """Give a turn back, from any thread; see ``KeyShare.release``."""
+        """Release a turn, from any thread; see ``KeyShare.release``."""
         self.soon(turn.end, tokens, cost)
 
     async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
@@ -256,12 +257,12 @@ class Limiter:
                         share.change(await self._current(share.at.partition.tenant, share.at.limit))
                     except PerdureError as error:
                         kind = type(error).__name__
-                        _log.warning("limit %r: what was set for it cannot be read: %s", share.at.limit, kind)
+                        _log.warning("limit %r: its set amounts cannot be read: %s", share.at.limit, kind)
         finally:
             self._watching = None
 
     async def _current(self, tenant: str, name: str) -> SharedLimit:
-        """Return a limit with the amounts that were set for it, which are read now and then."""
+        """Return a limit with the amounts that were set for it, which are read again from time to time."""
         async with self._reading.setdefault(tenant, asyncio.Lock()):
             read_at, amounts = self._amounts.get(tenant, (-_REFRESH_S, {}))
             now = asyncio.get_running_loop().time()
@@ -288,7 +289,7 @@ class Limiter:
                 return SharedLimit(**amounts)
         except (TypeError, ValueError) as error:
             if limit is not None:
-                _log.warning("limit %r: what was set for it is ignored: %s", name, error)
+                _log.warning("limit %r: its set amounts are ignored: %s", name, error)
                 return limit
         raise BadSetting(
             f"there is no limit {name!r}; declare it with Settings(limits=…) or under "
@@ -296,7 +297,7 @@ class Limiter:
         )
 
     def close(self) -> None:
-        """Give back what this process holds and does not use, and end the loop."""
+        """Return the unused amounts of this process to the database, and end the loop."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None or self._pid != os.getpid():

@@ -31,7 +31,7 @@ class Permits:
         self._spans.appendleft((moment, 1))
 
     def lapse(self, now: float) -> None:
-        """Remove what has lapsed."""
+        """Remove lapsed permits."""
         while self._spans:
             first, count = self._spans[0]
             gone = min(count, math.ceil((now - self._lasts - first) / self._interval))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from perdure.engine.limits import LimitPlace, Taken, take_share
 from perdure.errors import Contention, LimitPending, LimitReached, PerdureError, Unavailable
@@ -20,6 +18,7 @@ from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.held_amounts import HORIZON_S, HeldAmounts, UsedAmounts
 from perdure.runtime.limits.permits import Permits
+from perdure.runtime.limits.waiting_permits import Permit, WaitingPermits
 
 _LEASE_S = LEASE_US / 1_000_000
 _RENEW_S = _LEASE_S / 3
@@ -41,31 +40,6 @@ _FIRST_TOKENS = 1000
 _WEIGHT = 0.2
 
 Perform = Callable[[Program[Taken]], Awaitable[Taken]]
-
-
-@dataclass(eq=False, slots=True)
-class Permit:
-    """Permission for one call or run to begin, which waits for its turn.
-
-    Attributes:
-        user: The user who takes turns with others.
-        begins: False if it was counted towards the rate before.
-        is_nested: True for a call within another one that holds a place of the limit, which it shares.
-        is_granted: True from its turn until it is released.
-        is_dropped: True if nobody waits for it any more.
-    """
-
-    user: str = ""
-    begins: bool = True
-    is_nested: bool = False
-    is_granted: bool = False
-    is_dropped: bool = False
-    turn: asyncio.Future[None] | None = None
-    tokens: int = 0
-    money: int = 0
-    moment: float | None = None
-    began: float = 0.0
-    waited: float = 0.0
 
 
 class KeyShare:
@@ -91,7 +65,7 @@ class KeyShare:
     ) -> None:
         self.at, self.limit = at, limit
         self._owner, self._perform, self._clock, self._fresh = owner, perform, clock, fresh
-        self._waiting: OrderedDict[str, deque[Permit]] = OrderedDict()
+        self._waiting = WaitingPermits()
         self._held, self._use = HeldAmounts(), UsedAmounts()
         self._calls = self._permits(limit.interval_us, limit.burst_size)
         self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
@@ -125,7 +99,7 @@ class KeyShare:
     @property
     def waiting_count(self) -> int:
         """Number of waiting permits."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     @property
     def in_use(self) -> int:
@@ -147,7 +121,7 @@ class KeyShare:
         if self._held.day_ends is not None and permit.began < self._held.again:
             raise self._budget_error(self._held.day_ends - permit.began)
         permit.turn = self._loop.create_future()
-        self._queue(permit)
+        self._waiting.add(permit, has_places=self.limit.concurrency is not None)
         self._grant()
         self._start()
         try:
@@ -156,26 +130,16 @@ class KeyShare:
             async with asyncio.timeout(within or None):
                 await permit.turn
         except TimeoutError:
-            self._leave(permit)
+            self._waiting.remove(permit)
             if not permit.is_granted:
                 raise self.refusal(permit) from None
         except BaseException:
-            self._leave(permit)
+            self._waiting.remove(permit)
             self.release(permit, is_used=False)
             raise
         permit.waited = self._loop.time() - permit.began
         if permit.is_dropped:
             self.release(permit, is_used=False)
-
-    def _queue(self, permit: Permit) -> None:
-        queue = self._waiting.setdefault(permit.user, deque())
-        if permit.begins and not permit.is_nested:
-            queue.append(permit)
-            return
-        # It goes first: it needs less than those that begin, which may wait for its outer call or its place.
-        queue.appendleft(permit)
-        if permit.is_nested or self.limit.concurrency is None:
-            self._waiting.move_to_end(permit.user, last=False)
 
     async def _request_once(self, turn: asyncio.Future[None]) -> None:
         """Request amounts from the database once; raise ``TimeoutError`` if the turn does not come then."""
@@ -186,7 +150,10 @@ class KeyShare:
                     await self._request()
             self._grant()
         # The permits that were received may be usable only a moment later.
-        moment = self._calls.moment() if self.limit.rate is not None else None
+        if self.limit.rate is not None:
+            moment = self._calls.moment()
+        else:
+            moment = None
         if not turn.done() and moment is not None:
             wait = moment - self._loop.time()
             if wait <= _SOON_S:
@@ -242,7 +209,10 @@ class KeyShare:
             # Unused tokens may be used later, but not more than a burst.
             use.debt = max(use.debt + tokens - permit.tokens, -float(self.limit.token_burst))
             mean = held.mean_tokens
-            held.mean_tokens = tokens if not mean else mean + _WEIGHT * (tokens - mean)
+            if not mean:
+                held.mean_tokens = tokens
+            else:
+                held.mean_tokens = mean + _WEIGHT * (tokens - mean)
         # Waiting calls continue at once, even during a request to the database.
         self._grant()
         self._start()
@@ -251,13 +221,6 @@ class KeyShare:
         if self._task is None:
             self._task = self._loop.create_task(self._serve())
         self._wake.set()
-
-    def _leave(self, permit: Permit) -> None:
-        queue = self._waiting.get(permit.user)
-        if queue is not None and permit in queue:
-            queue.remove(permit)
-            if not queue:
-                del self._waiting[permit.user]
 
     async def _serve(self) -> None:
         try:
@@ -277,7 +240,7 @@ class KeyShare:
                     continue
         except Exception as error:
             # No call may wait for a turn that will never come.
-            self._fail(error)
+            self._waiting.fail(error)
         finally:
             self._task = None
             if self._waiting:
@@ -291,26 +254,8 @@ class KeyShare:
 
     def _grant(self) -> None:
         """Grant permits as long as there are amounts for them, users in turn."""
-        while self._waiting and (found := self._first()) is not None:
-            user, permit = found
-            if not self._begin(permit):
-                return
-            queue = self._waiting[user]
-            queue.popleft()
-            self._waiting.move_to_end(user)
-            if not queue:
-                del self._waiting[user]
-            if permit.turn is not None and not permit.turn.done():
-                permit.turn.set_result(None)
-
-    def _first(self) -> tuple[str, Permit] | None:
-        for user, queue in list(self._waiting.items()):
-            while queue and queue[0].turn is not None and queue[0].turn.done():
-                queue.popleft()
-            if queue:
-                return user, queue[0]
-            del self._waiting[user]
-        return None
+        while (permit := self._waiting.first()) is not None and self._begin(permit):
+            self._waiting.grant(permit)
 
     def _begin(self, permit: Permit) -> bool:
         limit, held, use, now = self.limit, self._held, self._use, self._loop.time()
@@ -363,7 +308,9 @@ class KeyShare:
         if use.debt > 0 and (paid := min(self._tokens.ready(now), math.ceil(use.debt))):
             self._tokens.use(paid)
             use.debt -= paid
-        return 1 if use.debt > 0 else max(0, math.ceil(min(self._estimate() + use.debt, max(1, burst // 2))))
+        if use.debt > 0:
+            return 1
+        return max(0, math.ceil(min(self._estimate() + use.debt, max(1, burst // 2))))
 
     def _has_place(self, now: float) -> bool:
         held = self._held
@@ -421,7 +368,10 @@ class KeyShare:
     def _next(self, now: float) -> float | None:
         """Return the time at which a permit may be granted, or a request is due."""
         held, limit = self._held, self.limit
-        times = [held.renew_at] if held.places or held.money or self._use.paid else []
+        if held.places or held.money or self._use.paid:
+            times = [held.renew_at]
+        else:
+            times = []
         if self._waiting:
             if held.again > now:
                 times.append(held.again)
@@ -431,18 +381,31 @@ class KeyShare:
             if limit.tokens is not None:
                 times += self._times(self._tokens, max(1, self._owed_tokens(now)), now)
         soonest = min((each for each in times if each < math.inf), default=None)
-        return None if soonest is None else max(soonest, now + 0.001)
+        if soonest is None:
+            return None
+        return max(soonest, now + 0.001)
 
     @staticmethod
     def _times(permits: Permits, number: int, now: float) -> list[float]:
         moment = permits.moment(number)
-        times = [permits.ends - _LEAD_S] if permits.ends - _LEAD_S > now else []
-        return [*times, moment] if moment is not None and moment > now else times
+        if permits.ends - _LEAD_S > now:
+            times = [permits.ends - _LEAD_S]
+        else:
+            times = []
+        if moment is not None and moment > now:
+            return [*times, moment]
+        return times
 
     def _demand(self, now: float) -> Demand:
         limit, held, use = self.limit, self._held, self._use
-        wanted = self._count_wanted(now) if limit.rate is not None else 0
-        tokens = self._wanted_tokens(now) if limit.tokens is not None and self._waiting else 0
+        if limit.rate is not None:
+            wanted = self._count_wanted(now)
+        else:
+            wanted = 0
+        if limit.tokens is not None and self._waiting:
+            tokens = self._wanted_tokens(now)
+        else:
+            tokens = 0
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
@@ -451,7 +414,7 @@ class KeyShare:
             tokens=max(0, tokens - len(self._tokens)),
             calls_ahead=float(wanted),
             tokens_ahead=float(tokens),
-            users=len(self._waiting),
+            users=self._waiting.user_count,
             waiting=self.waiting_count,
             paid=use.paid,
             reserved=use.reserved,
@@ -465,7 +428,9 @@ class KeyShare:
             return 0
         wanted = self._use.places + self.waiting_count
         # Calls follow each other quickly, so places are kept. Runs are long, and others may need the places.
-        return wanted if self.limit.of == "run" else max(self._use.peak, wanted)
+        if self.limit.of == "run":
+            return wanted
+        return max(self._use.peak, wanted)
 
     async def _try_request(self) -> None:
         """Request amounts from the database. While it is unavailable, waiting calls keep waiting for a
@@ -478,7 +443,7 @@ class KeyShare:
             now = self._loop.time()
             since = self._failing_since = self._failing_since or now
             if now - since > _UNAVAILABLE_S:
-                self._fail(error)
+                self._waiting.fail(error)
             pause = min(2.0, 0.1 + (now - since) / 2) * (0.5 + spread())
             self._held.again = now + pause
             self._held.renew_at = now + pause
@@ -491,7 +456,7 @@ class KeyShare:
         asked = self._loop.time()
         demand = self._demand(asked)
         held = self._held
-        # The answer may grant no more than the demand says is in use, and calls may begin meanwhile.
+        # The grant may be no larger than the usage stated in the demand, but calls may begin meanwhile.
         held.places, held.may_exceed = min(held.places, self._use.places), False
         held.money = min(held.money, self._use.reserved)
         known = held.known
@@ -500,13 +465,16 @@ class KeyShare:
         if abs(taken.before - now) > _DISAGREE_US and (
             taken.before > now or taken.before < self._held.last_at
         ):
-            # Two processes do not agree on the time: the clock of the database was set.
+            # The processes disagree on the time: the clock of the database was set.
             self._clock.forget()
         self._take(taken, demand, now, asked)
 
     def _take(self, taken: Taken, demand: Demand, now: int, asked: float) -> None:
         held, use, share = self._held, self._use, taken.share
-        held.known = (taken.document,) if taken.is_first and taken.document is not None else None
+        if taken.is_first and taken.document is not None:
+            held.known = (taken.document,)
+        else:
+            held.known = None
         held.last_at = now
         use.paid -= demand.paid
         held.places, held.allotted, held.asked = share.places, share.allotted, demand.wants
@@ -517,9 +485,15 @@ class KeyShare:
         held.money = share.money - use.paid
         held.until = asked + (share.until - now) / 1_000_000
         held.renew_at = min(asked + _RENEW_S, max(asked + 0.05, held.until - 2 * _MARGIN_S))
-        pause = 0.0 if share.again is None else (share.again - now) / 1_000_000
+        if share.again is None:
+            pause = 0.0
+        else:
+            pause = (share.again - now) / 1_000_000
         held.again = asked + max(_PAUSE_S, pause)
-        held.frees_at = math.inf if share.frees_at is None else asked + (share.frees_at - now) / 1_000_000
+        if share.frees_at is None:
+            held.frees_at = math.inf
+        else:
+            held.frees_at = asked + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
             permits.add(asked + (span.start - now) / 1_000_000, span.size)
@@ -527,7 +501,7 @@ class KeyShare:
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
             held.day_ends, held.again = asked + after, asked + min(after, _USED_UP_S)
-            self._fail(self._budget_error(after))
+            self._waiting.fail(self._budget_error(after))
 
     def _budget_error(self, after: float) -> LimitReached:
         text = (
@@ -536,14 +510,6 @@ class KeyShare:
         )
         kind = LimitPending if self.limit.at_end == "wait" else LimitReached
         return kind(text, self.at.limit, after)
-
-    def _fail(self, error: Exception) -> None:
-        """Fail all waiting permits."""
-        for queue in self._waiting.values():
-            for permit in queue:
-                if permit.turn is not None and not permit.turn.done():
-                    permit.turn.set_exception(error)
-        self._waiting.clear()
 
     async def close(self) -> None:
         """Return the unused amounts of this process to the database."""

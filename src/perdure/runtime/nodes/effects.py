@@ -4,9 +4,10 @@
         receipt = await effect(charge, state["amount"])
         return {"receipt": receipt}
 
-A step that was committed is never repeated. One that ended before its commit is repeated, by the same run or
-by one that answers its interrupt or continues its failed run: recorded side effects are not, and one that
-ended between the call and the record is repeated under the same key, by which its receiver can recognise it.
+A step that was committed is never repeated. A step that ended before its commit is repeated, by the same run
+or by one that answers its interrupt or continues its failed run. Recorded side effects are not repeated. A
+side effect that was called but not recorded is repeated under the same key, by which its receiver can
+recognise it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.config import get_config
 
 from perdure.database.handle import DatabaseHandle
-from perdure.engine.queue import journal
+from perdure.engine.queue import effect_journal
 from perdure.engine.queue.runs import HeldRun
 from perdure.errors import NotAllowed, UnrecordedCall
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
@@ -90,11 +91,11 @@ class EffectJournal:
 
     async def arecall(self, name: str, number: int) -> bytes | None:
         """Return the recorded result of an effect, ``None`` if there is none."""
-        return await self.database.arun(journal.recall(self.partition, self.run_id, name, number))
+        return await self.database.arun(effect_journal.recall(self.partition, self.run_id, name, number))
 
     def recall(self, name: str, number: int) -> bytes | None:
         """See ``arecall``."""
-        return self.database.run(journal.recall(self.partition, self.run_id, name, number))
+        return self.database.run(effect_journal.recall(self.partition, self.run_id, name, number))
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class ReplayedEffects(EffectJournal):
 
     def recall(self, name: str, number: int) -> bytes | None:
         """Return the recorded result of an effect, and raise ``UnrecordedCall`` if there is none."""
-        body = journal.among(self.results, self.run_id, name, number)
+        body = effect_journal.among(self.results, self.run_id, name, number)
         if body is None:
             raise UnrecordedCall(
                 f"thread {self.partition.thread!r} has no recorded result of the side effect "
@@ -178,7 +179,7 @@ def effects(
                     await kept.lease.aconfirm()
                 body = encode(await call(*args, **kwargs), "side effect's result")
                 before = await kept.database.arun(
-                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                    effect_journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
                 )
         return cast(R, json.loads(before))
 
@@ -206,7 +207,7 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
                     kept.lease.confirm()
                 body = encode(call(*args, **kwargs), "side effect's result")
                 before = kept.database.run(
-                    journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                    effect_journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
                 )
         return cast(R, json.loads(before))
 
@@ -233,7 +234,9 @@ def _config() -> RunnableConfig:
 def journal_of_node() -> EffectJournal | None:
     """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
     thread = read_carrier(_config().get("configurable", {}))
-    return thread.journal if thread is not None and isinstance(thread.journal, EffectJournal) else None
+    if thread is not None and isinstance(thread.journal, EffectJournal):
+        return thread.journal
+    return None
 
 
 def _name(label: str) -> str:

@@ -27,7 +27,7 @@ class _NothingToStore:
 
 
 class _MissingFuture:
-    """What a loop without a saver has for the future of its latest checkpoint. A loop with one has its own
+    """Stand-in for the future of the latest checkpoint in a loop without a saver. A loop with one has its own
     once it stores a checkpoint, and until then none, as without this attribute."""
 
     def __get__(self, loop: PregelLoop | None, owner: type[PregelLoop]) -> _NothingToStore:

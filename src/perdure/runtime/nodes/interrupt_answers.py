@@ -1,10 +1,10 @@
-"""Answers to interrupts across attempts: each is given to its own interrupt, and once.
+"""Answers to interrupts across attempts: each reaches its own interrupt, exactly once.
 
 An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
 where the task's next interrupt would find it; that form is left for a stop before or after a node, which has
-no id, and for a task that is not stored and has another id each time. What is left of it is removed when the
-run asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken,
-and what a command writes.
+no id, and for a task that is not stored and has another id each time. An unused one is removed when the run
+asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken, and
+what a command writes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def still_to_give(
     given: Command[Any],
     database: DatabaseHandle,
 ) -> Command[Any] | None:
-    """Return a run's command without what an earlier attempt stored of it.
+    """Return a run's command without the parts that an earlier attempt has stored.
 
     Args:
         graph: The graph of the run.
@@ -61,17 +61,22 @@ async def still_to_give(
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
         given = replace(given, update=None, goto=())
     if message.mode != "answer":
-        # Once an earlier attempt has stored the goto, an open question is one that it has led to.
+        # If an earlier attempt has stored the goto, open questions were asked by the node that it led to.
         if given.goto and questions.leaves_question(message.payload):
             await _refuse_leaving(graph, config, held)
-        return given if _holds_anything(given) else None
+        if _holds_anything(given):
+            return given
+        return None
     answers = _by_id(given.resume, message.options.get(ANSWERS, ()))
     if answers is None:
         return await _of_pause(graph, saver, config, held, given)
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
-    alone = next(iter(answers.values())) if len(answers) == 1 else None
+    if len(answers) == 1:
+        alone = next(iter(answers.values()))
+    else:
+        alone = None
     if alone is not None or not held.run.is_fresh:
         levels = await _levels_of(graph, saver, config)
         if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
@@ -82,7 +87,9 @@ async def still_to_give(
     await remove_unnamed(saver, config, held)
     if answers:
         return replace(given, resume=answers)
-    return replace(given, resume=None) if _holds_anything(replace(given, resume=None)) else None
+    if _holds_anything(replace(given, resume=None)):
+        return replace(given, resume=None)
+    return None
 
 
 def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -101,7 +108,9 @@ def _by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
     """Return answers by the id of their interrupts; ``None`` if nothing with an id was asked."""
     if is_by_name(resume) and set(resume) <= set(asked):
         return resume
-    return {asked[0]: resume} if len(asked) == 1 and is_by_name({asked[0]: None}) else None
+    if len(asked) == 1 and is_by_name({asked[0]: None}):
+        return {asked[0]: resume}
+    return None
 
 
 def _holds_anything(command: Command[Any]) -> bool:
@@ -121,7 +130,9 @@ async def _of_pause(
         await remove_unnamed(saver, config, held)
         if any(level.answered for level in await _levels_of(graph, saver, config)):
             given = replace(given, resume=None)
-    return given if _holds_anything(given) else None
+    if _holds_anything(given):
+        return given
+    return None
 
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
@@ -161,7 +172,10 @@ class _Level:
         self.asked: set[str] = set()
         self.answered: set[str] = set()
         for task in state.tasks:
-            place = f"{within}|{task.name}:{task.id}" if within else f"{task.name}:{task.id}"
+            if within:
+                place = f"{within}|{task.name}:{task.id}"
+            else:
+                place = f"{task.name}:{task.id}"
             answers: Any = next((v for t, channel, v in writes if t == task.id and channel == RESUME), [])
             # Old releases of LangGraph stored a single answer, not a list.
             count = len(answers) if isinstance(answers, list) else 1

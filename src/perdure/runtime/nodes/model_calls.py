@@ -57,7 +57,7 @@ class ModelCalls(BaseCallbackHandler):
 
     @property
     def ignore_chain(self) -> bool:
-        """True: nodes and graphs are no calls of models."""
+        """True: nodes and graphs are not calls of models."""
         return True
 
     def on_llm_start(

@@ -78,7 +78,9 @@ class _Places(NodesOnly):
         this try of the task; nothing for the first."""
         with self._lock:
             number = dict(_calls_on(namespace))[caller] - self._first_calls.get(caller, 0)
-        return [number] if number else []
+        if number:
+            return [number]
+        return []
 
     def levels(self, namespace: str, start: int) -> list[Any]:
         """Return the places of the levels of ``namespace`` from the part number ``start`` on, each with the
@@ -122,7 +124,10 @@ class _Isolated(_Places):
         """
         # The first number is LangGraph's count of calls in the enclosing task, which continues when a retry
         # policy repeats the task. ``number`` counts within one try.
-        start = len(self._namespace.split("|")) if self._namespace else 0
+        if self._namespace:
+            start = len(self._namespace.split("|"))
+        else:
+            start = 0
         levels = self.levels(namespace, start)
         place = [task_name(self._config), self._number, levels]
         return sha256(json.dumps(place).encode()).hexdigest()[:32]
@@ -215,8 +220,8 @@ def isolate(config: RunnableConfig) -> RunnableConfig:
 
 def _call_number(configurable: Mapping[str, Any]) -> int:
     """Return the number of calls of isolated graphs before this one in the same try of the task. A task that
-    a retry policy repeats keeps its scratchpad; this function of it is the one part that lives as long and
-    can be weakly referenced."""
+    a retry policy repeats keeps its scratchpad, and the function that is used here is the only part of it
+    that can be weakly referenced."""
     of_task = configurable[_SCRATCHPAD].get_null_resume
     current = configurable[_RUNTIME].execution_info.node_attempt
     with _calls_lock:

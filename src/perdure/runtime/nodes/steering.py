@@ -60,9 +60,9 @@ STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
 
 
 class StepControl(RunControl):
-    """Control that ends a run's loop before its next step while ``is_wanted``; never before the first step of
-    a call, as LangGraph keeps an answer to an interrupt in memory until then, never within a subgraph, and
-    not once it ``is_closed``."""
+    """Control that ends a run's loop before its next step while ``is_wanted``, unless it ``is_closed``. It
+    never ends the loop within a subgraph, nor before the first step of a call: until then LangGraph keeps an
+    answer to an interrupt in memory."""
 
     __slots__ = ("_in_call", "is_closed", "is_wanted", "steps")
 
@@ -101,7 +101,8 @@ class Steering:
         is_sync: True if a step begins when the one before is stored.
 
     Attributes:
-        first_look: The look for messages that waited when the run began; its first step waits for it.
+        first_look: The task that looks for messages that waited when the run began; the run's first step
+            waits for it.
     """
 
     def __init__(
@@ -119,7 +120,9 @@ class Steering:
     def current(self, held: HeldRun) -> HeldRun:
         """Return the held run with the messages that it has taken."""
         messages = (*held.messages[: self._before], *self.taking.taken)
-        return held._replace(run=self.taking.run, messages=messages) if self.taking.taken else held
+        if self.taking.taken:
+            return held._replace(run=self.taking.run, messages=messages)
+        return held
 
     async def look(self) -> None:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
@@ -143,8 +146,8 @@ class Steering:
         """Write the messages that wait into the state of a graph between two of its steps, if they fit there.
 
         Returns:
-            The number of messages that the run has taken. Those that it has not are tried before its next
-            step, or become the next run.
+            The number of messages that the run has taken. Other messages are tried before its next step, or
+            become the next run.
         """
         control, taking = self.control, self.taking
         control.is_wanted = False
@@ -158,7 +161,10 @@ class Steering:
             control.is_wanted = True
             return 0
         saver = graph.checkpointer
-        found = await saver.aget_tuple(config) if isinstance(saver, BaseCheckpointSaver) else None
+        if isinstance(saver, BaseCheckpointSaver):
+            found = await saver.aget_tuple(config)
+        else:
+            found = None
         if found is None or not isinstance(saver, BaseCheckpointSaver):
             return 0
         if any(
@@ -235,8 +241,8 @@ class Steering:
         return update
 
     def _input(self, messages: Sequence[Message]) -> Any:
-        """Return the input that messages make, ``None`` if they make none: they become a run of their own
-        then, which says so, and the open run is not at fault."""
+        """Return the input that messages make; ``None`` if they make none. Then they become a run of their
+        own, which shows the error, so that the open run does not fail for it."""
         try:
             return self._agent.to_input(messages)
         except Exception:
@@ -249,8 +255,8 @@ async def take_messages() -> Mapping[str, Any]:
     came since the last call.
 
     They belong to the run once the node's result is stored: the node puts into it what it wants to keep of
-    them. Until then they wait, and a repeated node gets them again. Of the nodes of one step one at a time
-    gets messages. Outside of a run of a ``Runtime`` nothing comes.
+    them. Until then they wait, and a repeated node gets them again. Only one node of a step at a time gets
+    messages. Outside of a run of a ``Runtime`` nothing comes.
 
     Raises:
         NotAllowed: Called outside of a node, in a subgraph, or in a run whose durability is not ``"sync"``.
@@ -301,8 +307,14 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
     """
     if START in state.next:
         return False
-    key = "messages" if agent.conversation is None else agent.conversation.key
-    held = state.values.get(key) if isinstance(state.values, Mapping) else None
+    if agent.conversation is None:
+        key = "messages"
+    else:
+        key = agent.conversation.key
+    if isinstance(state.values, Mapping):
+        held = state.values.get(key)
+    else:
+        held = None
     messages = _read(held) if isinstance(held, list) else []
     if _has_open_calls(messages):
         return False
@@ -335,8 +347,8 @@ def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:
 def updates(
     graph: Pregel[Any, Any, Any, Any], given: Any, found: CheckpointTuple
 ) -> list[tuple[str, Any]] | None:
-    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it: it
-    becomes a run of its own then, which says so."""
+    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it. Then the
+    input becomes a run of its own, which shows the error."""
     if not isinstance(given, Mapping) or not given or not set(given) <= _names(graph):
         return None
     values = found.checkpoint["channel_values"]
@@ -347,7 +359,10 @@ def updates(
             channel = graph.channels[name]
             if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
                 continue
-            present = channel.from_checkpoint(values[name]) if name in values else channel.copy()
+            if name in values:
+                present = channel.from_checkpoint(values[name])
+            else:
+                present = channel.copy()
             present.update([value])
             held = present.get() if present.is_available() else None
             if isinstance(held, list) and held and all(isinstance(one, BaseMessage) for one in held):
@@ -359,7 +374,8 @@ def updates(
 
 
 def _with_ids(value: Any) -> Any:
-    """Return messages with ids, as the stored writes are applied anew at each load until the next step."""
+    """Return messages with ids, because the stored writes are applied again at each load until the next
+    step."""
     messages = convert_to_messages(value if isinstance(value, list) else [value])
     return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
 
@@ -381,4 +397,6 @@ def _task_config() -> RunnableConfig | None:
         config = get_config()
     except RuntimeError:
         return None
-    return config if config.get("configurable", {}).get(_TASK_ID) else None
+    if config.get("configurable", {}).get(_TASK_ID):
+        return config
+    return None

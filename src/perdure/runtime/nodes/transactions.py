@@ -27,9 +27,9 @@ from langgraph.errors import ParentCommand
 from langgraph.pregel._loop import PregelLoop
 
 from perdure.errors import NotAllowed
-from perdure.langgraph.given_statements import NOTHING, GivenStatements
 from perdure.langgraph.saver import PerdureSaver
-from perdure.runtime.nodes.core_statements import is_core_statement, render
+from perdure.langgraph.task_statements import NOTHING, TaskStatements
+from perdure.runtime.nodes.sqlalchemy_statements import is_core_statement, render
 from perdure.storage.port import MakesStatements
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _OVER = (
     "threads and tasks that end before it"
 )
 
-_given: WeakKeyDictionary[Any, tuple[int, ref[GivenStatements]]] = WeakKeyDictionary()
+_given: WeakKeyDictionary[Any, tuple[int, ref[TaskStatements]]] = WeakKeyDictionary()
 _subgraphs: WeakSet[PregelLoop] = WeakSet()
 """Loops of subgraphs in which statements were given."""
 _given_lock = Lock()
@@ -55,7 +55,7 @@ _given_lock = Lock()
 class Transaction:
     """The commit that stores the writes of the current node. Made by ``transaction``."""
 
-    def __init__(self, given: GivenStatements, maker: MakesStatements) -> None:
+    def __init__(self, given: TaskStatements, maker: MakesStatements) -> None:
         # The task's writes are to hold what was given, and nothing else: a failed attempt's is dropped.
         self._given, self._maker = ref(given), maker
 
@@ -106,8 +106,8 @@ def transaction() -> Transaction:
     return Transaction(*_statements_of(config.get("configurable", {})))
 
 
-def _statements_of(configurable: Mapping[str, Any]) -> tuple[GivenStatements, MakesStatements]:
-    """Return what takes the statements of the task with these values, and what makes them."""
+def _statements_of(configurable: Mapping[str, Any]) -> tuple[TaskStatements, MakesStatements]:
+    """Return the collection for the statements of the task with these values, and their factory."""
     loop = _loop_of(configurable)
     saver = None if loop is None else loop.checkpointer
     if loop is None or _ISOLATED in configurable or not isinstance(saver, PerdureSaver):
@@ -125,7 +125,10 @@ def _statements_of(configurable: Mapping[str, Any]) -> tuple[GivenStatements, Ma
     attempt: int = configurable[_RUNTIME].execution_info.node_attempt
     with _given_lock:
         latest, known = _given.get(task, (0, None))
-        given = None if known is None or latest != attempt else known()
+        if known is None or latest != attempt:
+            given = None
+        else:
+            given = known()
         if latest > attempt or (latest == attempt and given is None) or _is_over(loop, configurable[_TASK]):
             raise NotAllowed(_OVER)
         if given is None:
@@ -142,7 +145,7 @@ def _statements_of(configurable: Mapping[str, Any]) -> tuple[GivenStatements, Ma
     return given, maker
 
 
-def _is_over(loop: PregelLoop, task_id: str, given: GivenStatements | None = None) -> bool:
+def _is_over(loop: PregelLoop, task_id: str, given: TaskStatements | None = None) -> bool:
     """Return True if what a task wrote was passed on to be stored, and ``given`` was not among it."""
     if task_id not in loop.tasks:
         return True
@@ -163,7 +166,7 @@ def _pass_to_caller(
     if not isinstance(error, ParentCommand):
         return
     left = {
-        task.id: [value for _, value in task.writes if isinstance(value, GivenStatements)]
+        task.id: [value for _, value in task.writes if isinstance(value, TaskStatements)]
         for task in loop.tasks.values()
     }
     passed = _tasks_that_raised(error) & left.keys()
@@ -187,7 +190,7 @@ def _tasks_that_raised(error: BaseException) -> set[str]:
 
 
 def require_statements(saver: PerdureSaver) -> MakesStatements:
-    """Return what makes statements for a checkpointer's commits.
+    """Return the factory of statements for a checkpointer's commits.
 
     Raises:
         NotAllowed: Its database takes none.
@@ -211,10 +214,15 @@ def _config_of_writes(loop: PregelLoop) -> RunnableConfig:
 
 
 def _loop_of(configurable: Mapping[str, Any]) -> PregelLoop | None:
-    """Return the loop that runs the current task, which alone knows if its writes are stored. It is found
-    through the function by which a task schedules others, wrapped for a node with a timeout."""
+    """Return the loop that runs the current task, which alone knows whether its writes are stored. It is
+    found through the function by which a task schedules others, wrapped for a node with a timeout."""
     call = configurable.get(_CALL)
     while call is not None and not isinstance(call, partial):
         call = inspect.getclosurevars(call).nonlocals.get("call")
-    loop = None if call is None else getattr(call.keywords.get("schedule_task"), "__self__", None)
-    return loop if isinstance(loop, PregelLoop) else None
+    if call is None:
+        loop = None
+    else:
+        loop = getattr(call.keywords.get("schedule_task"), "__self__", None)
+    if isinstance(loop, PregelLoop):
+        return loop
+    return None

@@ -6,9 +6,10 @@
         paid = await wait_for("payment", within=7 * 86400, default=None)
         return {"decision": decision, "paid": paid}
 
-Each of them is an interrupt of LangGraph: the run ends, and its thread waits without a process. A node begins
-anew when its wait is over, as after ``interrupt``: what stands before a wait is done again, and side effects
-there belong into ``effect``. Times count from the end of the run that asks, by the database's clock.
+Each of them is an interrupt of LangGraph: the run ends, and its thread waits without a process. A node runs
+again from its start when its wait is over, as after ``interrupt``: code before a wait is executed again, so
+side effects there belong into ``effect``. Times count from the end of the run that asks, by the database's
+clock.
 """
 
 from __future__ import annotations
@@ -92,14 +93,14 @@ def ask(
     """Ask a question and return its answer, as LangGraph's ``interrupt`` does, in an async node or any other.
 
     Args:
-        value: What is asked.
+        value: The question.
         within: Time until the question expires, in seconds or as a ``timedelta``.
         default: The answer if it expires, plain JSON data; by default the node gets ``QuestionExpired``.
         remind: Time of a reminder after the question, or several: an event of the thread, and a message on
-            the run's channel. Those that fall due while no process runs are sent as one.
+            the run's channel. Reminders that fall due while no process runs are sent as one.
 
     Raises:
-        QuestionExpired: Nobody answered in time, and there is no default.
+        QuestionExpired: The deadline passed without an answer, and no default was given.
         NotAllowed: There is a deadline or a reminder, and the node is not run by a ``Runtime``.
         ValueError: A time is out of range, a reminder comes after the deadline, or a default has none.
         Unserialisable: The default is not plain JSON data.
@@ -114,7 +115,7 @@ def ask(
 async def sleep(seconds: Span) -> None:
     """Let the run end, and go on with the node after a time: seconds, or a ``timedelta``.
 
-    Nobody can answer a sleep. A message for the thread replaces it, like a question.
+    A sleep takes no answer. A message for the thread replaces it, like a question.
 
     Raises:
         NotAllowed: The node is not run by a ``Runtime``.
@@ -156,7 +157,7 @@ def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) 
 
 
 def require_name(name: object) -> str:
-    """Return the name of a signal; ``ValueError`` if it is none."""
+    """Return the name of a signal; ``ValueError`` if it is not valid."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or replace_surrogates(name) != name:
         raise ValueError(f"the name of a signal is a text of 1 to {NAME_MAX} characters, not {name!r:.100}")
     return name

@@ -1,4 +1,4 @@
-"""What operations found as JSON data, the same for commands and pages. Times are microseconds since 1970."""
+"""Results of operations as JSON data, the same for commands and pages. Times are microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from perdure.engine.queue.stuck import Stuck
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.operations.failures import FailureGroup, RunFailure
 from perdure.runtime.operations.open_questions import AskedQuestion
@@ -24,6 +25,7 @@ def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any
         "run_id": run.id,
         "state": run.state,
         "graph": run.graph,
+        "graph_version": run.graph_version,
         "channel": run.channel,
         "user": found.user,
         "attempts": run.attempts,
@@ -36,8 +38,15 @@ def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any
 
 
 def _failure_entry(failure: RunFailure, with_traceback: bool) -> dict[str, Any]:
-    entry = {"kind": failure.kind, "message": failure.message, "group": failure.group}
-    return {**entry, "traceback": failure.traceback} if with_traceback else entry
+    entry: dict[str, Any] = {
+        "kind": failure.kind,
+        "message": failure.message,
+        "group": failure.group,
+        "node": failure.node,
+    }
+    if with_traceback:
+        return {**entry, "traceback": failure.traceback}
+    return entry
 
 
 def detail_entry(detail: RunDetail) -> dict[str, Any]:
@@ -52,10 +61,45 @@ def detail_entry(detail: RunDetail) -> dict[str, Any]:
     }
 
 
+def stuck_entry(stuck: Stuck) -> dict[str, Any]:
+    """Return threads that are blocked for one reason, with what can be done."""
+    return {
+        "problem": stuck.problem,
+        "what": stuck.what,
+        "name": stuck.name,
+        "threads": stuck.threads,
+        "since": stuck.since,
+        "attempts": stuck.attempts,
+        "tenant": stuck.example.tenant,
+        "example": stuck.example.thread,
+        "advice": _advise(stuck),
+    }
+
+
+def _advise(stuck: Stuck) -> str:
+    if stuck.problem == "damaged":
+        return "A record cannot be read: run `perdure fsck`."
+    if stuck.problem == "failing":
+        return "Attempts fail and are repeated: the log of the workers has the error."
+    if stuck.what == "graph":
+        return (
+            f"No worker takes them: start one with the graph {stuck.name!r}, or more of them if all are at "
+            "work. `perdure runs stop` ends runs that are not wanted."
+        )
+    if stuck.what == "channel":
+        return f"No worker sends them: start one with the channel {stuck.name!r} in its configuration."
+    return "No worker looks after deadlines and reminders: start one."
+
+
 def group_entry(group: FailureGroup) -> dict[str, Any]:
     """Return a group of failures."""
     thread_id, run_id = group.example
-    return {**group._asdict(), "example": {"thread_id": thread_id, "run_id": run_id}}
+    return {
+        **group._asdict(),
+        "nodes": list(group.nodes),
+        "example": {"thread_id": thread_id, "run_id": run_id},
+        "versions": dict(sorted(group.versions.items(), key=lambda each: -each[1])),
+    }
 
 
 def rerun_entry(rerun: Rerun) -> dict[str, Any]:
@@ -64,11 +108,13 @@ def rerun_entry(rerun: Rerun) -> dict[str, Any]:
 
 
 def _wait_text(question: AskedQuestion) -> str:
-    return "It sleeps." if question.signal is None else f"It waits for the signal {question.signal!r}."
+    if question.signal is None:
+        return "It sleeps."
+    return f"It waits for the signal {question.signal!r}."
 
 
 def wait_entries(asked: Iterable[AskedQuestion]) -> dict[str, Any]:
-    """Return what a thread waits for besides answers, and whether it waits for an answer, too."""
+    """Return the waits of a thread, apart from questions, and whether it waits for an answer, too."""
     questions = list(asked)
     return {
         "asks": any(each.kind == "question" for each in questions),
@@ -87,7 +133,7 @@ def wait_entries(asked: Iterable[AskedQuestion]) -> dict[str, Any]:
 
 
 def question_entry(question: AskedQuestion) -> dict[str, Any]:
-    """Return an open question with its text and the form that answers it. What is longer than 64 kB is cut,
+    """Return an open question with its text and the form that answers it. A text longer than 64 kB is cut,
     and takes an answer as text or JSON only."""
     entry = question._asdict()
     value = plain(entry.pop("value"))

@@ -7,11 +7,12 @@ tell what is hidden.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from perdure.model.runs.messages import TRACEBACK
+from perdure.model.runs.messages import NODE, TRACEBACK, VERSION
 from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
 
 _NAMED = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
@@ -23,19 +24,21 @@ _VARYING = (
     (re.compile(r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,4}"), "<address>"),
     (re.compile(r"\d+(?:[.,]\d+)*"), "<n>"),
 )
-"""Parts of messages that differ from run to run, with what stands for them in a group."""
+"""Parts of messages that differ from run to run, with their placeholders in a group."""
 
 _EXAMINED_MAX = 1000
 _GROUP_MAX = 200
 
 
 class RunFailure(NamedTuple):
-    """Error of a run, as it may be shown: the name of its type, its text, and its traceback, if one is stored
-    and may be shown."""
+    """Error of a run, as it may be shown: the name of its type, its text, its traceback, if one is stored and
+    may be shown, the version of the graph, if it was noted, and the node that raised it, if that is known."""
 
     kind: str
     message: str
     traceback: str | None = None
+    version: str | None = None
+    node: str | None = None
 
     @property
     def alike(self) -> str:
@@ -55,7 +58,8 @@ class RunFailure(NamedTuple):
 
 class FailureGroup(NamedTuple):
     """Failed runs with errors that are alike. Times are microseconds since 1970; ``example`` is the newest,
-    as its thread and its run."""
+    as its thread and its run; ``versions`` has how many are of each version of the graph that was noted, and
+    ``nodes`` are those that raised the errors."""
 
     group: str
     kind: str
@@ -64,6 +68,8 @@ class FailureGroup(NamedTuple):
     first_at: int
     last_at: int
     example: tuple[str, str]
+    versions: Mapping[str, int]
+    nodes: tuple[str, ...]
 
 
 def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
@@ -74,10 +80,20 @@ def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
     if not kind:
         # An attempt of an older release: the type is at the beginning of the text.
         before, separator, _ = text.partition(": ")
-        kind = before if separator and before.isidentifier() else "Error"
+        if separator and before.isidentifier():
+            kind = before
+        else:
+            kind = "Error"
     trace = note.get(TRACEBACK) if shows_texts.get() else None
     shown = text_for_clients(kind, text.removeprefix(f"{kind}: "))
-    return RunFailure(kind, shown, trace if isinstance(trace, str) else None)
+    version, node = note.get(VERSION), note.get(NODE)
+    return RunFailure(
+        kind,
+        shown,
+        trace if isinstance(trace, str) else None,
+        version if isinstance(version, str) else None,
+        node if isinstance(node, str) else None,
+    )
 
 
 def normalise_message(message: str) -> str:
@@ -94,14 +110,21 @@ def group_failures(found: Iterable[tuple[str, str, int, RunFailure]]) -> list[Fa
     groups: dict[str, FailureGroup] = {}
     for thread_id, run_id, at, failure in found:
         name, example = failure.group, (thread_id, run_id)
+        nodes = () if failure.node is None else (failure.node,)
         one = groups.get(name)
+        of_version = Counter([failure.version] if failure.version is not None else [])
         if one is None:
-            groups[name] = FailureGroup(name, failure.kind, failure.alike, 1, at, at, example)
+            groups[name] = FailureGroup(
+                name, failure.kind, failure.alike, 1, at, at, example, of_version, nodes
+            )
         else:
+            of_version.update(one.versions)
             groups[name] = one._replace(
+                versions=of_version,
                 runs=one.runs + 1,
                 first_at=min(one.first_at, at),
                 last_at=max(one.last_at, at),
                 example=example if at > one.last_at else one.example,
+                nodes=tuple(sorted({*one.nodes, *nodes})),
             )
     return sorted(groups.values(), key=lambda each: (-each.runs, -each.last_at))

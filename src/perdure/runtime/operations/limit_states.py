@@ -1,6 +1,7 @@
-"""Limits over all processes as operators see them: what is used now, what waits, and what begins anew when.
+"""Limits over all processes as operators see them: what is used now, what waits, and when each of them is
+reset.
 
-What is shown is what the processes stored last, at most about a second ago. Reading it changes nothing.
+The states are those that the processes stored last, at most about a second ago. Reading it changes nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine import limits as stored
 from perdure.engine.limits import KeyState
 from perdure.errors import BadSetting, NotFound
-from perdure.model.limits import MONEY, RateLeft, SharedLimit, day_of, drop_expired, rate_left
+from perdure.model.budget_days import day_of
+from perdure.model.limits import MONEY, RateLeft, SharedLimit, drop_expired, rate_left
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -24,21 +26,27 @@ SETTABLE = ("concurrency", "rate", "burst", "tokens", "budget", "at_end", "wait"
 async def read_entries(
     handle: DatabaseHandle, tenant: str, limit: str | None, most: int, after: str | None = None
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Return what limits have left for their keys, as JSON data.
+    """Return what is used and what is left of limits, for each key, as JSON data.
 
     Args:
         handle: The database.
         tenant: The tenant.
         limit: Name of a limit; all of them without one.
-        most: The number of keys that are looked at.
+        most: The number of keys to examine.
         after: Where to go on.
 
     Returns:
         An entry for each key, and where to go on, ``None`` at the end.
     """
     now = await handle.arun(ask(Now()))
-    prefix = stored.prefix_of(handle.alias, limit) if limit is not None else stored.PREFIX
-    place = None if after is None else stored.partition_of(tenant, after)
+    if limit is not None:
+        prefix = stored.prefix_of(handle.alias, limit)
+    else:
+        prefix = stored.PREFIX
+    if after is None:
+        place = None
+    else:
+        place = stored.partition_of(tenant, after)
     found, last = await handle.arun(stored.read_states(tenant, most, prefix=prefix, after=place))
     return [entry_of(each, now) for each in found], None if last is None else last.thread
 
@@ -50,8 +58,8 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
         ``limit`` and ``key``; ``of`` what it limits; ``waiting``, the calls or runs that wait; for each
         amount an entry with the ``most`` that it allows: ``concurrency`` with the places ``used``, ``rate``
         and ``tokens`` with what is ``left`` now and the ``next_at`` time at which there is more, ``budget``
-        with what is ``spent``, what processes have set aside for calls (``held``), the time at which it
-        begins anew (``resets_at``); and ``processes`` that have a share.
+        with what is ``spent``, what processes have set aside for calls (``held``), the time at which it is
+        reset (``resets_at``); and ``processes`` that have a share.
     """
     limit = SharedLimit(**found.amounts)
     state = drop_expired(limit, found.state, now)
@@ -105,7 +113,7 @@ async def set_amounts(
     before = (await handle.arun(stored.read_amounts(tenant))).get(limit, {})
     merged = {**before, **amounts}
     try:
-        # What is declared is not known here; each amount is checked by itself.
+        # The declared amounts are not known here; each amount is checked by itself.
         fields: dict[str, Any] = {"rate": 1, **merged}
         SharedLimit(**fields)
     except ValueError as error:
@@ -116,7 +124,7 @@ async def set_amounts(
 
 
 async def read_amounts(handle: DatabaseHandle, tenant: str) -> dict[str, Mapping[str, Any]]:
-    """Return what is set for a tenant's limits, by their names."""
+    """Return the amounts set for a tenant's limits, by the limits' names."""
     return await handle.arun(stored.read_amounts(tenant))
 
 
@@ -130,10 +138,10 @@ async def clear_amounts(handle: DatabaseHandle, tenant: str, limit: str) -> None
 async def read_entry(
     handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return what a limit has left for a key, as ``entry_of``.
+    """Return what is used and what is left of a limit for a key, as ``entry_of`` does.
 
     Raises:
-        NotFound: Nothing of it is in use.
+        NotFound: The limit is not in use for this key.
     """
     found = await handle.arun(stored.read_state(_place(handle, tenant, limit, key)))
     if found is None:
@@ -142,10 +150,10 @@ async def read_entry(
 
 
 async def reset(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]) -> None:
-    """Let the rate, the tokens and the budget of a key begin anew; what is under way keeps its place.
+    """Reset the rate, the tokens and the budget of a key; what is under way keeps its place.
 
     Raises:
-        NotFound: Nothing of it is in use.
+        NotFound: The limit is not in use for this key.
     """
     now = await handle.arun(ask(Now()))
     if not await handle.arun(stored.reset(_place(handle, tenant, limit, key), now, handle.draw_version())):

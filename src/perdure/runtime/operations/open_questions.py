@@ -90,7 +90,7 @@ async def search(
     """Yield the open questions, thread by thread, the oldest first where threads come by time.
 
     Args:
-        walk: the threads; those are looked at whose status is ``interrupted``.
+        walk: the threads; those with the status ``interrupted`` are examined.
         user: the user of the threads, ``None`` for any.
         asked_before: latest time at which they were asked, in microseconds since 1970.
         cursor: where to go on, empty for the beginning.
@@ -212,7 +212,10 @@ async def answer(
     """
     handle = handle_of(database)
     resume = value if interrupt_id is None else {interrupt_id: value}
-    named = list(resume) if interrupt_id is not None or is_by_name(resume) else []
+    if interrupt_id is not None or is_by_name(resume):
+        named = list(resume)
+    else:
+        named = []
     options = await handle.arun(read_asking_options(partition))
     message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=named)
     accept = Accept(

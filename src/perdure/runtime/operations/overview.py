@@ -1,9 +1,8 @@
 """How it is going: runs a minute, what waits and for how long, errors, latencies, tokens and cost, by graph,
 user and model.
 
-What it reads does not grow with the number of threads: the counts of ``runtime.activity``, a page of the
-queues that are due, and a page of the threads that failed or wait for an answer, where the database lists
-them.
+Its reads do not grow with the number of threads: the counts of ``runtime.activity``, a page of the queues
+that are due, and a page of the threads that failed or wait for an answer, where the database lists them.
 """
 
 from __future__ import annotations
@@ -49,16 +48,17 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     Returns:
         ``now``; ``minutes``, ``hours`` and ``days``, the ``runs`` that ended in each of the last 60 minutes,
         24 hours and 30 days and how many ``failed``, with the calls of models, the oldest first; ``hour``,
-        ``day`` and ``month``, sums with the runs by ``graphs`` and ``users`` (a month has no users), the
-        ``errors``, the calls by ``models``, and the latencies from the acceptance of a message to the ``end``
-        and to the ``first`` token; ``queue``, with the counts of threads that are ``due`` and ``under_way``,
+        ``day`` and ``month``, sums with the runs by ``graphs`` and ``users`` (a month has no users), and, of
+        the day, by ``versions`` of graphs, each ``since`` the hour in which it first ended a run, or the
+        minute if that is known; the ``errors``, the calls by ``models``, and the latencies from the
+        acceptance of a message to the ``end`` and to the ``first`` token; ``queue``, with the counts of
+        threads that are ``due`` and ``under_way``,
         of replies and scheduled messages, and since when the ``oldest`` is due; ``threads`` that failed or
         are ``interrupted``, ``None`` where only reading all threads would tell, and how many of the
         interrupted ones are ``asleep``, waiting for a time or a signal and for no answer, ``None`` if there
-        are over 100 of them. Of calls of models there are
-        the ``calls``, ``input_tokens``, ``output_tokens``, and the ``cost``, ``None`` if none of their models
-        has a price. Counts of threads end at 1,000; ``is_whole`` is false if one did, or if there were too
-        many processes to add up.
+        are over 100 of them. For calls of models it has the ``calls``, ``input_tokens``, ``output_tokens``,
+        and the ``cost``, ``None`` if none of their models has a price. Counts of threads end at 1,000;
+        ``is_whole`` is false if one did, or if there were too many processes to add up.
     """
     now = await database.arun(ask(Now()))
     queue, is_queue_whole = await database.arun(_queue(tenant, now))
@@ -80,7 +80,10 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         "hours": _slots(documents[HOURS], HOURS, now),
         "days": _slots(documents[DAYS], DAYS, now),
         "hour": _summary(documents[MINUTES]),
-        "day": _summary(documents[HOURS]),
+        "day": {
+            **_summary(documents[HOURS]),
+            "versions": _versions(documents[HOURS], documents[MINUTES], _first(MINUTES, now)),
+        },
         "month": _summary(documents[DAYS]),
         "queue": queue,
         "threads": threads,
@@ -105,8 +108,7 @@ def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
 def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[str, Any]]]:
     """Read the counts of the last hour by minute, day by hour, or month by day; what cannot be read is left
     out."""
-    length = LENGTHS[collection]
-    first = now - now % length - (_SLOTS[collection] - 1) * length
+    first = _first(collection, now)
     found: list[Mapping[str, Any]] = []
     # A range by time goes on after a time, so a page has to hold all that have the same one.
     limit, after = _PAGE, None
@@ -120,7 +122,7 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
         is_last = len(records) < limit or times[-1] < first
         whole = records if is_last else [r for r in records if r.fields["updated_at"] != times[-1]]
         for record in whole or records:
-            # What lies ahead was counted before the clock was set back.
+            # Counts of the future were made before the clock was set back.
             if first <= record.fields["updated_at"] <= now:
                 try:
                     found.append(Document.read(record).body)
@@ -130,6 +132,12 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
             break
         after = (whole or records)[-1].fields["updated_at"]
     return found
+
+
+def _first(collection: str, now: int) -> int:
+    """Return the beginning of the first minute, hour or day that is read."""
+    length = LENGTHS[collection]
+    return now - now % length - (_SLOTS[collection] - 1) * length
 
 
 def _slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> list[dict[str, Any]]:
@@ -157,7 +165,7 @@ def _usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     sums: Counter[str] = Counter()
     for entry in entries:
         sums.update({name: entry[name] for name in USAGE if name in entry})
-    # Of a free model the cost is known, and 0.
+    # The cost of a free model is known: 0.
     return {name: sums[name] if name in sums or name != "cost" else None for name in USAGE}
 
 
@@ -171,7 +179,7 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "end": _latencies(entry["end"] for entry in every),
         "first": _latencies(entry["first"] for entry in every),
         "graphs": sorted((_of_graph(*each) for each in graphs.items()), key=_by_runs),
-        "users": sorted((_of_user(*each) for each in users.items()), key=_by_runs)[:_USERS_MAX],
+        "users": sorted((_of_user(*each) for each in users.items()), key=_by_tokens)[:_USERS_MAX],
         "errors": sorted((_of_error(*each) for each in errors.items()), key=_by_runs),
         "models": sorted((_of_model(*each) for each in models.items()), key=_by_calls),
     }
@@ -190,6 +198,10 @@ def _by_runs(entry: Mapping[str, Any]) -> int:
     return -int(entry["runs"])
 
 
+def _by_tokens(entry: Mapping[str, Any]) -> tuple[int, int]:
+    return -int(entry["input_tokens"] + entry["output_tokens"]), -int(entry["runs"])
+
+
 def _by_calls(entry: Mapping[str, Any]) -> int:
     return -int(entry["calls"])
 
@@ -204,6 +216,42 @@ def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         "first": _latencies(entry["first"] for entry in entries),
         **_usage(entries),
     }
+
+
+def _versions(
+    hours: Sequence[Mapping[str, Any]], minutes: Sequence[Mapping[str, Any]], first: int
+) -> list[dict[str, Any]]:
+    """Return the runs by version of their graph, the latest version first.
+
+    Args:
+        hours: The counts of hours.
+        minutes: The counts of the last minutes.
+        first: The first of these minutes. A version that began later has its minute, any other its hour.
+    """
+    finer = {name: entry["since"] for name, entry in _by_version(minutes).items()}
+    found = _by_version(hours)
+    for name, entry in found.items():
+        if entry["since"] >= first:
+            entry["since"] = max(entry["since"], finer.get(name, 0))
+    named = [
+        {"graph": graph or None, "version": version or None, **entry}
+        for (graph, version), entry in found.items()
+    ]
+    return sorted(named, key=lambda each: (-each["since"], -each["runs"]))
+
+
+def _by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, int]]:
+    """Return sums of runs by graph and version, each ``since`` the first of its counts."""
+    entries: dict[tuple[str, str], dict[str, int]] = {}
+    for counts in found:
+        for graph, by_graph in counts["graphs"].items():
+            for version, by_version in by_graph.get("versions", {}).items():
+                new = {"since": counts["at"], "runs": 0, "failed": 0}
+                entry = entries.setdefault((graph, version), new)
+                entry["since"] = min(entry["since"], counts["at"])
+                for name in ("runs", "failed"):
+                    entry[name] += by_version[name]
+    return entries
 
 
 def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Failed runs run again, one or many. The engine's ``Retry`` decides each: it is repeated once, from the last
-step that is stored, and not beside what has happened since."""
+stored step, and only if nothing else has happened since."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ async def rerun(
 async def rerun_standing(
     walk: ThreadWalk, query: RunQuery, repeat: Repeat, cursor: str = ""
 ) -> AsyncGenerator[RerunStep, None]:
-    """Run failed runs that stand again, the oldest of a thread first; one that cannot be does not stop the
-    others. What fails again meanwhile is not run a second time.
+    """Repeat failed runs that stand, the oldest of a thread first; a run that cannot be repeated does not
+    stop the others. A run that fails again meanwhile is not repeated a second time.
 
     Args:
         walk: the threads.
@@ -96,15 +96,21 @@ async def rerun_standing(
         Unavailable: the database cannot be reached.
     """
     begun, _, place = cursor.partition("/")
-    before = number(begun, "the cursor's time") if cursor else await walk.database.arun(ask(Now()))
+    if cursor:
+        before = number(begun, "the cursor's time")
+    else:
+        before = await walk.database.arun(ask(Now()))
     query = query._replace(state=FAILED, stands=True, before=before)
-    # A thread that runs again leaves the listing of failed ones, and those behind it move up.
-    passed = number(place.partition(":")[2], "the cursor's number") if walk.is_by_time and place else 0
+    left = 0
     async with aclosing(search(walk, query, place)) as steps:
         async for step in steps:
             done = [await _repeat(found, repeat) for found in reversed(step.runs)]
-            passed += not any(each.outcome == "accepted" for each in done)
-            inner = f"t:{passed}" if walk.is_by_time else step.cursor
+            left += any(each.outcome == "accepted" for each in done)
+            inner = step.cursor
+            if walk.is_by_time:
+                # A thread that runs again leaves the listing of failed ones, and those behind it move up.
+                order, _, passed = inner.partition(":")
+                inner = f"{order}:{int(passed) - left}"
             yield RerunStep(f"{before}/{inner}", tuple(done), step.fault)
 
 
@@ -115,5 +121,8 @@ async def _repeat(found: FoundRun, repeat: Repeat) -> Rerun:
         raise
     except PerdureError as error:
         return Rerun(found.thread_id, found.run.id, "stays", reason=str(error))
-    outcome: Outcome = "repeated before" if was_repeated else "accepted"
+    if was_repeated:
+        outcome: Outcome = "repeated before"
+    else:
+        outcome = "accepted"
     return Rerun(found.thread_id, found.run.id, outcome, again)

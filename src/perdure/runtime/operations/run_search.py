@@ -1,8 +1,8 @@
-"""Runs of a tenant: which there are, which failed and were not made good since, and one in all its detail.
+"""Runs of a tenant: a search, the failed runs that still need attention, and one run in all its detail.
 
 The runs of a thread are read in its partition, so finding runs reads the threads with recent activity first,
-and stops at the first that is too old. A failed run *stands* if it was not run again, and if no later run of
-its thread ended otherwise: it is what has to be looked after.
+and stops at the first that is too old. A failed run *stands* if it was not run again, and no later run of its
+thread ended otherwise: it needs attention.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue import inbox
 from perdure.engine.queue.retries import repetition_key
 from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
@@ -34,7 +35,7 @@ STATES = ("open", "waiting", "done", "failed", "interrupted", "rolled_back")
 
 
 class RunQuery(NamedTuple):
-    """Conditions on runs; what is not given is not asked.
+    """Conditions on runs; one that is ``None`` does not restrict the search.
 
     Attributes:
         state: the state of the run.
@@ -44,6 +45,7 @@ class RunQuery(NamedTuple):
         error: part of the type or the text of its error, in either case.
         group: name of the group of its error.
         graph: its graph.
+        version: the version of its graph.
         stands: true for failed runs that stand only.
     """
 
@@ -54,14 +56,15 @@ class RunQuery(NamedTuple):
     error: str | None = None
     group: str | None = None
     graph: str | None = None
+    version: str | None = None
     stands: bool = False
 
     def is_met(self, run: FoundRun) -> bool:
-        """Return True if a run that was found by the state, time and graph is one that is asked for."""
+        """Return True if a run, found by its state, time and graph, meets the other conditions."""
         failure = run.failure
         if self.error is not None and (failure is None or not failure.has(self.error)):
             return False
-        if self.user not in (None, run.user):
+        if self.user not in (None, run.user) or self.version not in (None, run.run.graph_version):
             return False
         if self.group is not None and (failure is None or failure.group != self.group):
             return False
@@ -90,23 +93,24 @@ class FoundRun(NamedTuple):
 
 class RunStep(NamedTuple):
     """A thread that was examined: where to go on after it, its runs that are asked for, the time of its last
-    change if threads come by time, whether none that comes later can have any such run, and why its runs
-    cannot be read, if they cannot."""
+    change if threads come by time, whether none that comes later can have any such run, why its runs cannot
+    be read, if they cannot, and the number of threads that were examined since the one before."""
 
     cursor: str
     runs: tuple[FoundRun, ...]
     at: int | None = None
     is_last: bool = False
     fault: str | None = None
+    examined: int = 1
 
 
 async def search(
     walk: ThreadWalk, query: RunQuery, cursor: str = "", enough: int | None = None
 ) -> AsyncGenerator[RunStep, None]:
-    """Yield the runs that are asked for, thread by thread.
+    """Yield the matching runs, thread by thread.
 
     Args:
-        walk: the threads; failed runs that stand are looked for in threads whose status is ``error`` only.
+        walk: the threads; failed runs that stand are searched only in threads with the status ``error``.
         query: the conditions.
         cursor: where to go on, empty for the beginning.
         enough: the number of runs after which the caller is likely to stop.
@@ -117,11 +121,11 @@ async def search(
         async for step in steps:
             row = step.row
             if row is None:
-                yield RunStep(step.cursor, ())
+                yield RunStep(step.cursor, (), examined=step.examined)
                 continue
             if row.fault is not None:
-                # Its time may be unknown, so it says nothing of those that follow.
-                yield RunStep(step.cursor, (), fault=_fault(row.thread_id, row.fault))
+                # Its time may be unknown, so the search cannot end here.
+                yield RunStep(step.cursor, (), fault=_fault(row.thread_id, row.fault), examined=step.examined)
                 continue
             if walk.is_by_time and query.since is not None and row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
@@ -137,30 +141,61 @@ async def search(
                     found = await walk.database.arun(program)
                 except Corrupt as error:
                     fault = _fault(row.thread_id, error)
-            yield RunStep(step.cursor, found, row.updated_at if walk.is_by_time else None, fault=fault)
+            at = row.updated_at if walk.is_by_time else None
+            yield RunStep(step.cursor, found, at, fault=fault, examined=step.examined)
 
 
 def _fault(thread_id: str, error: Corrupt) -> str:
     text = str(error)
-    return text if repr(thread_id) in text else f"thread {thread_id!r}: {text}"
+    if repr(thread_id) in text:
+        return text
+    return f"thread {thread_id!r}: {text}"
 
 
 async def newest(
     walk: ThreadWalk, query: RunQuery, limit: int, note_fault: Callable[[str], None] = lambda fault: None
 ) -> list[FoundRun]:
-    """Return the newest runs that are asked for, by the time of their last change, newest first.
-    ``note_fault`` is called for each thread whose runs cannot be read."""
+    """Return the newest matching runs, by the time of their last change, newest first. ``note_fault`` is
+    called for each thread whose runs cannot be read."""
+    return await _largest(walk, query, limit, note_fault, _changed_at)
+
+
+async def slowest(
+    walk: ThreadWalk, query: RunQuery, limit: int, note_fault: Callable[[str], None] = lambda fault: None
+) -> list[FoundRun]:
+    """Return the matching runs that took longest from their start to their last change, the slowest first.
+    All matching runs are read. ``note_fault`` is as in ``newest``."""
+    return await _largest(walk, query, limit, note_fault, _took)
+
+
+def _changed_at(run: Run) -> int:
+    return run.updated_at
+
+
+def _took(run: Run) -> int:
+    return run.updated_at - run.started_at
+
+
+async def _largest(
+    walk: ThreadWalk,
+    query: RunQuery,
+    limit: int,
+    note_fault: Callable[[str], None],
+    order: Callable[[Run], int],
+) -> list[FoundRun]:
     found: list[tuple[int, int, FoundRun]] = []
     number = 0
     async with aclosing(search(walk, query, enough=limit)) as steps:
         async for step in steps:
-            if step.is_last or (step.at is not None and len(found) == limit and step.at < found[0][0]):
+            # No thread that follows has a run which changed later than it did itself.
+            is_full = order is _changed_at and len(found) == limit
+            if step.is_last or (step.at is not None and is_full and step.at < found[0][0]):
                 break
             if step.fault is not None:
                 note_fault(step.fault)
             for run in step.runs:
                 number += 1
-                entry = (run.run.updated_at, -number, run)
+                entry = (order(run.run), -number, run)
                 if len(found) < limit:
                     heapq.heappush(found, entry)
                 else:
@@ -169,10 +204,10 @@ async def newest(
 
 
 def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
-    """Return the runs of a thread that are asked for, newest first, at most ``OF_THREAD_MAX``.
+    """Return the matching runs of a thread, newest first, at most ``OF_THREAD_MAX``.
 
     Raises:
-        Corrupt: a run that is asked for cannot be read.
+        Corrupt: a matching run cannot be read.
     """
     found: list[FoundRun] = []
     after: int | None = None
@@ -250,8 +285,8 @@ class RunDetail(NamedTuple):
 async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> RunDetail:
     """Return a run.
 
-    A run is found by the checkpoints that it stored. One that stored none is looked for in all threads,
-    failed ones first, unless its thread is named.
+    A run is found by its checkpoints. If it has none and its thread is not named, all threads are searched,
+    those with failed runs first.
 
     Args:
         walk: the threads.
@@ -273,7 +308,10 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
         row = await database.arun(look(partition))
         found = await database.arun(detail(partition, run_id, row))
     if found is None:
-        where = "there is" if thread_id is None else f"thread {thread_id!r} has"
+        if thread_id is None:
+            where = "there is"
+        else:
+            where = f"thread {thread_id!r} has"
         raise NotFound(
             f"{where} no run {run_id!r}: it has not begun, or its record was removed; "
             "`perdure runs ls` lists those that there are"
@@ -308,7 +346,11 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         )
     )
     if not runs:
-        return None
+        # The id of a message that was joined with one before it is that of their run.
+        joined = yield from inbox.find(partition, run_id)
+        if joined is None or joined.run is None or joined.run.id == run_id:
+            return None
+        return (yield from detail(partition, joined.run.id, row))
     run = read_one(partition, Run.read, runs[0])
     later = [record.fields["state"] for record in newer if record.fields["first"] > run.first]
     head = heads[0].fields["checkpoint_id"] if heads else ""

@@ -43,7 +43,7 @@ class ThreadPlan:
         version: The schema version that stored its latest checkpoint, ``None`` if that cannot be read.
         pinned: The version that it is pinned to, if any.
         waits_in: The nodes that it waits in or would go on with, by their present names.
-        problems: What would be lost or refused, a line each; empty if the thread goes on.
+        problems: Values that would be lost or refused, a line each; empty if the thread goes on.
     """
 
     thread_id: str
@@ -93,7 +93,10 @@ def _plan(
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
         found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
-        version = None if found.checkpoint is None else found.checkpoint.schema
+        if found.checkpoint is None:
+            version = None
+        else:
+            version = found.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.read_pin(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
@@ -115,8 +118,8 @@ def _plan(
 def _find_lost(
     graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, state: StateSnapshot, config: RunnableConfig
 ) -> Iterator[str]:
-    """Yield what waits in a thread and would not be found: nodes that are gone, and interrupts of tasks that
-    the graph does not make any more."""
+    """Yield the waiting nodes and interrupts of a thread that the graph would not find: nodes that are gone,
+    and interrupts of tasks that it does not make any more."""
     found = saver.get_tuple(config)
     if found is None:
         return
@@ -167,7 +170,10 @@ def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iter
 def _unfit(graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig) -> Iterator[str]:
     """Yield the channels whose stored value the graph does not have or accept."""
     found = saver.get_tuple(config)
-    values: Mapping[str, Any] = {} if found is None else found.checkpoint["channel_values"]
+    if found is None:
+        values: Mapping[str, Any] = {}
+    else:
+        values = found.checkpoint["channel_values"]
     facts = read(graph)
     for name in values:
         if name not in graph.channels and not name.startswith(_OWN):

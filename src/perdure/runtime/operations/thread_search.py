@@ -1,45 +1,67 @@
-"""Search for threads by what is known of them: status, title, user, metadata, error, tag, time, and words of
-the conversation.
+"""Search for threads by status, title, user, metadata, error, tag, time, words of the conversation, and cost.
 
-Nothing but the status and the time is in an index, so threads are read one by one, the latest activity first
-where the database can do that. Words are looked for in the messages of the latest state of each thread that
-meets every other condition.
+Nothing but the status and the time is in an index, so threads are read, a few at a time, the latest activity
+first where the database can do that. Words are searched in the latest messages of each thread that meets the
+earlier conditions; the cost is computed for the remaining threads.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine.queue import inbox
 from perdure.engine.threads import tags
-from perdure.errors import Contention, Corrupt, NotFound
-from perdure.langgraph.reading import plain_reading
+from perdure.engine.threads.undisturbed import read_undisturbed
+from perdure.errors import BadSetting, Contention, Corrupt
+from perdure.langgraph.reading.thread_calls import load_all_calls
+from perdure.langgraph.reading.thread_messages import find_conversation
+from perdure.model.model_calls import NO_PRICES, Prices, total
+from perdure.model.program import Program
 from perdure.model.records import Partition
 from perdure.runtime.operations.failures import failure_of
-from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.operations.words import excerpt, has_words, words_of
+from perdure.runtime.operations.walk_by_activity import ThreadWalk, VisitedThread
+from perdure.runtime.operations.word_search import find_excerpt, has_words, words_of
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.user_and_title import title_in, user_in, user_of_message
+from perdure.runtime.threads.user_and_title import (
+    title_in,
+    user_in,
+    user_of_message,
+    user_of_options,
+)
+from perdure.storage.port import arun
 
-_MESSAGES = "messages"
+R = TypeVar("R")
+
+_AT_ONCE = 16
+"""Threads that are examined at the same time, which share the round trips of their requests."""
+_THREAD_BYTES = 32 * 1024
+"""Size of records, as they are stored, from which decoding them would keep the event loop for long."""
 
 
 class ThreadQuery(NamedTuple):
-    """Conditions on threads besides those of the walk; what is not given is not asked.
+    """Conditions on threads besides those of the walk; one that is not given does not restrict the search.
 
     Attributes:
         title: part of the title, in either case.
-        user: the user that its metadata names, or else that of its newest run.
+        user: the user that its metadata names, or else that of its newest run or, before any, of its newest
+            message.
         metadata: JSON data that its metadata contain.
         error: part of the type or the text of the error of its newest run, in either case.
-        tag: name of a tag of one of its checkpoints.
+        tag: name of a tag in the thread.
         since: earliest time of its last change, in microseconds since 1970.
         before: latest time of its last change.
         words: words that its title or one of its messages contains.
+        cost: least cost of its calls of models, in the currency of the prices.
+        prices: prices of models, which a cost needs.
+
+    Raises:
+        BadSetting: from ``search``, if there is a cost and no price.
     """
 
     title: str | None = None
@@ -50,9 +72,17 @@ class ThreadQuery(NamedTuple):
     since: int | None = None
     before: int | None = None
     words: str | None = None
+    cost: float | None = None
+    prices: Prices = NO_PRICES
+
+    @property
+    def needs_more(self) -> bool:
+        """True if a thread has to be read further than its row."""
+        return any(each is not None for each in (self.user, self.tag, self.words, self.cost))
 
     def is_met(self, row: ThreadRow) -> bool:
-        """Return False if what is read of a thread anyway tells that it does not meet the conditions."""
+        """Return False if the row of a thread, which is read anyway, shows that it does not meet the
+        conditions."""
         if self.since is not None and row.updated_at < self.since:
             return False
         if self.before is not None and row.updated_at > self.before:
@@ -65,17 +95,23 @@ class ThreadQuery(NamedTuple):
             return False
         if self.error is None:
             return True
-        failure = None if row.run is None else failure_of(row.run.note)
+        if row.run is None:
+            failure = None
+        else:
+            failure = failure_of(row.run.note)
         return failure is not None and failure.has(self.error)
 
 
 class ThreadMatch(NamedTuple):
-    """A thread that was examined: where to go on after it, the thread, ``None`` if it does not match, and the
-    part of the conversation with the words."""
+    """A thread that was examined: where to go on after it, the thread, ``None`` if it does not match, the
+    part of the conversation with the words, the cost, if one was asked for, and the number of threads that
+    were examined since the one before."""
 
     cursor: str
     row: ThreadRow | None
     excerpt: str | None = None
+    cost: float | None = None
+    examined: int = 1
 
 
 async def search(
@@ -88,26 +124,57 @@ async def search(
         query: the conditions.
         cursor: where to go on, empty for the beginning.
         enough: the number of threads after which the caller is likely to stop.
+
+    Raises:
+        BadSetting: a cost is asked for, and no model has a price.
     """
-    async with aclosing(walk.steps(cursor, enough)) as steps:
-        async for step in steps:
-            row = step.row
-            if row is not None and _is_last(walk, query, row):
-                return
-            if row is None or not query.is_met(row):
-                yield ThreadMatch(step.cursor, None)
-                continue
-            partition = Partition(walk.tenant, row.thread_id)
-            if not await _meets_rest(walk.database, partition, row, query):
-                yield ThreadMatch(step.cursor, None)
-                continue
-            found = await _find(walk.database, partition, row, words_of(query.words or ""))
-            yield ThreadMatch(step.cursor, None if found is None else row, found or None)
+    if query.cost is not None and not query.prices.models:
+        raise BadSetting(
+            'a search by cost needs prices of models: set them in perdure.toml, under [prices.models."NAME"]'
+        )
+    under_way: deque[asyncio.Task[ThreadMatch]] = deque()
+    try:
+        async with aclosing(walk.steps(cursor, enough)) as steps:
+            async for step in steps:
+                if step.row is not None and _is_last(walk, query, step.row):
+                    break
+                if not query.needs_more:
+                    is_met = step.row is not None and query.is_met(step.row)
+                    yield ThreadMatch(step.cursor, step.row if is_met else None, examined=step.examined)
+                    continue
+                under_way.append(asyncio.create_task(_examine(walk, query, step)))
+                if len(under_way) == _AT_ONCE:
+                    yield await under_way.popleft()
+        while under_way:
+            yield await under_way.popleft()
+    finally:
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+
+
+async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) -> ThreadMatch:
+    row = step.row
+    none = ThreadMatch(step.cursor, None, examined=step.examined)
+    if row is None or not query.is_met(row):
+        return none
+    partition = Partition(walk.tenant, row.thread_id)
+    if not await _meets_rest(walk.database, partition, row, query):
+        return none
+    found = await _find(walk.database, partition, row, words_of(query.words or ""))
+    if found is None:
+        return none
+    cost = None
+    if query.cost is not None:
+        cost = await _cost(walk.database, partition, query.prices)
+        if cost is None or cost < query.cost:
+            return none
+    return ThreadMatch(step.cursor, row, found or None, cost, step.examined)
 
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
-    """Return True if this thread and all that follow were changed too long ago. One that cannot be read may
-    have no time."""
+    """Return True if this thread and all that follow were changed too long ago. An unreadable thread may have
+    no time."""
     return (
         walk.is_by_time
         and row.fault is None
@@ -131,11 +198,16 @@ async def _meets_rest(
 
 
 async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
-    """Return the user of a thread: the one of its newest run if its metadata names none."""
+    """Return the user of a thread: the one of its newest run if its metadata names none, and that of its
+    newest message if none has begun."""
     user = user_in(row.metadata)
-    if user is None and row.run is not None:
+    if user is not None:
+        return user
+    if row.run is not None:
         return await database.arun(user_of_message(partition, row.run.first))
-    return user
+    for newest in await database.arun(inbox.latest(partition, 1)):
+        return user_of_options(newest.message.options)
+    return None
 
 
 async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:
@@ -153,19 +225,30 @@ async def _find(
     if not row.has_state:
         return None
 
-    def read() -> str | None:
-        return _excerpt(database.run(plain_reading.load(partition, "", None, database.digest)), wanted)
+    def read() -> Program[str | None]:
+        _, messages = yield from find_conversation(partition, database.digest)
+        if messages is None:
+            return None
+        return find_excerpt(messages, wanted)
 
     try:
-        if database.driver.capabilities.has_threads:
-            # A long conversation takes a while to decode.
-            return await asyncio.to_thread(read)
-        view = await database.arun(plain_reading.load(partition, "", None, database.digest))
-    except (Corrupt, Contention, NotFound):
+        return await _read_aside(database, read_undisturbed(partition, read))
+    except (Corrupt, Contention):
         return None
-    return _excerpt(view, wanted)
 
 
-def _excerpt(view: plain_reading.CheckpointView, wanted: list[str]) -> str | None:
-    values = next((channel.value for channel in view.channels if channel.name == _MESSAGES), None)
-    return excerpt(values, wanted)
+async def _cost(database: DatabaseHandle, partition: Partition, prices: Prices) -> float | None:
+    """Return the cost of a thread's calls of models, ``None`` if no call has a price, or if they cannot be
+    read."""
+    try:
+        calls = await _read_aside(database, load_all_calls(partition, database.digest))
+    except (Corrupt, Contention):
+        return None
+    found: float | None = total(calls, prices)["cost"]
+    return found
+
+
+async def _read_aside(database: DatabaseHandle, program: Program[R]) -> R:
+    """Run a program that decodes much of a long thread, which it does in a thread of its own where it can."""
+    has_threads = database.driver.capabilities.has_threads
+    return await arun(program, database.driver, in_threads=has_threads, thread_bytes=_THREAD_BYTES)

@@ -24,11 +24,12 @@ _BY_TIME, _BY_ID = "t", "i"
 
 
 class VisitedThread(NamedTuple):
-    """A thread that was examined: where to go on after it, and the thread, ``None`` if it does not match or
-    may not be seen."""
+    """Step of a walk: the cursor after it, the thread, ``None`` if it does not match or may not be seen, and
+    the number of threads since the step before."""
 
     cursor: str
     row: ThreadRow | None
+    examined: int = 1
 
 
 class ThreadWalk(NamedTuple):
@@ -70,7 +71,10 @@ class ThreadWalk(NamedTuple):
         order, _, place = cursor.partition(":")
         if cursor and order != (_BY_TIME if self.is_by_time else _BY_ID):
             raise BadSetting(f"the cursor {cursor[:40]!r} is not one of this search; begin it again without")
-        steps = self._by_time(place, enough) if self.is_by_time else self._by_id(place)
+        if self.is_by_time:
+            steps = self._by_time(place, enough)
+        else:
+            steps = self._by_id(place)
         async with aclosing(steps) as walked:
             async for step in walked:
                 yield step
@@ -79,11 +83,12 @@ class ThreadWalk(NamedTuple):
         passed = number(place, "the cursor's number") if place else 0
         index = ThreadIndex(self.database, self.tenant)
         order = Order("updated_at", descending=not self.is_oldest_first)
-        found = index.search(status=self.status, sees=self.sees, order=order, skip=passed, enough=enough)
-        async with aclosing(found) as rows:  # type: ignore[type-var]
-            async for row in rows:
-                passed += 1
-                yield VisitedThread(f"{_BY_TIME}:{passed}", row)
+        found = index.steps(status=self.status, sees=self.sees, order=order, skip=passed, enough=enough)
+        async with aclosing(found) as steps:
+            async for at, row in steps:
+                if at > passed:
+                    yield VisitedThread(f"{_BY_TIME}:{at}", row, at - passed)
+                passed = at
 
     async def _by_id(self, place: str) -> AsyncGenerator[VisitedThread, None]:
         start = WalkPlace.read(place)

@@ -11,21 +11,25 @@ copy follows, and for good if the process ends in between, the thread counts as 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
 from perdure.engine.documents import Change, Document
-from perdure.model.ops import Expect, ListedThread
+from perdure.model.ops import CopyCondition, Expect, ListedThread
 from perdure.model.records import LISTED, Partition
 from perdure.model.runs.lifecycle import Status
+from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
 from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
 from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
 _FIRST_BATCH, _BATCH = 32, 500
 _GROWTH = 4
+_UNANNOUNCED = b',"announced":0}'
+"""End of a copy for whose thread no change is announced."""
 _TURN_S = 0.005
 """Seconds for which metadata are compared before others have a turn of the event loop."""
 
@@ -42,8 +46,8 @@ class ThreadIndex:
         self._partition = Partition(tenant, *LISTED)
 
     async def add(self, thread_id: str, document: Document) -> Document | None:
-        """Store the copy of a new thread's document in one request; None if the index has one already, of an
-        earlier thread of this name, or of the same thread if another request created it.
+        """Store the copy of a new thread's document in one request; None if the index has a copy already. It
+        is then of an earlier thread of this name, or another request created the same thread.
 
         Args:
             thread_id: the thread.
@@ -66,8 +70,11 @@ class ThreadIndex:
         are as for ``add``."""
 
         def newer(before: Document | None) -> Mapping[str, Any] | None:
-            made = _copy(document, 0 if before is None else _read_announced(before, document))
-            return None if before is not None and _age(before.body) > _age(made) else made
+            announced = 0 if before is None else _read_announced(before, document)
+            made = _copy(document, announced if announced > document.version else 0)
+            if before is not None and _age(before.body) > _age(made):
+                return None
+            return made
 
         await self._change(thread_id, newer, document.updated_at)
 
@@ -102,6 +109,7 @@ class ThreadIndex:
         ids: Sequence[str] | None = None,
         status: Status | None = None,
         sees: Sees | None = None,
+        holding: Patterns = (),
         order: Order | None = None,
         skip: int = 0,
         enough: int | None = None,
@@ -113,6 +121,7 @@ class ThreadIndex:
             ids: ids of the threads to search in, or None for all.
             status: the status that a thread has to have, or None for any.
             sees: predicate over a thread's metadata.
+            holding: patterns of the metadata for which ``sees`` is true.
             order: the sort order.
             skip: number of threads to leave out at the beginning.
             enough: number of threads after which the caller is likely to stop, so that no more are read
@@ -125,7 +134,7 @@ class ThreadIndex:
         def is_asked_for(row: ThreadRow) -> bool:
             return status in (None, row.status) and matches(row.metadata)
 
-        order, loop = order or Order(), asyncio.get_running_loop()
+        order = order or Order()
         if ids is not None:
             named = [
                 SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
@@ -135,12 +144,62 @@ class ThreadIndex:
             for row in asked[skip:]:
                 yield row
             return
-        needs_metadata = bool(metadata) or sees is not None
         # Without a condition on metadata skipped threads need not be read.
+        needs_metadata = bool(metadata) or sees is not None
         passed = 0 if needs_metadata else skip
-        # Of those that a condition on metadata passes over, an unknown number has to be looked at.
+        steps = self.steps(
+            metadata=metadata,
+            status=status,
+            sees=sees,
+            holding=holding,
+            order=order,
+            skip=passed,
+            enough=enough,
+        )
+        async with aclosing(steps) as found:
+            async for _, each in found:
+                if each is None:
+                    continue
+                if passed >= skip:
+                    yield each
+                else:
+                    passed += 1
+
+    async def steps(
+        self,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        status: Status | None = None,
+        sees: Sees | None = None,
+        holding: Patterns = (),
+        order: Order | None = None,
+        skip: int = 0,
+        enough: int | None = None,
+    ) -> AsyncGenerator[tuple[int, ThreadRow | None], None]:
+        """Yield the results of ``search``, each with its place: the number of threads of the status up to it,
+        including those that do not match. Places without a thread come in between, so that a caller whose
+        time is over can go on from there. The arguments are those of ``search``, except that ``skip`` is a
+        place.
+        """
+
+        def matches(held: Mapping[str, Any]) -> bool:
+            return contains(held, metadata or {}) and (sees is None or sees(held))
+
+        loop = asyncio.get_running_loop()
+        needs_metadata = bool(metadata) or sees is not None
+        # A condition on metadata may pass over any number of threads, and each has to be read.
         enough = None if needs_metadata else enough
-        found = places(self._database, self._tenant, order, status, passed, enough)
+        patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
+        copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
+        found = places(
+            self._database,
+            self._tenant,
+            order or Order(),
+            status,
+            skip=skip,
+            enough=enough,
+            copies=copies,
+        )
         async for batch in _batches(found, enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
@@ -154,13 +213,15 @@ class ThreadIndex:
                     if loop.time() - turn > _TURN_S:
                         await asyncio.sleep(0)
                         turn = loop.time()
-            async for row in self._rows(wanted):
-                if not is_asked_for(row):
-                    continue
-                if passed >= skip:
-                    yield row
-                else:
-                    passed += 1
+            for at in range(0, len(wanted), AT_ONCE):
+                some = wanted[at : at + AT_ONCE]
+                # A few at a time, as the caller may need no more.
+                read = {row.thread_id: row for row in await rows(self._database, some)}
+                for place in some:
+                    row = read.get(place.partition.thread)
+                    if row is not None and status in (None, row.status) and matches(row.metadata):
+                        yield place.number, row
+            yield batch[-1].number, None
 
     async def count(
         self,
@@ -169,12 +230,14 @@ class ThreadIndex:
         ids: Sequence[str] | None = None,
         status: Status | None = None,
         sees: Sees | None = None,
+        holding: Patterns = (),
     ) -> int:
         """Return the number of threads that ``search`` finds; the arguments are the same."""
         if ids is None and not metadata and sees is None:
             return await count(self._database, self._tenant, status)
         number = 0
-        async for _ in self.search(metadata=metadata, ids=ids, status=status, sees=sees):
+        found = self.search(metadata=metadata, ids=ids, status=status, sees=sees, holding=holding)
+        async for _ in found:
             number += 1
         return number
 
@@ -182,12 +245,6 @@ class ThreadIndex:
         fresh = self._database.draw_version()
         program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
         await self._database.arun(program)
-
-    async def _rows(self, wanted: Sequence[SortedThread]) -> AsyncIterator[ThreadRow]:
-        """Yield threads as they are now, read a few at a time, as the caller may need no more."""
-        for at in range(0, len(wanted), AT_ONCE):
-            for row in await rows(self._database, wanted[at : at + AT_ONCE]):
-                yield row
 
     async def _entries(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
         """Return the copies of threads' documents, by name, without those that cannot be read, or that a
@@ -209,14 +266,16 @@ def _copy(document: Document, announced: int) -> dict[str, Any]:
 
 
 def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
-    """Return what orders the documents of a name: a thread that was created again is newer."""
+    """Return the key that orders the documents of a name: a thread that was created again is newer."""
     return copy["created_at"], copy["version"]
 
 
 def _read_announced(before: Document, document: Document) -> int:
     """Return the version that was announced for a thread, 0 for an earlier thread of its name."""
     is_same = before.body["created_at"] == document.body["created_at"]
-    return int(before.body["announced"]) if is_same else 0
+    if is_same:
+        return int(before.body["announced"])
+    return 0
 
 
 def contains(whole: Any, part: Any) -> bool:
@@ -252,15 +311,11 @@ def _same_number(a: Any, b: Any) -> bool:
     return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
 
 
-async def _batches(found: AsyncIterator[SortedThread], first: int) -> AsyncIterator[list[SortedThread]]:
+async def _batches(found: AsyncIterator[list[SortedThread]], first: int) -> AsyncIterator[list[SortedThread]]:
     """Yield places in groups of growing size, the first of ``first`` places: it is answered soon, the later
     ones need few requests."""
-    batch: list[SortedThread] = []
     size = min(first, _BATCH)
-    async for place in found:
-        batch.append(place)
-        if len(batch) == size:
-            yield batch
-            batch, size = [], min(size * _GROWTH, _BATCH)
-    if batch:
-        yield batch
+    async for page in found:
+        while page:
+            yield page[:size]
+            page, size = page[size:], min(size * _GROWTH, _BATCH)

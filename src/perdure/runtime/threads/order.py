@@ -8,12 +8,14 @@ memory for each.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
-from perdure.model.ops import FindListed, FindThreads, IndexHit, ListedThread
+from perdure.model.ops import CopyCondition, FindListed, FindThreads, IndexHit, ListedThread
 from perdure.model.program import ask
 from perdure.model.records import INTERNAL, Partition
 from perdure.model.runs.lifecycle import Status
@@ -24,16 +26,20 @@ SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 UNSURE = "unsure"
 
 _FIRST_PAGE, _PAGE = 100, 1000
+_SPAN = 1 << 13
+"""Threads that a count passes over at a time, a power of two."""
 AT_ONCE = 64
 """Threads that are read at the same time."""
 
 
 class SortedThread(NamedTuple):
-    """A thread's place in an order, and its row if it had to be read for that."""
+    """A thread's place in an order, its row if it had to be read for that, and the number of threads in the
+    order up to it."""
 
     partition: Partition
     listed: ListedThread
     row: ThreadRow | None = None
+    number: int = 0
 
 
 class Order(NamedTuple):
@@ -48,10 +54,12 @@ async def places(
     tenant: str,
     order: Order,
     status: Status | None = None,
+    *,
     skip: int = 0,
     enough: int | None = None,
-) -> AsyncIterator[SortedThread]:
-    """Yield the places of a tenant's threads in order.
+    copies: CopyCondition | None = None,
+) -> AsyncIterator[list[SortedThread]]:
+    """Yield the places of a tenant's threads in order, in groups.
 
     Args:
         database: the database.
@@ -60,54 +68,51 @@ async def places(
         status: the status that a thread has to have, or None for any.
         skip: number of threads to leave out at the beginning.
         enough: number of places after which the caller is likely to stop.
+        copies: condition on the threads' copies in the index. Threads whose copies do not meet it may be left
+            out, which the numbers of places show only in an order by time.
     """
-    if not database.has_listing:
-        every = sorted(
-            [place async for place in _scan(database, tenant) if status in (None, place.listed.status)],
-            key=_key(order.by),
-            reverse=order.descending,
-        )
-        for place in every[skip:]:
-            yield place
+    if database.has_listing and order.by in ("created_at", "updated_at"):
+        async for page in _list(database, tenant, order, status, skip=skip, enough=enough, copies=copies):
+            yield page
         return
-    if order.by in ("thread_id", "status"):
+    if database.has_listing and order.by == "thread_id" and copies is None:
+        async for page in _by_name(database, tenant, order, status, enough):
+            yield [place for place in page if place.number > skip]
+        return
+    if database.has_listing:
         # In the order in which nothing moves: each thread that stays is found once, whatever is written.
-        every = [place async for place in _list(database, tenant, Order("created_at"), status)]
-        every.sort(key=_key("updated_at"), reverse=True)
+        pages = _list(database, tenant, Order("created_at"), status, copies=copies)
+        every = [place async for page in pages for place in page]
         if order.by == "status":
-            every = [place for place in await _read(database, every) if place is not None]
-        for place in sorted(every, key=_key(order.by), reverse=order.descending)[skip:]:
-            yield place
-        return
-    async for place in _list(database, tenant, order, status, skip, enough):
-        yield place
+            every = await _read_unsure(database, every)
+    else:
+        every = [place async for place in _scan(database, tenant) if status in (None, place.listed.status)]
+    every.sort(key=_key("updated_at"), reverse=True)
+    every.sort(key=_key(order.by), reverse=order.descending)
+    yield [place._replace(number=number) for number, place in enumerate(every, 1)][skip:]
 
 
 async def count(database: DatabaseHandle, tenant: str, status: Status | None = None) -> int:
     """Return the number of a tenant's threads with a status, or, if it is None, with any."""
     if not database.has_listing:
-        return len([place async for place in places(database, tenant, Order(), status)])
-    number = await _size(database, tenant, status or "")
+        return sum([len(page) async for page in places(database, tenant, Order(), status)])
+    number = await _size(database, FindListed(tenant, status=status or "", limit=1))
     if status is not None and status != "busy":
-        doubtful = [place async for place in _pages(database, tenant, Order(), UNSURE, 0)]
-        read = await _read(database, doubtful)
-        number += sum(place is not None and place.listed.status == status for place in read)
+        number += len(await _unsure(database, tenant, Order(), status))
     return number
 
 
-async def _size(database: DatabaseHandle, tenant: str, status: str) -> int:
-    """Return the number of rows in the listing, found by bisection over the offset."""
-
-    async def has_more(skip: int) -> bool:
-        return bool(await database.arun(ask(FindListed(tenant, status=status, skip=skip, limit=1))))
-
-    low, high = 0, 1
-    while await has_more(high - 1):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if await has_more(middle - 1) else (low, middle)
-    return low
+async def _size(database: DatabaseHandle, find: FindListed) -> int:
+    """Return the number of rows in the listing, of which only the ends of long spans are read."""
+    number, span = 0, _SPAN
+    while span:
+        hits = await database.arun(ask(replace(find, skip=span - 1)))
+        if hits and hits[0].listed is not None:
+            number += span
+            find = find.after(hits[0].listed)
+        else:
+            span //= 2
+    return number
 
 
 async def rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
@@ -129,60 +134,115 @@ async def _list(
     tenant: str,
     order: Order,
     status: Status | None,
+    *,
     skip: int = 0,
     enough: int | None = None,
-) -> AsyncIterator[SortedThread]:
+    copies: CopyCondition | None = None,
+) -> AsyncIterator[list[SortedThread]]:
     """Yield places from the listing. Threads whose status is unsure are read, and merged in order."""
-    unsure: list[SortedThread] = []
+    unsure = deque[SortedThread]()
     if status is not None and status != "busy":
-        doubtful = [place async for place in _pages(database, tenant, order, UNSURE, 0)]
-        unsure = [
-            place
-            for place in await _read(database, doubtful)
-            if place is not None and place.listed.status == status
-        ]
+        unsure.extend(await _unsure(database, tenant, order, status))
+    if not unsure:
+        found = _pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
+        async for page in found:
+            yield page
+        return
     # With places to merge in, each place has to be visited to count the skipped ones.
-    below = 0 if unsure else skip
-    passed = below
     sign = -1 if order.descending else 1
-    by = _key(order.by)
-    async for place in _pages(database, tenant, order, status or "", below, enough):
-        while unsure and sign * by(unsure[0]) < sign * by(place):
-            if passed >= skip:
-                yield unsure[0]
-            passed += 1
-            unsure.pop(0)
-        if passed >= skip:
-            yield place
-        passed += 1
-    for place in unsure[max(0, skip - passed) :]:
-        yield place
+    by, passed = _key(order.by), 0
+    async for page in _pages(database, tenant, order, status or "", enough=enough):
+        merged: list[SortedThread] = []
+        for place in page:
+            while unsure and sign * by(unsure[0]) < sign * by(place):
+                merged.append(unsure.popleft())
+            merged.append(place)
+        yield [place._replace(number=passed + n) for n, place in enumerate(merged, 1) if passed + n > skip]
+        passed += len(merged)
+    yield [place._replace(number=passed + n) for n, place in enumerate(unsure, 1) if passed + n > skip]
+
+
+async def _unsure(database: DatabaseHandle, tenant: str, order: Order, status: Status) -> list[SortedThread]:
+    """Return the threads that the listing is unsure about, and that have the status."""
+    pages = _pages(database, tenant, order, UNSURE)
+    read = await _read(database, [place async for page in pages for place in page])
+    return [place for place in read if place is not None and place.listed.status == status]
 
 
 async def _pages(
-    database: DatabaseHandle, tenant: str, order: Order, status: str, skip: int, enough: int | None = None
-) -> AsyncIterator[SortedThread]:
-    by: Literal["updated_at", "created_at"] = "created_at" if order.by == "created_at" else "updated_at"
-    size = min(enough or _FIRST_PAGE, _PAGE)
-    first, back = skip, 1
-    seen: dict[Partition, int] = {}
+    database: DatabaseHandle,
+    tenant: str,
+    order: Order,
+    status: str,
+    *,
+    skip: int = 0,
+    enough: int | None = None,
+    copies: CopyCondition | None = None,
+) -> AsyncIterator[list[SortedThread]]:
+    if order.by == "created_at":
+        by: Literal["updated_at", "created_at"] = "created_at"
+    else:
+        by = "updated_at"
+    find = FindListed(
+        tenant,
+        status=status,
+        by=by,
+        reverse=order.descending,
+        skip=skip,
+        limit=min(enough or _FIRST_PAGE, _PAGE),
+        copies=copies,
+    )
+    passed = skip
+    seen: set[Partition] = set()
     while True:
-        find = FindListed(tenant, status=status, by=by, reverse=order.descending, skip=skip, limit=size)
         hits = await database.arun(ask(find))
-        page = [SortedThread(found.partition, found.listed) for found in hits if found.listed is not None]
-        if skip > first and not (page and seen.get(page[0].partition) == getattr(page[0].listed, by)):
-            # Threads before this page were removed, or moved behind it, so that others have moved up.
-            skip, back = max(first, skip - back), back * 2
-            continue
-        for place in page:
-            # Threads with new activity move within the listing between pages.
-            if place.partition not in seen:
-                yield place
-            seen[place.partition] = getattr(place.listed, by)
-        if len(hits) < size:
+        page = [
+            SortedThread(hit.partition, hit.listed, number=passed + (hit.listed.number or number))
+            for number, hit in enumerate(hits, 1)
+            if hit.listed is not None
+        ]
+        # Threads with new activity move within the listing between pages.
+        yield [place for place in page if place.partition not in seen]
+        if not page or page[-1].number < passed + find.limit:
             return
-        # The next page begins with the last thread of this one, if none has moved.
-        skip, back, size = skip + len(hits) - 1, 1, _PAGE
+        seen.update(place.partition for place in page)
+        passed = page[-1].number
+        find = replace(find.after(page[-1].listed), limit=_PAGE)
+
+
+async def _by_name(
+    database: DatabaseHandle, tenant: str, order: Order, status: Status | None, enough: int | None
+) -> AsyncIterator[list[SortedThread]]:
+    """Yield places in the order of the threads' names, which is that of the catalogue."""
+    pages = _catalogue(database, tenant, status, min(enough or _FIRST_PAGE, _PAGE))
+    passed = 0
+    if order.descending:
+        every = [place async for page in pages for place in page][::-1]
+        yield [place._replace(number=number) for number, place in enumerate(every, 1)]
+        return
+    async for page in pages:
+        yield [place._replace(number=number) for number, place in enumerate(page, passed + 1)]
+        passed += len(page)
+
+
+async def _catalogue(
+    database: DatabaseHandle, tenant: str, status: Status | None, size: int
+) -> AsyncIterator[list[SortedThread]]:
+    find = FindThreads(tenant, limit=size)
+    while True:
+        hits = await database.arun(ask(find))
+        page = [
+            SortedThread(hit.partition, hit.listed)
+            for hit in hits
+            if hit.listed is not None and not hit.partition.thread.startswith(INTERNAL)
+        ]
+        if status is not None:
+            page = [place for place in page if place.listed.status in (status, UNSURE)]
+            page = [place for place in await _read_unsure(database, page) if place.listed.status == status]
+        yield page
+        if len(hits) < find.limit:
+            return
+        find = replace(find, after=hits[-1].partition, limit=_PAGE)
 
 
 async def _scan(database: DatabaseHandle, tenant: str) -> AsyncIterator[SortedThread]:
@@ -227,6 +287,14 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
             for place, row in zip(some, read, strict=True)
         ]
     return out
+
+
+async def _read_unsure(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[SortedThread]:
+    """Return the places with the statuses of all threads, without threads that no longer exist."""
+    doubtful = [place for place in found if place.listed.status == UNSURE]
+    read = iter(await _read(database, doubtful))
+    known = (next(read) if place.listed.status == UNSURE else place for place in found)
+    return [place for place in known if place is not None]
 
 
 def _key(by: SortBy) -> Callable[[SortedThread], Any]:

@@ -54,10 +54,10 @@ class ThreadRow(NamedTuple):
 
     Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
     true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
-    that of the document, ``touched_at`` the time at which it was written. ``waits`` are those of the run with
-    whose question the thread waits, and ``is_asleep`` is true if no person can answer any of its interrupts.
-    With a ``fault`` some of the thread's records cannot be read: the others are shown, and the status is
-    ``error``.
+    that of the document, ``touched_at`` the time at which it was written. ``waits`` are those of the run
+    whose question the thread waits on, and ``is_asleep`` is true if no person can answer any of its
+    interrupts. With a ``fault`` some of the thread's records cannot be read: the others are shown, and the
+    status is ``error``.
     """
 
     thread_id: str
@@ -79,7 +79,9 @@ class ThreadRow(NamedTuple):
     def graph_id(self) -> str | None:
         """The graph that has run on the thread, if any."""
         graph_id = self.metadata.get("graph_id")
-        return graph_id if isinstance(graph_id, str) else None
+        if isinstance(graph_id, str):
+            return graph_id
+        return None
 
 
 def look(partition: Partition) -> Program[ThreadRow | None]:
@@ -118,7 +120,9 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
             yield from refuse_headless(partition, "")
         except Corrupt as error:
             fault = error
-    return row if fault is None else row._replace(fault=fault, status="error")
+    if fault is None:
+        return row
+    return row._replace(fault=fault, status="error")
 
 
 def row_of(

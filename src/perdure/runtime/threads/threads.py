@@ -109,7 +109,9 @@ class Threads:
         partition = self._partition(thread_id)
         program = documents.put(partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=fresh)
         made = await self._database.arun(program)
-        return None if made is None else row_of(partition, made)
+        if made is None:
+            return None
+        return row_of(partition, made)
 
     async def look(self, thread_id: str) -> ThreadRow | None:
         """Return a thread as it is now, or None."""
@@ -123,7 +125,7 @@ class Threads:
         return row
 
     async def adopt(self, row: ThreadRow) -> None:
-        """Add a thread that an application created without a server to the index, unless it is there."""
+        """Add a thread that an application created without a server to the index, unless it has it."""
         body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._context.clock.now()
         made = await self._put(row.thread_id, body, now, Expect.ABSENT) or await self._document(row.thread_id)
@@ -131,9 +133,8 @@ class Threads:
             await self.index.write(row.thread_id, made)
 
     async def redraft(self, row: ThreadRow, metadata: Mapping[str, Any]) -> Put | None:
-        """Return the condition under which a message is accepted on a thread as it was looked at, and which
-        merges into its metadata with the message; call ``reindex`` after that. ``None`` if the thread was
-        changed since."""
+        """Return the condition that a thread is unchanged, under which a message is accepted and merged into
+        its metadata; call ``reindex`` after that. ``None`` if the thread was changed since."""
         before = await self._document(row.thread_id)
         if before is None or before.version != row.version:
             return None
@@ -225,7 +226,9 @@ class Threads:
         def again(before: Document | None) -> Mapping[str, Any] | None:
             ttl = None if before is None else before.body.get("ttl")
             body = None if before is None else before.body
-            return body if body is None or ttl is None else {**body, "ttl": stored_ttl(ttl, now)}
+            if body is None or ttl is None:
+                return body
+            return {**body, "ttl": stored_ttl(ttl, now)}
 
         fresh = self._database.draw_version()
         program = documents.change(self._partition(thread_id), *OF_THREAD, again, now, fresh)

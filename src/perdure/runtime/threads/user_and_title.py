@@ -13,8 +13,8 @@ from perdure.model.runs.messages import Message
 from perdure.runtime.agents.run_user import USER, USER_ID
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
-"""Keys of the metadata that may name a thread's user; the first one that is there does. Handlers of a
-server's authentication usually write ``owner``."""
+"""Keys of the metadata that may name a thread's user; the first existing one does. Handlers of a server's
+authentication usually write ``owner``."""
 
 _TITLES = ("title", "name")
 
@@ -25,17 +25,25 @@ def user_in(metadata: Mapping[str, Any]) -> str | None:
 
 
 def user_of_options(options: Mapping[str, Any]) -> str | None:
-    """Return the user whom the stored options of a message name in the config of its run, ``None`` if they
-    name none: ``user_id``, or else the verified user of a server."""
+    """Return the user named by the stored options of a message, in the config of its run, or ``None``:
+    ``user_id``, or else the verified user of a server."""
     config = options.get("config")
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping):
+        configurable = config.get("configurable")
+    else:
+        configurable = None
     if not isinstance(configurable, Mapping):
         return None
     named = configurable.get(USER_ID)
     if not isinstance(named, str) or not named:
         verified = configurable.get(USER)
-        named = verified.get("identity") if isinstance(verified, Mapping) else None
-    return named if isinstance(named, str) and named else None
+        if isinstance(verified, Mapping):
+            named = verified.get("identity")
+        else:
+            named = None
+    if isinstance(named, str) and named:
+        return named
+    return None
 
 
 def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
@@ -48,7 +56,8 @@ def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
 
 
 def title_in(metadata: Mapping[str, Any]) -> str:
-    """Return the title that a thread's metadata has, ``""`` without one: ``title`` or ``name``, the first one
-    that is there."""
+    """Return the title that a thread's metadata has, ``""`` without one: ``title``, or else ``name``."""
     found = next((metadata[key] for key in _TITLES if metadata.get(key) is not None), "")
-    return found if isinstance(found, str) else ""
+    if isinstance(found, str):
+        return found
+    return ""

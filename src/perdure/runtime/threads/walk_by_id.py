@@ -34,7 +34,8 @@ class WalkPlace(NamedTuple):
 
     @classmethod
     def read(cls, cursor: str) -> WalkPlace:
-        """Return the place of a cursor, the beginning for an empty one. ``BadSetting`` if it is none."""
+        """Return the place of a cursor, the beginning for an empty one. ``BadSetting`` if it is not a
+        cursor."""
         if not cursor:
             return cls()
         passed, _, after = cursor.partition(":")
@@ -102,7 +103,7 @@ async def walk(
 
 
 def number(text: str, name: str) -> int:
-    """Return the number that a text of a request is. ``BadSetting`` if it is none, or too long."""
+    """Return a text of a request as a number. ``BadSetting`` if it is not a number, or too long."""
     if not (text.isascii() and text.isdigit() and len(text) <= NUMBER_DIGITS):
         raise BadSetting(f"{name} has to be a number of at most {NUMBER_DIGITS} digits, not {text[:40]!r}")
     return int(text)

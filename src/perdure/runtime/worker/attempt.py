@@ -38,11 +38,11 @@ from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
-from perdure.runtime.nodes.asking_places import AskingPlaces
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, still_to_give
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
+from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
 from perdure.runtime.nodes.steering import STEERING, Steering
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
@@ -82,7 +82,7 @@ async def attempt(
     Args:
         agent: The agent of the run's graph.
         graphs: The graphs of this process.
-        views: What the graphs see of conversations and of their users, and what steers the run.
+        views: The graphs' views of conversations and of their users, and the steering of the run.
         held: The run, with its lease.
         journal: The recorded effects of the run.
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
@@ -140,7 +140,7 @@ async def _attempt(
 ) -> Ending:
     journal, options = how_to
     context = context_of(graph, options.context, options.config.get("configurable") or {})
-    places = AskingPlaces(agent.questions)
+    places = QuestionRules(agent.questions)
     config = now = places.watch(config_of(agent, held, journal, options, views, context))
     begun_at = await _find_start(graph, now, held)
     has_begun = begun_at is not None
@@ -184,10 +184,15 @@ async def _attempt(
     if interrupts and is_unnamed:
         await remove_unnamed(graph.checkpointer, now, held)
     if interrupts or (snapshot is not None and snapshot.next):
-        note = {"interrupts": [_to_reference(interrupt) for interrupt in interrupts]}
+        # Only the ids are stored with the run: the values are in the checkpoint.
+        note = {"interrupts": [{"id": interrupt.id} for interrupt in interrupts]}
         waits = journal.waits
         places.apply(interrupts, waits)
-        asked = [_to_question(i) for i in interrupts if i.id not in waits or waits[i.id].kind == "question"]
+        asked = [
+            {"id": i.id, "value": i.value}
+            for i in interrupts
+            if i.id not in waits or waits[i.id].kind == "question"
+        ]
         return Ending(WAITING, note, asked if is_answered else (), others)
     if agent.conversation is not None:
         await views.conversations.note_reply(agent.conversation, graph, now, held, values)
@@ -261,8 +266,7 @@ def _publisher(
     begun_at: str | None,
     waits: Waits,
 ) -> StreamPublisher | None:
-    """Return the publisher of a run whose events somebody wants; its first event is that the attempt
-    began."""
+    """Return the publisher of a run whose events are wanted; its first event is that the attempt began."""
     if buffer is None or buffer.stream is None:
         return None
     publisher = StreamPublisher(buffer, buffer.stream, graph, waits)
@@ -287,7 +291,9 @@ async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> 
         return {}
     with keep_for_next_load():
         values = (await aread_state(graph, config)).values
-    return values if isinstance(values, Mapping) else {}
+    if isinstance(values, Mapping):
+        return values
+    return {}
 
 
 async def _require_start(
@@ -373,7 +379,9 @@ async def _invoke(
             await publisher.part(mode, payload, namespace)
             await buffer.room()
     held = values if isinstance(values, dict) else {}
-    return {**held, INTERRUPT: tuple(interrupts)} if interrupts else held
+    if interrupts:
+        return {**held, INTERRUPT: tuple(interrupts)}
+    return held
 
 
 async def _parts(
@@ -418,7 +426,7 @@ def config_of(
         held: The run, with its lease.
         journal: The recorded effects of the run.
         options: The options of the run's first message.
-        views: Who learns of the calls of models, and what steers the run.
+        views: The observer of the calls of models, and what steers the run.
         context: The graph's context, whose fields are mirrored into the configurable part.
     """
     given = options.config.get("configurable") or {}
@@ -449,16 +457,7 @@ def config_of(
     calls = ModelCalls(views.called, views.prices, str(user), views.answers)
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
-        # What a call waited for its turn is not time of its model.
+        # Time that a call waited for its turn does not count for its model.
         calls.waited = views.limits.measure_wait
         handlers += views.limits.handlers
     return with_places({**config, "callbacks": with_handlers(config.get("callbacks"), *handlers)})
-
-
-def _to_question(interrupt: Interrupt) -> dict[str, Any]:
-    return {"id": interrupt.id, "value": interrupt.value}
-
-
-def _to_reference(interrupt: Interrupt) -> dict[str, Any]:
-    """Return an interrupt as it is stored with the run: its id only. Its value is in the checkpoint."""
-    return {"id": interrupt.id}

@@ -87,7 +87,7 @@ class Backlog:
 
     @property
     def waiting_count(self) -> int:
-        """The number of queues that wait for a slot: without those that were tried in vain, most of which are
+        """The number of queues that wait for a slot, except those that were tried in vain: most of these are
         for other workers."""
         return len(self._new)
 
@@ -171,9 +171,13 @@ class Backlog:
         order: Iterator[Due] = chain(islice(self._again, first), self._new, islice(self._again, first, None))
         chosen = in_turn(order, running, slots, per_tenant)
         for due in chosen:
-            waiting = self._new if due in self._new else self._again
-            self._tried[due] = waiting.pop(due)
+            self.take_one(due)
         return chosen
+
+    def take_one(self, due: Due) -> None:
+        """Take a queue that is to be tried now."""
+        waiting = self._new if due in self._new else self._again
+        self._tried[due] = waiting.pop(due)
 
     def note_served(self, due: Due) -> None:
         """Reset the backoff of a queue on which work was done."""

@@ -52,9 +52,9 @@ class Fired:
 
     Attributes:
         after: The cron as it is from then on, with the time after this one; ``None`` if it is removed.
-        outcome: What happened: the event ``cron.<outcome>`` says so.
+        outcome: The outcome, named by the event ``cron.<outcome>``.
         error: The name of the error's type, if there was one.
-        then: Called once the cron has moved on. What is accepted once by ``Firing.key`` must be kept until
+        then: Called once the cron has moved on. A message accepted once by ``Firing.key`` must be kept until
             then, as the start may be repeated.
     """
 
@@ -115,13 +115,14 @@ class CronService:
                     tried += 1
                     await self._start(self._fire, cron, partition, now)
             except Exception as error:
-                # One that cannot be started must not keep the others from it.
+                # A cron that cannot be started must not prevent the start of the others.
                 first = first or error
         if first is not None:
             raise first
         if left:
             return Foreign("service", CRONS)
-        # Others start those that they have claimed; to look again at once would find the same ones.
+        # Other processes start the crons that they have claimed; another look right now would find the same
+        # ones.
         return found.may_be_more and tried > 0
 
     async def _start(self, fire: Fire, cron: Cron, partition: Partition, now: int) -> None:
@@ -153,11 +154,15 @@ class CronService:
         def alter(held: Cron) -> Due | None:
             nonlocal is_same
             is_same = held.version == cron.version
-            return after if is_same else None
+            if is_same:
+                return after
+            return None
 
         fresh = self._context.database.draw_version()
         changed = await self._context.database.arun(crons.change(partition, cron.id, alter, now, fresh))
-        return changed if is_same else None
+        if is_same:
+            return changed
+        return None
 
 
 def queue_of(due_at: int) -> Lane:

@@ -53,7 +53,10 @@ class NotSent(Exception):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after = None if retry_after is None else min(max(0.0, retry_after), _RETRY_AFTER_MAX_S)
+        if retry_after is None:
+            self.retry_after = None
+        else:
+            self.retry_after = min(max(0.0, retry_after), _RETRY_AFTER_MAX_S)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,10 @@ class Channel:
         """Return the ending of a run with its replies in the form in which they are sent."""
         if ending.state == WAITING:
             ask = self.ask
-            asked = () if ask is None else tuple(ask(each["id"], each["value"]) for each in ending.replies)
+            if ask is None:
+                asked = ()
+            else:
+                asked = tuple(ask(each["id"], each["value"]) for each in ending.replies)
             ending = replace(ending, replies=asked)
         if self.split is None:
             return ending
@@ -230,7 +236,10 @@ class Delivery:
 
 def _still_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
     """Return the outcome of a failed question to the provider: asked again, or held for a person at last."""
-    state = UNKNOWN if reply.attempts >= channel.attempts else SENDING
+    if reply.attempts >= channel.attempts:
+        state = UNKNOWN
+    else:
+        state = SENDING
     return DeliveryOutcome(state, error=error_note(error), counts=1)
 
 

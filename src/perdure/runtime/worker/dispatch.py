@@ -1,6 +1,8 @@
 """Dispatch of due queues: polled from the database, and scheduled directly when this process makes one due.
 
-A process serves a queue once at a time, as many queues as its settings allow, and tenants in turn.
+A process serves a queue once at a time, as many queues as its settings allow, and tenants in turn. A run that
+waits for another one shares its slot with it: otherwise those that wait could take all slots from those that
+they wait for.
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from contextvars import copy_context
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, TypeVar
 
 from perdure.errors import Unavailable
 from perdure.model.records import Partition
@@ -20,6 +22,7 @@ from perdure.runtime.jitter import spread
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Limited, Reason
+from perdure.runtime.worker.credential_reports import CredentialReports
 from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
@@ -29,9 +32,20 @@ _CANCEL_WAIT_S = 10.0
 _REPORTED_EVERY_S = 60.0
 """Minimum seconds between two warnings of the same graph, channel or error."""
 
+T = TypeVar("T")
 Serve = Callable[[Partition], Awaitable[bool | Foreign | Limited | None]]
 """Serves a queue of a thread. Returns True if there is more to do, ``None`` if there was nothing, or the
 reason why it is for another worker or has to wait."""
+
+_SERVED: ContextVar[tuple[Dispatch, Due] | None] = ContextVar("served_queue", default=None)
+"""Queue that is served in this context, by whom."""
+
+
+def context_outside_of_runs() -> Context:
+    """Return a copy of the context for a task that a run begins and does not wait for."""
+    context = copy_context()
+    context.run(_SERVED.set, None)
+    return context
 
 
 class Dispatch:
@@ -44,6 +58,7 @@ class Dispatch:
         self._observers = context.observers
         self._notifications = context.notifications
         self._backlog = Backlog(context.database, context.tenant, context.settings.poll)
+        self._credentials = CredentialReports(context.database, context.observers)
         self._reported: dict[Reason, int] = {}
         self._logged: dict[Reason, tuple[float, int]] = {}
         self._work: Mapping[str, Serve] = {}
@@ -52,6 +67,8 @@ class Dispatch:
         self._again: set[Due] = set()
         self._reserved: set[Due] = set()
         self._pressing: set[Due] = set()
+        self._awaited: dict[Due, Counter[Partition]] = {}
+        """Threads for whose runs the run of a queue waits."""
         self._timers: set[asyncio.TimerHandle] = set()
         self._wake = asyncio.Event()
         self._context = copy_context()
@@ -71,7 +88,7 @@ class Dispatch:
         self.is_stopping = False
 
     def stop(self) -> None:
-        """Start no more work."""
+        """Stop starting work."""
         self.is_stopping = True
         self.summons.cancel()
         self._wake.set()
@@ -82,7 +99,7 @@ class Dispatch:
         """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
-                # One that was claimed while it was served is served again, also by a worker that stops.
+                # A queue that was claimed while it was served is served again, also by a worker that stops.
                 while self._serving:
                     await asyncio.wait(set(self._serving.values()))
         return len(self._serving)
@@ -95,7 +112,7 @@ class Dispatch:
                 while self._serving or self._backlog:
                     if self._serving:
                         await asyncio.wait(set(self._serving.values()), return_when=asyncio.FIRST_COMPLETED)
-                    # Those that follow a served one are added by its task's callback.
+                    # Queues that follow a served one are added by its task's callback.
                     await asyncio.sleep(0)
                     self._fill()
         except TimeoutError:
@@ -120,7 +137,7 @@ class Dispatch:
     ) -> bool | Foreign | Limited | None:
         """Serve a queue now, and wait for it.
 
-        One that is served already is waited for, and served then.
+        If the queue is being served already, wait for that end, and serve it then.
 
         Args:
             due: The queue.
@@ -128,18 +145,21 @@ class Dispatch:
             within: Seconds to wait at most.
 
         Returns:
-            What its function returned.
+            The result of its function.
 
         Raises:
             TimeoutError: It took longer; what was under way is released.
-            PerdureError: What stopped it.
+            PerdureError: The error that stopped it.
         """
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         while (other := self._serving.get(due)) is not None:
             await asyncio.wait([other], timeout=within)
             await asyncio.sleep(0)
-            within = None if until is None else max(0.0, until - loop.time())
+            if until is None:
+                within = None
+            else:
+                within = max(0.0, until - loop.time())
             if within == 0.0 and due in self._serving:
                 raise TimeoutError
         serving: asyncio.Task[bool | Foreign | Limited | None] = asyncio.ensure_future(
@@ -215,10 +235,10 @@ class Dispatch:
         ``release``. Return False if there is none now, or the queue is served already."""
         if self.is_stopping or not self._work or due in self._reserved:
             return False
-        # One that has been served leaves its slot in the next round of the event loop.
+        # A served queue leaves its slot in the next round of the event loop.
         if (serving := self._serving.get(due)) is not None and not serving.done():
             return False
-        if self._slots <= 0 or not self._may_run(due[0].tenant):
+        if not self._has_slot(due):
             return False
         self._reserved.add(due)
         return True
@@ -245,7 +265,7 @@ class Dispatch:
         if due in self._serving:
             self._again.add(due)
             return True
-        if self._slots <= 0 or not self._may_run(due[0].tenant):
+        if not self._has_slot(due):
             self._backlog.add(due)
             return False
         self._serve(due)
@@ -263,11 +283,58 @@ class Dispatch:
             self._notifications.notify_due(due[0])
         elif due in self._serving:
             self._again.add(due)
-        elif self._slots > 0 and self._may_run(due[0].tenant):
+        elif self._has_slot(due):
             self._serve(due)
         else:
             self._backlog.add(due)
             self._notifications.notify_due(due[0])
+
+    @contextmanager
+    def share_slot(self, awaited: Partition) -> Iterator[None]:
+        """Share the slot of the run that calls this, if one does, with a thread's run for which it waits
+        within the block."""
+        served = _SERVED.get()
+        if (
+            served is None
+            or served[0] is not self
+            or served[1][0] == awaited
+            or served[1] not in self._serving
+        ):
+            yield
+            return
+        due = served[1]
+        threads = self._awaited.setdefault(due, Counter())
+        threads[awaited] += 1
+        self._fill_shared()
+        if self._backlog and self._slots > 0:
+            self._wake.set()
+        try:
+            yield
+        finally:
+            threads[awaited] -= 1
+            if threads[awaited] <= 0:
+                del threads[awaited]
+            if not threads and self._awaited.get(due) is threads:
+                del self._awaited[due]
+
+    def share_slot_during(self, awaited: Partition, items: AsyncIterator[T]) -> AsyncIterator[T]:
+        """Return what follows a thread's run, and shares the slot of the run that calls this with it."""
+        if _SERVED.get() is None:
+            return items
+        return self._follow_sharing(awaited, items)
+
+    async def _follow_sharing(self, awaited: Partition, items: AsyncIterator[T]) -> AsyncIterator[T]:
+        with self.share_slot(awaited):
+            async for item in items:
+                yield item
+
+    def _is_shared(self, threads: Counter[Partition]) -> bool:
+        return any((thread, name) in self._serving for thread in threads for name in self._work)
+
+    def _has_slot(self, due: Due) -> bool:
+        if self._slots > 0 and self._may_run(due[0].tenant):
+            return True
+        return any(due[0] in threads and not self._is_shared(threads) for threads in self._awaited.values())
 
     def _may_run(self, tenant: str) -> bool:
         most = self._settings.per_tenant
@@ -276,10 +343,13 @@ class Dispatch:
     @property
     def _slots(self) -> int:
         """Number of queues that may be served beside those that are."""
-        return self._settings.concurrency - len(self._serving) - len(self._reserved)
+        taken = len(self._serving) + len(self._reserved)
+        return self._settings.concurrency - taken + sum(map(self._is_shared, self._awaited.values()))
 
     def _count_running(self) -> Counter[str]:
-        return Counter(partition.tenant for partition, _ in (*self._serving, *self._reserved))
+        running = Counter(partition.tenant for partition, _ in (*self._serving, *self._reserved))
+        running.subtract(due[0].tenant for due, threads in self._awaited.items() if self._is_shared(threads))
+        return running
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
@@ -295,11 +365,13 @@ class Dispatch:
             self._again.discard(due)
             self._backlog.add(due)
         elif due[1] == IN:
-            # Another process may have taken what is waited for here.
+            # Another process may have taken the message whose run is awaited here.
             self._notifications.notify_here(ENDED, due[0])
         is_fresh = asyncio.get_running_loop().time() - self._backlog.looked_at < _STALE_S
         if is_fresh:
             self._fill()
+        else:
+            self._fill_shared()
         if self._slots > 0 and (was_full or (self._backlog and not is_fresh)):
             self._wake.set()
 
@@ -307,6 +379,7 @@ class Dispatch:
         """Note that a queue is not served any more. Return True if it is served again, as it was claimed
         meanwhile: also a worker that stops has to release it."""
         del self._serving[due]
+        self._awaited.pop(due, None)
         is_claimed = due in self._pressing
         if is_claimed:
             self._pressing.discard(due)
@@ -332,8 +405,9 @@ class Dispatch:
                 continue
 
     async def _look(self) -> None:
+        self._credentials.report()
         slots = self._slots
-        if slots <= 0:
+        if slots <= 0 and not self._awaited:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
         ready = await self._backlog.look(now, time, self._serving, slots)
@@ -346,6 +420,7 @@ class Dispatch:
 
     def _fill(self) -> None:
         """Serve known due queues while there are free slots, tenants in turn."""
+        self._fill_shared()
         slots = self._slots
         if self.is_stopping or slots <= 0 or not self._backlog:
             return
@@ -354,6 +429,17 @@ class Dispatch:
                 self._serve(item)
             else:
                 self._again.add(item)
+
+    def _fill_shared(self) -> None:
+        """Serve known due queues for whose runs others wait that have a slot to share."""
+        if self.is_stopping or not self._backlog:
+            return
+        for threads in self._awaited.values():
+            dues = [(thread, name) for thread in threads for name in self._work]
+            waiting = next((due for due in dues if due in self._backlog), None)
+            if waiting is not None and not self._is_shared(threads):
+                self._backlog.take_one(waiting)
+                self._serve(waiting)
 
     def _report(self, time: float) -> None:
         """Emit how many threads wait for a graph or channel that this worker does not serve, and how many
@@ -382,6 +468,7 @@ class Dispatch:
 
     async def _serve_turns(self, due: Due) -> None:
         partition, name = due
+        _SERVED.set((self, due))
         time = asyncio.get_running_loop().time
         try:
             more = await self._work[name](partition)

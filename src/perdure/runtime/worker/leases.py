@@ -1,6 +1,7 @@
 """Leases of the runs under way in this process: their renewal, and what their records ask for meanwhile.
 
-The record of a lease says if the run is to stop, and if messages wait that it may take while it goes on.
+The record of a lease says whether the run is to stop, and whether messages wait that it may take while it
+goes on.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class Leases:
     def over(self, partition: Partition) -> int | None:
         """Return the epoch over which the run that starts on a thread was claimed, if it is known."""
         starting = self.starting.get(partition)
-        return None if starting is None else starting.over
+        if starting is None:
+            return None
+        return starting.over
 
     def is_confirmed(self, partition: Partition) -> bool:
         """Return False if the lease of a thread's run was last renewed so long ago that another process may
@@ -153,7 +156,9 @@ class Leases:
         if (starting := self.starting.get(partition)) is not None:
             return starting.run_id
         working = self.working.get(partition)
-        return None if working is None else working.held.run.id
+        if working is None:
+            return None
+        return working.held.run.id
 
     async def _renew(self, working: Working) -> None:
         asked_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Limits of whole runs, for the dispatcher of a process: who waits has no slot, no lease and no task.
+"""Limits of whole runs, for the dispatcher of a process: a run that waits has no slot, no lease and no task.
 
 A queue whose next run has to wait leaves its slot. When its turn comes, its queue is served again, and its
 run claimed; if another process was faster, the turn is given back unused.
@@ -24,14 +24,15 @@ from perdure.runtime.limits.limiter import CallTurn, limiter_of
 from perdure.runtime.worker.backlog import Limited
 
 COUNTED = "limits"
-"""Among the options of a stored message, the limits towards whose rates it was counted when submitted."""
+"""Option of a stored message: names of the limits whose rates counted it when it was submitted."""
 
 _WAITING_MAX = 4096
 _OF_USER_MAX = 64
-"""Runs of a process, and of one user in it, whose turns are waited for; others are looked at again later."""
+"""Maximum numbers of waiting runs of a process, and of one user in it; others are tried again later."""
 
 _CLAIMS = 3
-"""Times that a claim is planned before its queue is put off, as others changed it."""
+"""Times that a claim is planned again, when other processes changed the queue, before the queue is put
+off."""
 
 Serve = Callable[[Partition], bool]
 """Serves the queue of a thread again; returns False if there is no slot for it."""
@@ -87,7 +88,7 @@ class RunLimits:
         return turn
 
     def note_accepted(self, partition: Partition, message: Message, turn: CallTurn, *, is_next: bool) -> None:
-        """Note that a message was stored that was ``admit``ted, by ``mark_counted``. With ``is_next`` its run
+        """Note that an admitted message was stored, marked by ``mark_counted``. With ``is_next`` its run
         follows at once in this process, under the same turn."""
         keys = self._keys(_subject(partition, message))
         if not is_next or partition in self._waiting or turn.keys != [(name, key) for name, key, _ in keys]:
@@ -105,7 +106,7 @@ class RunLimits:
 
     def _keys(self, subject: Subject, *, refuse: bool | None = None) -> LimitKeys:
         if subject.graph == MEMORY:
-            # What is remembered after a run is done apart from the application's own runs.
+            # Memories are extracted apart from the application's own runs.
             return []
         return keys_of(self._limits, "run", "", subject, refuse=refuse)
 
@@ -123,13 +124,16 @@ class RunLimits:
             known: Its inbox as this process remembers it.
 
         Raises:
-            PerdureError: What kept the turn from coming, such as ``Unavailable``.
+            PerdureError: The claim failed, for instance with ``Unavailable``.
         """
         for _ in range(_CLAIMS):
             claim = await next_claim(partition)
             try:
                 planned = await self._database.arun(claim.plan(known))
-                turn = self._turn(planned) if isinstance(planned, PlannedClaim) else None
+                if isinstance(planned, PlannedClaim):
+                    turn = self._turn(planned)
+                else:
+                    turn = None
             except BaseException:
                 self.drop(partition)
                 raise
@@ -166,8 +170,11 @@ class RunLimits:
         if not keys:
             return None
         if before is None and not self._is_full(subject):
-            # What was claimed before does not begin again.
-            before_now = options.get(COUNTED, ()) if planned.is_new else [name for name, *_ in keys]
+            # A run that was claimed before is not counted again.
+            if planned.is_new:
+                before_now = options.get(COUNTED, ())
+            else:
+                before_now = [name for name, *_ in keys]
             self._wait(held.partition, keys, CallTurn(keys, counted=before_now))
         return Limited(keys[0][0])
 
@@ -212,7 +219,7 @@ class RunLimits:
 
 
 def mark_counted(message: Message, turn: CallTurn) -> Message:
-    """Return a message as it is stored that was counted towards its limits' rates when it was submitted."""
+    """Return a message, marked as counted towards the rates of its limits when it was submitted."""
     return replace(message, options={**message.options, COUNTED: turn.limits})
 
 
@@ -223,6 +230,8 @@ def _subject(partition: Partition, message: Message) -> Subject:
 def run_limits_of(
     database: DatabaseHandle, limits: Mapping[str, SharedLimit], serve: Serve
 ) -> RunLimits | None:
-    """Return the limits of runs among others, ``None`` if there are none."""
+    """Return the limits that apply to whole runs, ``None`` if there are none."""
     of_runs = {name: limit for name, limit in limits.items() if limit.of == "run"}
-    return RunLimits(database, of_runs, serve) if of_runs else None
+    if of_runs:
+        return RunLimits(database, of_runs, serve)
+    return None

@@ -6,40 +6,38 @@ While a graph runs only the lease is held in the database; one task renews the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from perdure.database.asynchronous import Database
-from perdure.engine.queue import events, questions, runs
-from perdure.engine.queue.events import Event
+from perdure.engine.queue import questions, runs
 from perdure.engine.queue.runs import Claim, Ending, Followed, HeldRun, Unserved
 from perdure.engine.retention import queue_retention
 from perdure.errors import CannotTakeBack, Corrupt, Fenced, Unavailable
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
-from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import stopped_state
-from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, TRACEBACK, WAITING, Run, error_note
+from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, error_note
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.model.runs.queue import WAITS as TIMER
-from perdure.model.runs.waits import WAITS, Wait, with_waits
+from perdure.model.runs.waits import Wait, with_waits
 from perdure.runtime.activity import ActivityCounts
 from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.memory_turns import MEMORY
 from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.graphs import Graphs
-from perdure.runtime.events.publisher import Ended, EventBuffer
+from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import failure_note
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
-from perdure.runtime.options import WEBHOOK, Options, StreamOptions
+from perdure.runtime.options import WEBHOOK, Options
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.state_sizes import Sizes
 from perdure.runtime.worker.attempt import Views, add_notice, attempt
@@ -47,6 +45,7 @@ from perdure.runtime.worker.backlog import Foreign, Limited
 from perdure.runtime.worker.delivery import Channel, Indicate
 from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
+from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
 from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
 
@@ -85,7 +84,7 @@ class Runner:
         # Runs that may have been claimed, with the time of the event loop at which their leases end.
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
         self._last: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_LAST_MOST)
-        self._buffers: dict[str, EventBuffer] = {}
+        self.buffers = RunBuffers(context, self.leases)
         self.limits = run_limits_of(
             context.database, context.settings.limits, lambda partition: dispatch.admit((partition, IN))
         )
@@ -102,6 +101,7 @@ class Runner:
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
         )
+        self.graphs.name_versions(context.agents, context.settings.version)
         self.memories = Memories(
             context.observers, self.graphs.store, has_index=context.store.index is not None
         )
@@ -139,15 +139,6 @@ class Runner:
         for starting in self.leases.starting.values():
             starting.how = starting.how or "drain"
 
-    def keep_buffers(self, is_meant: Callable[[Partition], bool]) -> None:
-        """Store the past and future events of the runs of some threads, because another process follows
-        them."""
-        for buffer in self._buffers.values():
-            if is_meant(buffer.partition):
-                buffer.keep()
-        for partition, starting in self.leases.starting.items():
-            starting.is_followed = starting.is_followed or is_meant(partition)
-
     def claim(self, partition: Partition, now: int) -> Claim:
         """Return the claim of a thread's next run for this process."""
         settings = self._settings
@@ -159,6 +150,7 @@ class Runner:
             settings.lease_us,
             settings.max_batch,
             self._database.draw_version(),
+            self.graphs.versions,
         )
 
     async def _next_claim(self, partition: Partition) -> Claim:
@@ -208,8 +200,8 @@ class Runner:
             self.leases.starting.pop(partition, None)
 
     async def end_stopped(self, partition: Partition) -> None:
-        """End the thread's run if it was stopped and nobody holds it any more, or its message was withdrawn.
-        No graph is needed for that, and none is run."""
+        """End the thread's run if it was stopped and no process holds it any more, or if its message was
+        withdrawn. No graph is run."""
         claim = replace(await self._next_claim(partition), graphs=())
         held = await self._database.arun(claim.take(None))
         if not isinstance(held, HeldRun):
@@ -239,8 +231,7 @@ class Runner:
             finally:
                 self.activity.forget(held.run.id)
                 self._waits.pop(held.run.id, None)
-                if (buffer := self._buffers.pop(held.run.id, None)) is not None:
-                    self._subscriptions.unregister(buffer, None)
+                self.buffers.close(held)
 
     def _note_call(self, held: HeldRun, call: Mapping[str, Any]) -> None:
         self.activity.count_call(held, call)
@@ -250,7 +241,7 @@ class Runner:
         """Return the thread's doubted run, with a renewed lease, if it was claimed.
 
         Raises:
-            Unavailable: The database cannot tell; it is asked again as long as the lease may last.
+            Unavailable: The database does not answer; it is asked again as long as the lease may last.
         """
         doubted = self._doubted.pop(partition, None)
         if doubted is None:
@@ -274,7 +265,7 @@ class Runner:
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
             return await self._give_up(held, failure_note(unreadable))
-        await self._open_buffer(held, options)
+        await self.buffers.open(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
             return await self._stop(held, stopped)
@@ -303,7 +294,7 @@ class Runner:
                 ),
                 held,
                 journal,
-                self._buffers.get(held.run.id),
+                self.buffers.get(held),
             ),
             name=held.run.id,
         )
@@ -344,7 +335,7 @@ class Runner:
         channel = self._channels.get(held.run.channel)
         if channel is not None:
             return channel.format_replies(ending)
-        # The interrupts of a run are no replies by themselves.
+        # The interrupts of a run are not replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 
     async def _end(self, working: Working) -> bool:
@@ -386,66 +377,30 @@ class Runner:
         self._emit("run.handed_over", held)
         self._notifications.notify_due(held.partition)
 
-    async def _open_buffer(self, held: HeldRun, options: Options) -> None:
-        """Open the event buffer of a run that streams, or whose thread is followed."""
-        stream = options.stream
-        if stream is None and (held.is_followed or self._subscriptions.is_followed(held.partition)):
-            # The run does not stream by itself, but its thread is followed.
-            stream = StreamOptions(modes=("values",), kept=False, by=self._owner)
-        if stream is None:
-            return
-        is_stored = stream.kept or stream.by != self._owner or held.is_followed
-        buffer = await self._new_buffer(held, is_stored)
-        buffer.stream = stream
-
-    async def _new_buffer(self, held: HeldRun, is_stored: bool) -> EventBuffer:
-        now = await self._clock.now()
-        first = self._subscriptions.first_free(held.partition, now, self.leases.over(held.partition))
-        if first is None:
-            first = await self._database.arun(events.first_free(held.partition, now))
-        buffer = EventBuffer(
-            self._database,
-            held.partition,
-            held.run.id,
-            held.epoch,
-            first=first,
-            stored=is_stored,
-            changed=self._subscriptions.wake,
-            announce=self._notifications.notify_stored,
-            is_leased=partial(self.leases.is_confirmed, held.partition),
-        )
-        self._buffers[held.run.id] = buffer
-        self._subscriptions.register(buffer)
-        starting = self.leases.starting.get(held.partition)
-        if starting is not None and starting.is_followed:
-            buffer.keep()
-        return buffer
-
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
         asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
         ending = self._with_waits(held, self._add_replies(held, ending), asked)
         now = await self._clock.now()
-        last, puts = await self._end_events(held, ending)
-        buffer = self._buffers.get(held.run.id)
+        last, puts = await self.buffers.end(held, ending)
+        buffer = self.buffers.get(held)
         fresh, most = self._database.draw_version(), self._database.limits.ops
         finish = runs.finish(held, ending, now, fresh, most, puts)
-        # What is out of date is read in the round trip of the end, where that is possible.
+        # Expired records are looked for in the round trip of the end, where that is possible.
         look = queue_retention.look_after(held.partition, held.run)
         found = None
         try:
             (lane, replies), found = await self._database.arun_and_fetch(finish, look)
         except Followed:
             # Another process began to follow the thread during the run.
-            buffer = buffer or await self._new_buffer(held, is_stored=True)
+            buffer = buffer or await self.buffers.make(held, is_stored=True)
             buffer.keep()
-            last, puts = await self._end_events(held, ending)
+            last, puts = await self.buffers.end(held, ending)
             lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
         # The times of its waits are those that were stored.
         ending = replace(ending, note=with_waits(ending.note, {}))
         self._note_end(held, ending)
         if buffer is not None:
-            del self._buffers[held.run.id]
-            self._subscriptions.unregister(buffer, last, Ended.of(held, ending, now, buffer.values))
+            self.buffers.close(held, last, Ended.of(held, ending, now, buffer.values))
         self.activity.count_run(held, ending, now)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
         self.conversations.after_reply(held.partition)
@@ -482,7 +437,7 @@ class Runner:
 
     def _look_soon(self, held: HeldRun) -> None:
         """Look at the waits of a run that has ended without waiting for the next poll, if they are due before
-        it. Those that are due later cost this process nothing until then."""
+        it. Later waits cost this process nothing until they are due."""
         begun = self._waits.get(held.run.id, {}).values()
         if any(wait.kind == "signal" for wait in begun):
             self._dispatch.soon((held.partition, TIMER))
@@ -491,22 +446,9 @@ class Runner:
         if first is not None and first <= _SOON_POLLS * self._settings.poll * 1_000_000:
             self._dispatch.later((held.partition, TIMER), first / 1_000_000)
 
-    async def _end_events(self, held: HeldRun, ending: Ending) -> tuple[Event | None, list[Put]]:
-        """Return the run's last event, and the operations that store it if its events are stored."""
-        buffer = self._buffers.get(held.run.id)
-        if buffer is None:
-            return None, []
-        await buffer.flush()
-        told = {name: value for name, value in ending.note.items() if name not in (TRACEBACK, WAITS)}
-        last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **told})
-        if puts:
-            until = self._clock.estimate() + round(self._settings.keep_events * 1_000_000)
-            puts.append(events.keep_until(until, self._database.draw_version()))
-        return last, puts
-
     def _note_end(self, held: HeldRun, ending: Ending) -> None:
         """Notify those who wait for the run's end in this process."""
-        run = replace(held.run, state=ending.state, note=ending.note)
+        run = replace(held.run, state=ending.state, note=held.run.with_version(ending.note))
         self._last[held.partition] = (run, tuple(message.id for message in held.messages))
         self._notifications.notify_ended(held.partition)
 
@@ -553,15 +495,15 @@ class Runner:
         return await self._finish(held, Ending(FAILED, note, replies))
 
     async def _roll_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
-        """Remove what a run stored, the ``whole`` of it or only the answers that it failed behind, and what
-        it stored in subgraphs behind them.
+        """Remove the records of a run: the ``whole`` of it, or only the answers that it failed behind and its
+        records in subgraphs behind them.
 
         Returns:
             The run, under an epoch that its own late writes do not have, and a note with the reason if the
             whole could not be removed, and stays.
         """
         note: dict[str, Any] = {}
-        buffer = self._buffers.get(held.run.id)
+        buffer = self.buffers.get(held)
         if buffer is not None:
             await buffer.flush()
         now = await self._clock.now()
@@ -576,7 +518,7 @@ class Runner:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
             note = {"not_taken_back": error_note(error)}
         try:
-            # What is shown has to be what the subgraphs ask, so they return to it.
+            # The questions shown have to be those of the subgraphs, so these are rolled back to them.
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)

@@ -47,7 +47,7 @@ class Worker:
         """Tasks that store and claim a message, and whose callers may leave before they end."""
         self._ending: dict[Partition, asyncio.Task[None]] = {}
         self.is_resumed = False
-        """True if this process works on what it accepts only, and does not poll."""
+        """True if this process only works on messages that it accepts, and does not poll."""
 
     @property
     def was_started(self) -> bool:
@@ -65,12 +65,12 @@ class Worker:
             self._loops.append(asyncio.create_task(self.dispatch.run()))
         runner = self.runner
         self._context.notifications.serve(
-            self.dispatch.summons.hear, runner.leases.renew_now, runner.keep_buffers
+            self.dispatch.summons.hear, runner.leases.renew_now, runner.buffers.keep
         )
         self._context.subscriptions.serve(self.dispatch.will_serve)
 
     def _prepare(self, *, waits_for_calls: bool = False) -> None:
-        self.runner.sizes.start()
+        self._context.observers.start()
         self.dispatch.start(
             {
                 IN: self.runner.run_next,
@@ -97,8 +97,8 @@ class Worker:
         self.dispatch.schedule(partition, lane, now, is_known_free=False)
 
     def end_stopped(self, partition: Partition) -> None:
-        """End the thread's run, which was stopped, once nobody holds it: the process that works on it ends it
-        sooner, unless it is gone."""
+        """End the thread's run, which was stopped, once no process holds it. A process that works on it ends
+        it sooner."""
         if partition not in self._ending:
             task = self._ending[partition] = asyncio.create_task(self._end_stopped(partition))
             task.add_done_callback(lambda _: self._ending.pop(partition, None))
@@ -145,13 +145,16 @@ class Worker:
                 gets = tuple(Get(LANE, (name,)) for name in _OF_THREAD)
                 found = await self._database.arun(ask(Fetch(partition, gets)))
                 lanes = [Lane.read(name, one) for name, one in zip(_OF_THREAD, found, strict=True)]
-                # One that another call in this process serves is waited for.
+                # If another call in this process serves a queue, wait for it.
                 ready = [
                     lane
                     for lane in lanes
                     if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
                 ]
-                left = None if until is None else max(0.0, until - loop.time())
+                if until is None:
+                    left = None
+                else:
+                    left = max(0.0, until - loop.time())
                 is_limited = False
                 for lane in ready:
                     give_up = functools.partial(self.runner.release, partition)
@@ -191,7 +194,7 @@ class Worker:
         try:
             await self.dispatch.idle(within)
         finally:
-            # Of a caller that is cancelled, too: a run that it left here would keep its lease for ever.
+            # Also if the caller is cancelled: a run left here would keep its lease for ever.
             await self._leave()
 
     async def _leave(self) -> None:
@@ -263,9 +266,11 @@ class Worker:
         if woken.has_replies:
             self.dispatch.soon((partition, OUT))
         if woken.reminded:
-            # One commit may not take all of them.
+            # One commit may not have room for all reminders.
             return True
-        return None if woken.message is None else False
+        if woken.message is None:
+            return None
+        return False
 
     async def _forget_events(self, partition: Partition) -> bool:
         """Remove expired events of a thread. Return True if there are more."""
@@ -276,7 +281,7 @@ class Worker:
         return await self._database.arun(program)
 
     async def _forget_limit(self, partition: Partition) -> bool:
-        """Remove the state of a limit's key that nobody uses any more. Return True if there is more to do."""
+        """Remove the state of a limit's key that is not used any more. Return True if there is more to do."""
         return await self._database.arun(limits.forget(partition, await self._context.clock.now()))
 
     async def _forget_follower(self, partition: Partition) -> bool:

@@ -1,7 +1,7 @@
 """Threads of contexts: several agents of a server may be called with one context, and each has its own state.
 
-A context's thread has its name, as in LangGraph's server, and belongs to the agent that ran on it first. What
-another agent is told in that context is on a thread that names both.
+A context's thread has its name, as in LangGraph's server, and belongs to the agent that ran on it first.
+Messages to another agent in that context are on a thread that names both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def own_thread_of(assistant_id: str, context_id: str) -> str:
 def context_of(thread_id: str) -> str:
     """Return the context of a thread."""
     found = _OWN.fullmatch(thread_id)
-    return thread_id if found is None else found[2]
+    if found is None:
+        return thread_id
+    return found[2]
 
 
 async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
@@ -37,7 +39,9 @@ async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
         return own_thread_of(assistant_id, context_id)
     row = await caller.threads.look(context_id)
     is_others = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
-    return own_thread_of(assistant_id, context_id) if is_others else context_id
+    if is_others:
+        return own_thread_of(assistant_id, context_id)
+    return context_id
 
 
 async def submit_in(

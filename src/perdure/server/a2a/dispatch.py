@@ -11,6 +11,7 @@ from starlette.responses import Response
 from perdure.server.a2a.handler import DurableTasks
 from perdure.server.assistants import Assistant
 from perdure.server.resources import Caller
+from perdure.server.streaming.reading_rights import RunRights
 
 # They log what a request contains.
 for _name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"):
@@ -34,11 +35,14 @@ async def respond(
         needs_context: refuse a message without a ``contextId``.
         shares_contexts: let all agents use the one thread of a context.
     """
+    rights = RunRights(request, caller)
     handler = DurableTasks(
         caller,
         request.headers,
         assistant,
+        rights,
         needs_context=needs_context,
         shares_contexts=shares_contexts,
     )
-    return await JsonRpcDispatcher(handler, enable_v0_3_compat=True).handle_requests(request)
+    dispatcher = JsonRpcDispatcher(handler, enable_v0_3_compat=True)
+    return rights.guard(await rights.enforce(dispatcher.handle_requests(request)))

@@ -52,7 +52,6 @@ from perdure.server.a2a.tasks import (
     list_tasks,
     protocol_of,
     read_answer,
-    run_id_of,
     split_task_id,
     task_id_of,
 )
@@ -65,6 +64,7 @@ from perdure.server.runs.run_creation import AcceptedRun, submit
 from perdure.server.runs.run_request_headers import without_terms
 from perdure.server.runs.temporary_threads import wait_for_end
 from perdure.server.streaming import streams
+from perdure.server.streaming.reading_rights import RunRights
 from perdure.server.thread_ids import thread_id_of
 from perdure.server.validation_faults import fault_text
 
@@ -115,13 +115,16 @@ class DurableTasks(RequestHandler):
         caller: Caller,
         headers: Headers,
         assistant: Assistant,
+        rights: RunRights,
         *,
         needs_context: bool = False,
         shares_contexts: bool = False,
     ) -> None:
-        """Bind to a user and an assistant. With ``needs_context`` a message without a ``contextId`` is
+        """Bind to a user and an assistant; ``rights`` are the user's to the task that a request waits for or
+        streams. With ``needs_context`` a message without a ``contextId`` is
         refused; with ``shares_contexts`` all agents use the one thread of a context."""
         self._caller, self._headers, self._assistant = caller, headers, assistant
+        self._rights = rights
         self._needs_context, self._shares_contexts = needs_context, shares_contexts
 
     def _count_stream(self) -> AbstractContextManager[None]:
@@ -190,7 +193,10 @@ class DurableTasks(RequestHandler):
                 raise InvalidParamsError("pageSize is from 1 to 100")
             before = int(token) if token else None
             found, following = await self._tasks_of(params.context_id, size, before)
-            wanted = types.TaskState.Name(params.status) if params.status else None
+            if params.status:
+                wanted = types.TaskState.Name(params.status)
+            else:
+                wanted = None
             tasks = [
                 await self._to_task(task, params)
                 for task in found
@@ -206,7 +212,7 @@ class DurableTasks(RequestHandler):
     async def _tasks_of(
         self, context_id: str, size: int, before: int | None
     ) -> tuple[Sequence[DurableTask], int | None]:
-        """Return a page of a context's tasks, none of one that is not there for the user."""
+        """Return a page of a context's tasks; it is empty if the user cannot see the context."""
         thread_id = thread_id_of(context_id)
         if not self._shares_contexts:
             thread_id = await thread_of(self._caller, self._assistant.assistant_id, context_id)
@@ -322,8 +328,11 @@ class DurableTasks(RequestHandler):
                 return task
             self._require_waiting(task)
             made |= {"command": {"resume": answer}}
-            interrupt_id = None if is_by_name(answer) else task.question
-            protocol["task"] = run_id_of(task.standings[0])
+            if is_by_name(answer):
+                interrupt_id = None
+            else:
+                interrupt_id = task.question
+            protocol["task"] = task.first_run_id
             thread_id = task.thread_id
         else:
             if context_id is None and self._needs_context:
@@ -385,14 +394,13 @@ class DurableTasks(RequestHandler):
             command={"goto": "__end__"},  # type: ignore[arg-type]
             multitask_strategy="enqueue",
         )
-        first = run_id_of(task.standings[0])
-        protocol = {"name": A2A, "version": _version(context), "task": first, "ends": True}
+        protocol = {"name": A2A, "version": _version(context), "task": task.first_run_id, "ends": True}
         headers = self._run_headers(None)
         await submit(self._caller, headers, task.thread_id, new, modes=(), is_kept=False, protocol=protocol)
         return await self._task(task.id, "read")
 
     async def _task(self, task_id: str, to: str, **value: Any) -> DurableTask:
-        """Return a task of the assistant on whose context the user may perform an action."""
+        """Return a task of the assistant, if the user may perform an action on its context."""
         try:
             thread_id, run_id = split_task_id(task_id)
             await self._caller.thread(thread_id_of(thread_id), to, **value)
@@ -409,6 +417,7 @@ class DurableTasks(RequestHandler):
         return TaskNotFoundError(f"there is no task {task_id!r} of this agent")
 
     async def _wait_for_end(self, task: DurableTask) -> DurableTask:
+        await self._rights.watch(task.thread_id)
         try:
             return task.after(await wait_for_end(self._caller, task.thread_id, task.run_id))
         except Unavailable:
@@ -417,9 +426,10 @@ class DurableTasks(RequestHandler):
             return task
 
     async def _events(self, task: DurableTask) -> Events:
-        """Yield a task and what becomes of it. The reply comes from its beginning, so that a client that lost
-        its connection has all of it."""
+        """Yield a task and its updates. The reply comes from its beginning, so that a client that lost its
+        connection has all of it."""
         caller = self._caller
+        await self._rights.watch(task.thread_id)
         yield await self._to_task(task, None)
         if task.state == INPUT_REQUIRED or task.state in TERMINAL:
             return
@@ -477,7 +487,10 @@ class DurableTasks(RequestHandler):
         shown = await describe_task(self._caller.runtime, task)
         if asked is not None and asked.HasField("history_length"):
             most = asked.history_length
-            shown["history"] = shown["history"][-most:] if most else []
+            if most:
+                shown["history"] = shown["history"][-most:]
+            else:
+                shown["history"] = []
         return parse_lenient(shown, types.Task())
 
     async def _takes_messages(self) -> bool:
@@ -497,9 +510,12 @@ class DurableTasks(RequestHandler):
         return push.add_id(MessageToDict(config), is_with_message=is_with_message)
 
     def _run_headers(self, key: str | None) -> Headers:
-        """Return the headers of the request, with the key by which a message that is sent again is known in
-        place of those that would change how a run is accepted."""
-        named = None if key is None else f"a2a:{self._assistant.assistant_id}:{key}"
+        """Return the headers of the request without those that would change how a run is accepted, but with
+        the key by which a repeated message is recognised."""
+        if key is None:
+            named = None
+        else:
+            named = f"a2a:{self._assistant.assistant_id}:{key}"
         return without_terms(self._headers, named)
 
 
@@ -517,7 +533,9 @@ def _find_earlier_answer(task: DurableTask, message: Mapping[str, Any]) -> Stand
 
 def _version(context: ServerCallContext) -> str:
     """Return the release of the protocol that a client speaks: in 1.0 no method has a slash."""
-    return "0.3" if "/" in str(context.state.get("method", "")) else "1.0"
+    if "/" in str(context.state.get("method", "")):
+        return "0.3"
+    return "1.0"
 
 
 def _chunk(data: str) -> tuple[str, str] | None:

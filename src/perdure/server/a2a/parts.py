@@ -62,7 +62,9 @@ def answer_of(user: User, message: Mapping[str, Any]) -> Any:
     if data:
         if len(parts) > 1:
             raise ContentTypeNotSupportedError("an answer is one data part, or text")
-        return with_verified(user, data[0]) if isinstance(data[0], dict) else data[0]
+        if isinstance(data[0], dict):
+            return with_verified(user, data[0])
+        return data[0]
     return _content([_block(part) for part in parts])
 
 
@@ -90,10 +92,15 @@ def _part_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a content block with a file or data as a part, None for any other one."""
     kind = block.get("type")
     if kind == "non_standard":
-        return {"data": block["value"]} if "value" in block else None
+        if "value" in block:
+            return {"data": block["value"]}
+        return None
     if kind not in (*_KINDS, "file"):
         return None
-    held = {"url": block["url"]} if block.get("url") else {"raw": block.get("base64") or block.get("data")}
+    if block.get("url"):
+        held = {"url": block["url"]}
+    else:
+        held = {"raw": block.get("base64") or block.get("data")}
     if not all(isinstance(value, str) and value for value in held.values()):
         # It names a file of the model's provider, which the client could not get.
         return None

@@ -67,7 +67,10 @@ def add_id(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
     for name, value in _headers(kept).items():
         if not _VISIBLE.fullmatch(value):
             raise ValueError(f"the value for {name} has characters other than visible ASCII ones")
-    own = uuid.uuid5(uuid.NAMESPACE_URL, config.get("url", "")) if is_with_message else uuid.uuid4()
+    if is_with_message:
+        own = uuid.uuid5(uuid.NAMESPACE_URL, config.get("url", ""))
+    else:
+        own = uuid.uuid4()
     return {"id": config.get("id") or str(own), **kept}
 
 
@@ -108,8 +111,8 @@ async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> N
 async def notices(
     runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, *, is_closed: bool = False
 ) -> Sequence[TaskNotice]:
-    """Return what has still to be sent about a task that has ended or asks a question; nothing if its run
-    was removed.
+    """Return the notices that have still to be sent about a task that has ended or asks a question; none if
+    its run was removed.
 
     Args:
         runtime: the runtime of the task's tenant.
@@ -119,17 +122,26 @@ async def notices(
         is_closed: the notice is that another message has closed the question of the run, and not its end.
     """
     standing = await runtime.find(thread_id, run_id)
-    task = None if standing is None else await _task_of(runtime, thread_id, standing)
+    if standing is None:
+        task = None
+    else:
+        task = await _task_of(runtime, thread_id, standing)
     if standing is None or task is None or (is_closed and not task.is_superseded):
         # A question that was given up, or opened again as its message was taken back, is not closed.
         return ()
     if not (receivers := await configs(runtime, task)):
         return ()
     held = await _documents(runtime, task).get(task.id)
-    have = () if held is None else held.body.get("sent", {}).get(notice_id, ())
+    if held is None:
+        have = ()
+    else:
+        have = held.body.get("sent", {}).get(notice_id, ())
     shown = await describe_task(runtime, task)
     is_early = protocol_of(task.standings[0]).get("version") == "0.3"
-    body = _early(shown) if is_early else json.dumps({"task": shown}, ensure_ascii=False)
+    if is_early:
+        body = _early(shown)
+    else:
+        body = json.dumps({"task": shown}, ensure_ascii=False)
     return [
         TaskNotice(one["id"], one["url"], _headers(one), body.encode())
         for one in receivers
@@ -155,7 +167,10 @@ async def note_sent(
         return {**body, "sent": {**sent, notice_id: sorted({*sent.get(notice_id, ()), receiver})}}
 
     standing = await runtime.find(thread_id, run_id)
-    task = None if standing is None else await _task_of(runtime, thread_id, standing)
+    if standing is None:
+        task = None
+    else:
+        task = await _task_of(runtime, thread_id, standing)
     if task is not None:
         await _change(runtime, task, change)
 
@@ -163,7 +178,10 @@ async def note_sent(
 async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
     """Remove what was stored beside the task of a run, if the task has ended."""
     standing = await runtime.find(thread_id, run_id)
-    task = None if standing is None else await _task_of(runtime, thread_id, standing)
+    if standing is None:
+        task = None
+    else:
+        task = await _task_of(runtime, thread_id, standing)
     if task is not None and task.state in TERMINAL:
         await _documents(runtime, task).remove(task.id)
 
@@ -178,7 +196,9 @@ async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -
     while before is not None:
         page, before = await list_tasks(runtime, thread_id, _PAGE, before)
         if page:
-            return page[0] if run_id_of(standing) in map(run_id_of, page[0].standings) else None
+            if run_id_of(standing) in map(run_id_of, page[0].standings):
+                return page[0]
+            return None
     return None
 
 

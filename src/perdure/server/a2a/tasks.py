@@ -30,6 +30,8 @@ PROTOCOL = "protocol"
 """Key, in a run's data, of the protocol through which the run was created and of the protocol's own data."""
 A2A = "a2a"
 _PAGE = 100
+_PAGES_MAX = 10
+"""Most pages of a thread's messages that are read for one task."""
 _MESSAGES = "messages"
 
 SUBMITTED, WORKING = "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"
@@ -87,7 +89,12 @@ class DurableTask:
 
     @property
     def id(self) -> str:
-        return task_id_of(self.thread_id, run_id_of(self.standings[0]))
+        return task_id_of(self.thread_id, self.first_run_id)
+
+    @property
+    def first_run_id(self) -> str:
+        """The id of the run with which the task began, also where that is not stored any more."""
+        return _task_run_of(self.standings[0])
 
     @property
     def context_id(self) -> str:
@@ -124,7 +131,9 @@ class DurableTask:
     @property
     def question(self) -> str | None:
         """The id of the interrupt whose answer the task waits for, if there is exactly one."""
-        return self.asked[0] if self.asked is not None and len(self.asked) == 1 else None
+        if self.asked is not None and len(self.asked) == 1:
+            return self.asked[0]
+        return None
 
     @property
     def is_superseded(self) -> bool:
@@ -149,25 +158,60 @@ class DurableTask:
 
 def run_id_of(standing: Standing) -> str:
     """Return the id of a message's run, or the id that the run will have if it has not begun."""
-    return standing.message.id if standing.run is None else standing.run.id
+    if standing.run is None:
+        return standing.message.id
+    return standing.run.id
 
 
 async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
-    """Return the task that began with a run, None if there is none."""
+    """Return the task that began with a run, None if there is none.
+
+    The run may be gone, as a thread that waits is handed over to another database with the run that asked
+    last: the task is then the answers to it that are stored.
+    """
     first = await runtime.find(thread_id, run_id)
-    if first is None or not (protocol := protocol_of(first)) or "task" in protocol or is_by_wait(first):
+    if first is None:
+        first = await _find_first_answer(runtime, thread_id, run_id)
+        if first is None:
+            return None
+    elif not (protocol := protocol_of(first)) or "task" in protocol or is_by_wait(first):
         return None
     if first.run is None or first.run.state != WAITING:
         return DurableTask(thread_id, (first,))
-    newer: list[Standing] = []
+    standings, after = [first], first.message.seq
+    newest = await runtime.messages(thread_id, limit=1)
+    for _ in range(_PAGES_MAX):
+        if not newest or after >= newest[0].message.seq:
+            break
+        page = await runtime.messages(thread_id, limit=_PAGE, before=after + _PAGE + 1)
+        if _add_answers(standings, [one for one in reversed(page) if one.message.seq > after]):
+            break
+        after += _PAGE
+    return await _with_question(runtime, DurableTask(thread_id, tuple(standings)))
+
+
+async def _find_first_answer(runtime: TenantRuntime, thread_id: str, run_id: str) -> Standing | None:
+    """Return the first answer of the task that began with a run, of those among the thread's newest
+    messages."""
+    found: Standing | None = None
     before: int | None = None
-    while page := await runtime.messages(thread_id, limit=_PAGE, before=before):
-        found = [one for one in page if one.message.seq > first.message.seq]
-        newer += found
-        if len(found) < _PAGE:
+    for _ in range(_PAGES_MAX):
+        page = await runtime.messages(thread_id, limit=_PAGE, before=before)
+        for one in page:
+            if protocol_of(one).get("task") == run_id:
+                found = one
+        if len(page) < _PAGE:
             break
         before = page[-1].message.seq
-    return await _with_question(runtime, _add_answers(thread_id, first, reversed(newer)))
+    return found
+
+
+def _task_run_of(standing: Standing) -> str:
+    """Return the id of the run with which the task of a run began."""
+    task: str | None = protocol_of(standing).get("task")
+    if task is None:
+        return run_id_of(standing)
+    return task
 
 
 async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
@@ -187,12 +231,15 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
     return replace(task, is_asleep=run.state == WAITING)
 
 
-def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> DurableTask:
-    """Return a task that has asked a question, with the answers among the messages after it, oldest first."""
-    task, task_run = [first], run_id_of(first)
+def _add_answers(task: list[Standing], newer: Iterable[Standing]) -> bool:
+    """Add the answers among later messages, oldest first, to a task that has asked a question; return True if
+    those behind them answer others."""
+    task_run = _task_run_of(task[0])
     for one in newer:
         last = task[-1].run
-        if last is None or last.state in (OPEN, DONE) or (one.run is not None and one.run.id == last.id):
+        if last is None or last.state in (OPEN, DONE):
+            return True
+        if one.run is not None and one.run.id == last.id:
             continue
         protocol = protocol_of(one)
         # An answer that was not given through A2A, but for instance through the API of threads, continues the
@@ -202,8 +249,8 @@ def _add_answers(thread_id: str, first: Standing, newer: Iterable[Standing]) -> 
             task.append(one)
         elif one.run is not None and one.run.state in (DONE, WAITING):
             # Later answers are for questions of this run.
-            break
-    return DurableTask(thread_id, tuple(task))
+            return True
+    return False
 
 
 async def list_tasks(
@@ -221,18 +268,26 @@ async def list_tasks(
         The tasks, and the value of ``before`` for the next page, None if there are no more.
     """
     page: Sequence[Standing] = await runtime.messages(thread_id, limit=limit, before=before)
-    found = [
-        task
-        for one in page
-        if protocol_of(one) and (task := await find(runtime, thread_id, run_id_of(one))) is not None
-    ]
+    found: list[DurableTask] = []
+    tasks: dict[str, DurableTask | None] = {}
+    for one in page:
+        if not protocol_of(one):
+            continue
+        if (name := _task_run_of(one)) not in tasks:
+            tasks[name] = await find(runtime, thread_id, name)
+        task = tasks[name]
+        if task is not None and task.standings[0].message.seq == one.message.seq:
+            found.append(task)
     return found, page[-1].message.seq if len(page) == limit else None
 
 
 async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject:
     """Return a task in A2A's JSON form, with its reply or its question."""
     state, run = task.state, task.current.run
-    updated = task.current.message.accepted_at if run is None else run.updated_at
+    if run is None:
+        updated = task.current.message.accepted_at
+    else:
+        updated = run.updated_at
     status: JsonObject = {"state": state, "timestamp": responses.when(updated)}
     shown: JsonObject = {
         "id": task.id,
@@ -248,7 +303,10 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
                 shown["artifacts"] = [artifact]
         else:
             values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
-            questions = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
+            if isinstance(values, dict):
+                questions = values.get(INTERRUPT, ())
+            else:
+                questions = ()
             parts = [_part(one.get("value")) for one in questions]
             status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
     elif task.is_asleep and run is not None:
@@ -275,7 +333,9 @@ def _message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
 
 
 def _part(value: Any) -> JsonObject:
-    return {"text": value} if isinstance(value, str) and value else {"data": value}
+    if isinstance(value, str) and value:
+        return {"text": value}
+    return {"data": value}
 
 
 def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
@@ -299,15 +359,22 @@ def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
 
 
 def _messages_in(values: Any) -> list[JsonObject]:
-    messages = values.get(_MESSAGES) if isinstance(values, dict) else None
-    return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
+    if isinstance(values, dict):
+        messages = values.get(_MESSAGES)
+    else:
+        messages = None
+    if isinstance(messages, list):
+        return [one for one in messages if isinstance(one, dict)]
+    return []
 
 
 def read_answer(standing: Standing) -> Any:
     """Return the answer that a message gives; if it answers one interrupt by its id, the answer alone."""
     payload = standing.message.payload
     answer = payload.get(RESUME, (payload.get(COMMAND) or {}).get("resume"))
-    return next(iter(answer.values())) if is_by_name(answer) and len(answer) == 1 else answer
+    if is_by_name(answer) and len(answer) == 1:
+        return next(iter(answer.values()))
+    return answer
 
 
 def is_by_wait(standing: Standing) -> bool:
@@ -325,7 +392,10 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
     parts: list[JsonObject] = []
     if isinstance(values, dict):
         messages = values.get("messages")
-        last = messages[-1] if isinstance(messages, list) and messages else None
+        if isinstance(messages, list) and messages:
+            last = messages[-1]
+        else:
+            last = None
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
         if others := {name: value for name, value in values.items() if name != "messages"}:

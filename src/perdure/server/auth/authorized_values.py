@@ -1,9 +1,9 @@
-"""Check of what an authorization handler left of the arguments of an action.
+"""Check of an action's arguments after an authorization handler has changed them.
 
-A handler changes arguments in place to narrow or to stamp them. What it leaves decides who sees what, so it
-is checked as strictly as a client's request, before anything is read: a value of another type is refused, and
-so is a change that would have no effect. Names that a handler adds have none, and are permitted: one handler
-for everything stamps ``metadata`` wherever it is called.
+A handler changes arguments in place to narrow or to stamp them. The changed arguments decide who sees what,
+so they are checked as strictly as a client's request, before anything is read: a value of another type is
+refused, and so is a change that would have no effect. Names that a handler adds have none, and are permitted:
+one handler for everything stamps ``metadata`` wherever it is called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STATUS = 422
 
 
 def _data(value: Any) -> Any:
-    """Return a mapping as JSON data. ``ValueError`` for anything else, None but for absent."""
+    """Return a mapping as JSON data, an empty one for None. ``ValueError`` for anything else."""
     if value is not None and not isinstance(value, Mapping):
         raise ValueError("it is a mapping")
     try:
@@ -64,7 +64,7 @@ _FURTHER: Mapping[tuple[str, str], Mapping[str, TypeAdapter[Any]]] = {
 
 
 def check_left(resource: str, action: str, before: Mapping[str, Any], value: dict[str, Any]) -> None:
-    """Replace the arguments in ``value`` by what they were checked to be.
+    """Replace the arguments in ``value`` by their checked values.
 
     Args:
         resource: the resource of the action.
@@ -99,7 +99,8 @@ def check_left(resource: str, action: str, before: Mapping[str, Any], value: dic
 
 
 def require_unnarrowed(value: Mapping[str, Any], *names: str) -> None:
-    """Raise ``Refusal`` if a handler narrowed a search of threads by what this view cannot apply."""
+    """Raise ``Refusal`` if a handler narrowed a search of threads by a condition that this view cannot
+    apply."""
     for name in names:
         if value[name]:
             raise Refusal(
@@ -110,7 +111,7 @@ def require_unnarrowed(value: Mapping[str, Any], *names: str) -> None:
 
 
 def refuse_left(resource: str, action: str, what: str) -> Refusal:
-    """Return the refusal of what a handler left."""
+    """Return the refusal of arguments that a handler changed."""
     return Refusal(_STATUS, f"the authorization handler for {resource}.{action} left {what}")
 
 
@@ -118,4 +119,6 @@ def fault_of(error: ValidationError) -> str:
     """Return the first fault that was found, without the value."""
     first = error.errors(include_input=False, include_url=False)[0]
     place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else first["msg"]
+    if place:
+        return f"{place}: {first['msg']}"
+    return first["msg"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.runtime.threads.metadata_patterns import Patterns, any_of, patterns_of
 from perdure.server.auth.json_data import json_data, same
 
 Filter = Mapping[str, Any]
@@ -46,6 +47,23 @@ def matches(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bo
     return conditions is None or _matches(conditions, {} if metadata is None else metadata)
 
 
+def find_patterns(conditions: Filter | None) -> Patterns:
+    """Return patterns of the metadata that match a filter."""
+    found: list[tuple[bytes, ...]] = []
+    for name, condition in (conditions or {}).items():
+        if name == "$and":
+            found += (group for part in condition for group in find_patterns(part))
+        elif name == "$or":
+            found += any_of([find_patterns(part) for part in condition])
+        elif isinstance(condition, Mapping):
+            for operator, operand in condition.items():
+                is_one = operator == "$contains" and not isinstance(operand, list)
+                found += patterns_of({name: [operand] if is_one else operand})
+        else:
+            found += patterns_of({name: condition})
+    return tuple(found)
+
+
 def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
     """Return True if an object may be written with this metadata, which is so only if its writer still sees
     it. The metadata is the whole of it after the write. It may contain values set by a handler, such as an id
@@ -62,7 +80,9 @@ def merge(*filters: Filter | None) -> Filter | None:
     """Return the filter that matches what every one of these matches."""
     some = [one for one in filters if one]
     if len(some) < 2:
-        return some[0] if some else None
+        if some:
+            return some[0]
+        return None
     return {"$and": some}
 
 
@@ -111,6 +131,9 @@ def _holds(operator: str, value: Any, operand: Any) -> bool:
     if operator == "$eq":
         return same(value, operand)
     if operator == "$contains":
-        wanted: list[Any] = operand if isinstance(operand, list) else [operand]
+        if isinstance(operand, list):
+            wanted: list[Any] = operand
+        else:
+            wanted = [operand]
         return isinstance(value, list) and all(any(same(one, part) for part in value) for one in wanted)
     raise BadFilter(f"{operator!r} is not an operator; use {' or '.join(_OPERATORS)}")

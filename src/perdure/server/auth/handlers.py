@@ -11,7 +11,6 @@ is not resolved; a handler that needs it is refused at start-up.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import traceback
@@ -35,6 +34,7 @@ from perdure.server.auth.authorized_values import check_left
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
+from perdure.storage.own_threads import in_own_thread
 
 _log = logging.getLogger("perdure.server")
 
@@ -100,7 +100,9 @@ class OnHandlers:
         for place in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
             if found := self._handlers.get(place):
                 return found[-1]
-        return self._global[-1] if self._global else None
+        if self._global:
+            return self._global[-1]
+        return None
 
     def _find_unhandled(self) -> list[str]:
         if not self._handlers:
@@ -163,7 +165,10 @@ class Handlers(OnHandlers):
         try:
             identity, permissions, known = _read(returned)
         except Exception as error:
-            reason = str(error) if isinstance(error, _NotAUser | TypeError) else _place(error)
+            if isinstance(error, _NotAUser | TypeError):
+                reason = str(error)
+            else:
+                reason = _place(error)
             raise _refuse_misuse(f"the authenticate handler did not return a valid user: {reason}") from error
         tenant = tenant_of({**known, "identity": identity}, self._tenant_claims)
         return User(identity, tenant, permissions, known)
@@ -197,7 +202,9 @@ def _request(connection: HTTPConnection) -> Request:
 
 def _scopes(connection: HTTPConnection) -> list[str]:
     credentials = connection.scope.get("auth")
-    return list(credentials.scopes) if credentials else []
+    if credentials:
+        return list(credentials.scopes)
+    return []
 
 
 _ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
@@ -241,8 +248,10 @@ async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> ob
     """Call a handler and return its result; a handler that is not async runs in a thread."""
     if inspect.iscoroutinefunction(handler):
         return await handler(**arguments)
-    result: object = await asyncio.to_thread(partial(handler, **arguments))
-    return await result if inspect.isawaitable(result) else result
+    result: object = await in_own_thread(partial(handler, **arguments))
+    if inspect.isawaitable(result):
+        return await result
+    return result
 
 
 def _refusal(error: Exception, who: str) -> Refusal:
@@ -251,7 +260,10 @@ def _refusal(error: Exception, who: str) -> Refusal:
         return error
     if isinstance(error, Auth.exceptions.HTTPException | HTTPException):
         detail: object = getattr(error, "detail", None)
-        message = detail if isinstance(detail, str) and detail else HTTPStatus(error.status_code).phrase
+        if isinstance(detail, str) and detail:
+            message = detail
+        else:
+            message = HTTPStatus(error.status_code).phrase
         return Refusal(error.status_code, message, error.headers)
     if isinstance(error, AuthenticationError):
         return Refusal(403, str(error) or "Forbidden")
@@ -267,7 +279,10 @@ def _refuse_misuse(reason: str) -> Refusal:
 def _place(error: Exception) -> str:
     """Return an error's type and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    if frames:
+        at = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
+    else:
+        at = ""
     return f"{type(error).__name__}{at}"
 
 
@@ -291,7 +306,8 @@ def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     identity = known.get("identity")
     if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
         raise _NotAUser("its identity is missing or empty, or neither text nor a number")
-    permissions = known.get("permissions") if permissions is None else permissions
+    if permissions is None:
+        permissions = known.get("permissions")
     return str(identity), _permissions(permissions), json_data({**known, "identity": str(identity)}, "user")
 
 

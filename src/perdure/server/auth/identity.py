@@ -2,8 +2,8 @@
 
 A gate authenticates every request from its headers and authorises what it asks for. ``Open`` admits everyone
 as one user; ``handlers`` runs an application's own rules, ``jwt`` verifies tokens. The tenant is a part of
-every storage key. It comes only from what was verified, never from what a client can choose: no header,
-parameter or body names it.
+every storage key. It comes only from verified claims, never from a client's choice: no header, parameter or
+body names it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class User:
     @property
     def display_name(self) -> str:
         name = self.fields.get("display_name")
-        return name if isinstance(name, str) and name else self.identity
+        if isinstance(name, str) and name:
+            return name
+        return self.identity
 
     def dict(self) -> _Fields:
         """Return the user as JSON data, for the graph's ``langgraph_auth_user``. It does not contain the
@@ -154,7 +156,7 @@ def tenant_of(claims: Mapping[str, Any], names: Sequence[str]) -> str:
     """
     tenant = "/".join(_part(claims.get(name), name) for name in names)
     if len(tenant) > TENANT_MAX:
-        raise Refusal(403, f"the tenant made of {_join_names(names)} is too long to be a key")
+        raise Refusal(403, f"the tenant made of {', '.join(names)} is too long to be a key")
     return tenant
 
 
@@ -186,7 +188,3 @@ def _part(value: object, name: str) -> str:
         return quote(value, safe="@")
     except UnicodeEncodeError:
         raise Refusal(403, f"the user's {name} is not well-formed Unicode") from None
-
-
-def _join_names(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -1,9 +1,9 @@
 """The published public keys (JWKS) of a token issuer.
 
-The module decides when keys are fetched, and which key verifies a token. Keys are fetched when one is needed,
-again every ten minutes, and for an unknown key id, but then at most once a minute however many unknown ids
-arrive; after a failure, ten seconds later. While the issuer does not answer, the present keys stay in use for
-a day. Only public keys count: a symmetric key among them would let every reader of it sign.
+The module decides when keys are fetched, and which key verifies a token. Keys are fetched when the first is
+needed, and again every ten minutes. An unknown key id fetches them, too, at most once a minute. After a
+failure they are fetched again ten seconds later. While the issuer does not answer, the present keys stay in
+use for a day. Only public keys count: a symmetric key among them would let every reader of it sign.
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ class KeySet:
         ]
         if kid is None and len(fitting) != 1:
             return None
-        return fitting[0] if fitting else None
+        if fitting:
+            return fitting[0]
+        return None
 
     async def _ask(self) -> None:
         # Set before the response: a client that hangs up ends this request, and must not allow another fetch.
@@ -117,7 +119,10 @@ class KeySet:
                 keys = _read(await self._fetch())
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self._is_down = True
-            reason = str(error) if isinstance(error, _Unusable) else type(error).__name__
+            if isinstance(error, _Unusable):
+                reason = str(error)
+            else:
+                reason = type(error).__name__
             _log.warning("keys for tokens: %s gave none (%s)", self._host, reason)
             return
         self._keys = keys
@@ -177,7 +182,10 @@ def _read(body: bytes) -> Sequence[_Known]:
         data: object = json.loads(body)
     except RecursionError as error:
         raise _Unusable("an answer that is nested too deep") from error
-    published: object = cast(dict[str, Any], data).get("keys") if isinstance(data, dict) else None
+    if isinstance(data, dict):
+        published: object = cast(dict[str, Any], data).get("keys")
+    else:
+        published = None
     if not isinstance(published, list):
         raise _Unusable("an answer that is not JWKS")
     known = [key for one in cast(list[object], published) if (key := _read_key(one)) is not None]

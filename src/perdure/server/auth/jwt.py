@@ -1,8 +1,8 @@
 """Authentication by a signed token (a JWT) that an identity provider issued.
 
 A token is accepted if it is of a configured issuer, for this server, signed with a configured algorithm and a
-key of its kind, and within its period of validity. A user authenticated so may do everything with the threads
-of their tenant, which verified claims name; ``Rules`` of an ``Auth`` may restrict that.
+key of its kind, and within its period of validity. Such a user may do everything with the threads of their
+tenant, which verified claims name; ``Rules`` of an ``Auth`` may restrict that.
 
 The algorithm never depends on the token alone: a shared secret is used with HS algorithms only, a public key
 and a published key set with the others only, so that no public key can pass for a secret.
@@ -112,7 +112,10 @@ class JwtSettings:
             self._check_secret(self.secret)
 
     def _check_algorithms(self) -> None:
-        kind, known = ("secret", tuple(_SECRET_BYTES)) if self.secret is not None else ("public key", _SIGNED)
+        if self.secret is not None:
+            kind, known = ("secret", tuple(_SECRET_BYTES))
+        else:
+            kind, known = ("public key", _SIGNED)
         if isinstance(self.algorithms, str) or not self.algorithms:
             raise BadSetting(f"algorithms has to be a list of the ones to accept, of {', '.join(known)}")
         for algorithm in self.algorithms:
@@ -148,8 +151,8 @@ class Jwt:
         self._key = _key(settings)
 
     async def authenticate(self, request: HTTPConnection) -> User:
-        """Return the user of a request. ``Refusal`` with 401 for a token that is not accepted, 403 for one
-        that is and names no tenant, 503 while the keys cannot be fetched."""
+        """Return the user of a request. ``Refusal`` with 401 for a token that is not accepted, with 403 for a
+        valid token that names no tenant, and with 503 while the keys cannot be fetched."""
         claims = await self._claims(self._token(request))
         name = self._settings.identity_claim
         identity = claims.get(name)
@@ -158,7 +161,10 @@ class Jwt:
                 f"the token's {name} claim is missing or empty, or neither text nor a number"
             )
         tenant = tenant_of(claims, self._settings.tenant_claims)
-        known = claims if "display_name" in claims else {**claims, "display_name": claims.get("name")}
+        if "display_name" in claims:
+            known = claims
+        else:
+            known = {**claims, "display_name": claims.get("name")}
         return User(str(identity), tenant, _permissions(claims), known)
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
@@ -210,7 +216,9 @@ class Jwt:
 
 
 def _to_list(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
+    if isinstance(value, str):
+        return [value]
+    return list(value)
 
 
 def _key(settings: JwtSettings) -> KeySet | PublicKey | str | bytes:

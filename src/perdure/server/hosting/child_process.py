@@ -55,8 +55,8 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
 
 @contextmanager
 def _hold_back() -> Iterator[None]:
-    """Hold signals back from a fork until it has its own handlers: with those of its parent it would ignore
-    that it is stopped."""
+    """Hold signals back from a fork until it has its own handlers: with those of its parent it would ignore a
+    stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

@@ -131,4 +131,6 @@ async def _body(request: Request) -> dict[str, Any]:
         raise HTTPException(422, "the body is not JSON") from None
     except RecursionError:
         raise HTTPException(422, "the body is nested too deeply") from None
-    return body if isinstance(body, dict) else {}
+    if isinstance(body, dict):
+        return body
+    return {}

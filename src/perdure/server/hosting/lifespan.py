@@ -19,7 +19,6 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.config.checkpoint_lifespan import compile_graph, is_development, keys_of, url_of
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -27,6 +26,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.store import PerdureStore
 from perdure.model.retention_policy import Retention, RetentionRules
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import savers_for
@@ -74,7 +74,9 @@ class Opened:
                 "the graphs have different schemas and so different checkpointers; use checkpointers[…] with "
                 f"one of {', '.join(map(repr, self.checkpointers))}"
             )
-        return next(iter(different.values())) if different else self.database.checkpointer()
+        if different:
+            return next(iter(different.values()))
+        return self.database.checkpointer()
 
     @property
     def graph(self) -> Graph:
@@ -140,9 +142,12 @@ def checkpoint_lifespan(
         raise BadSetting("serve=True needs graphs to serve; pass graphs={'agent': builder}")
     if not serve and (gate is not None or settings is not None):
         raise BadSetting("gate and settings are for the routes and the runtime; pass serve=True as well")
-    named: Mapping[str, GraphSource] = (
-        {} if graphs is None else dict(graphs) if isinstance(graphs, Mapping) else {DEFAULT_NAME: graphs}
-    )
+    if graphs is None:
+        named: Mapping[str, GraphSource] = {}
+    elif isinstance(graphs, Mapping):
+        named = dict(graphs)
+    else:
+        named = {DEFAULT_NAME: graphs}
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -16,12 +16,13 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perdure.runtime.garbage_collector import exempt_existing
+from perdure.runtime.worker.node_threads import run_with_node_threads
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import Prefixed, mount
-from perdure.server.hosting.startup import import_graphs, open_state, own_app
+from perdure.server.hosting.startup import import_graphs, open_state, own_app, settings_of
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
@@ -50,7 +51,8 @@ def run_server(
     """
     import_graphs(config)
     opening = open_state(config, works=works, name=name, ended=ended)
-    run(_serve(config, listener, opening, ready))
+    serving = _serve(config, listener, opening, ready)
+    run(run_with_node_threads(settings_of(config).concurrency, serving))
 
 
 def run(serving: Coroutine[None, None, None]) -> None:
@@ -141,7 +143,10 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
     async with AsyncExitStack() as stack:
         stack.enter_context(reachable(app))
         if own is not None:
-            gate = host.gate if config.http.enable_custom_route_auth else None
+            if config.http.enable_custom_route_auth:
+                gate = host.gate
+            else:
+                gate = None
             await stack.enter_async_context(mount(app, own, gate))
         yield app
 

@@ -37,6 +37,7 @@ from perdure.errors import PerdureError
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.failures.own_code import own_files, own_places, traceback_text
 from perdure.runtime.garbage_collector import exempt_existing
+from perdure.runtime.log_output import write_log
 from perdure.runtime.runtime import process_name
 from perdure.server.auth.identity import Open
 from perdure.server.config import Config, Cors
@@ -64,8 +65,8 @@ _FOLDERS_MAX = 2000
 
 
 class Announcement(NamedTuple):
-    """What a process announces once it serves: its configuration, the files whose change began it, none for
-    the first one, and the seconds that its start took."""
+    """Announcement of a process that serves: its configuration, the files whose change began it, none for the
+    first one, and the seconds that its start took."""
 
     config: Config
     changed: tuple[str, ...]
@@ -73,8 +74,8 @@ class Announcement(NamedTuple):
 
 
 class DevelopmentTerms(NamedTuple):
-    """What each process is started with; all of it can be pickled. ``load`` reads the configuration anew, and
-    ``announce`` prints what was announced, or the text of what failed."""
+    """Arguments with which each process is started; all can be pickled. ``load`` reads the configuration
+    again, and ``announce`` prints what was announced, or the text of what failed."""
 
     load: Callable[[], Config]
     announce: Callable[[Announcement], None]
@@ -87,7 +88,7 @@ _State = Literal["loading", "serving", "failed"]
 
 
 class _Report(NamedTuple):
-    """Files of the project that a process depends on, which were there, and how far it has come with them."""
+    """Report of a process: the existing files of the project that it depends on, and its progress."""
 
     files: frozenset[str] = frozenset()
     state: _State = "loading"
@@ -208,8 +209,8 @@ class _Watching:
             paths = self._paths()
             folders = self._folders(paths)
             is_caught_up = False
-            # Every change of a folder is looked at here: those that a filter drops would keep the loop from
-            # its own work for as long as something else, such as a log, is written there.
+            # Every change of a folder is examined here. A filter that drops changes would keep the loop busy
+            # for as long as another file there, such as a log, is written.
             for changes in watch(
                 *folders,
                 watch_filter=None,
@@ -265,7 +266,7 @@ class _Watching:
         def is_relevant(change: Change, path: str) -> bool:
             if path in paths:
                 return True
-            # What was missing may be there now.
+            # A missing file may exist now.
             is_possible = path.endswith(".py") or (change is Change.added and os.path.isdir(path))
             return self._report.state == "failed" and is_possible and ignores(change, path)
 
@@ -314,8 +315,7 @@ def _serve(
     changed: tuple[str, ...],
 ) -> None:
     """Serve in a child process until SIGTERM."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("perdure").setLevel(terms.log_level)
+    write_log(terms.log_level)
     show_failures()
     began = time.monotonic()
     reports = _Reports(sender, own_files())
@@ -345,11 +345,13 @@ def _serve(
 
 
 def _failure_text(error: Exception) -> str:
-    """Return what went wrong: the sentence of an error of Perdure's, then the error of the user's code."""
+    """Describe a failure: the message of an error of Perdure's, then the error of the user's code."""
     if not isinstance(error, PerdureError):
         return traceback_text(error)
     cause = error.__cause__
-    return f"{error}\n\n{traceback_text(cause)}" if cause is not None and own_places(cause) else str(error)
+    if cause is not None and own_places(cause):
+        return f"{error}\n\n{traceback_text(cause)}"
+    return str(error)
 
 
 class _Reports:
@@ -358,7 +360,7 @@ class _Reports:
 
     def __init__(self, sender: Connection, inherited: frozenset[str]) -> None:
         self._sender = sender
-        # A fork has them from its parent, and would not import them anew.
+        # A fork has them from its parent, and would not import them again.
         self._inherited = inherited
         self._lock = threading.RLock()
         self._last = _Report()

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from perdure.errors import PerdureError, Unavailable
 from perdure.runtime.failures.failure_location import show_failures
 from perdure.runtime.garbage_collector import exempt_existing
+from perdure.runtime.log_output import write_log
 from perdure.runtime.runtime import process_name
 from perdure.server.config import Config
 from perdure.server.hosting import child_process
@@ -37,7 +38,7 @@ _SHORT_S = 10.0
 _PAUSE_S = 1.0
 """Seconds before a process takes the place of one that lived for less than ``_SHORT_S``."""
 _NAMED = 32
-"""Ended processes whose leases the next one ends: one before it may have failed to start."""
+"""Number of ended processes whose leases the next process ends: its predecessor may have failed to start."""
 _CANNOT_START = 78
 """Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
 
@@ -51,7 +52,7 @@ class _Given(NamedTuple):
 
 
 class _Child(NamedTuple):
-    """A process, what its name has besides its id, and when it was started."""
+    """A process, the part of its name beside the id, and the time of its start."""
 
     process: BaseProcess
     token: str
@@ -76,7 +77,8 @@ def serve_many(
         works: execute runs in these processes, too.
         log_level: level of Perdure's logger.
     """
-    # Before the forks: they share what is imported, as long as no collection of garbage writes to it.
+    # Before the forks: the processes share the memory of what is imported, until a garbage collection writes
+    # to it.
     backend_of(config.database_url)
     exempt_existing()
     stopping = threading.Event()
@@ -123,8 +125,7 @@ def serve_many(
 
 
 def _serve(given: _Given, listener: socket.socket, token: str, ended: Collection[str]) -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("perdure").setLevel(given.log_level)
+    write_log(given.log_level)
     if given.config.development:
         show_failures()
     try:

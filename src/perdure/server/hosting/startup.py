@@ -16,14 +16,14 @@ from typing import Any
 from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
-from perdure.care.sweeper import RetentionOptions
 from perdure.channels.chat_channel import ChatChannel
 from perdure.config.resolve import add_import_folders, make_folder_of, runtime_settings, set_variables
-from perdure.config.stores import store_database
+from perdure.config.store_database import store_database
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, GraphLoadError, MissingExtra
 from perdure.memory.policy import verified_user
+from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.agents.loading import LoadedGraph, find, load_agent
 from perdure.runtime.failures.failure_location import shows_texts
@@ -43,8 +43,8 @@ _log = logging.getLogger("perdure.server")
 
 
 def import_graphs(config: Config) -> None:
-    """Import the graphs, and the handlers of authentication, before an event loop runs: their modules may run
-    one of their own while they are imported, as those do that fetch tools.
+    """Import the graphs, and the handlers of authentication, before an event loop runs: a module may run a
+    loop of its own while it is imported, for example to fetch tools.
 
     Raises:
         GraphLoadError: One of them cannot be imported.
@@ -112,8 +112,8 @@ def _runtime(
     works: bool,
     name: str | None,
 ) -> tuple[Runtime, Webhooks | None]:
-    """Return the runtime, and what calls its webhooks, if they are not disabled. ``databases`` are that of
-    the threads, and that of the store if it is another one."""
+    """Return the runtime, and the caller of its webhooks, unless they are disabled. ``databases`` are the one
+    with the threads, and the one with the store if that is another."""
     hooks = webhooks(config.http, development=config.development)
     try:
         runtime = Runtime(
@@ -151,7 +151,10 @@ async def _start_runtime(
         hooks.serve(runtime)
     reach = None if hooks is None else hooks.reach
     described = {name: place.description for name, place in config.graphs.items() if place.description}
-    headers = Headers(*config.http.configurable_headers) if config.http.configurable_headers else NO_HEADERS
+    if config.http.configurable_headers:
+        headers = Headers(*config.http.configurable_headers)
+    else:
+        headers = NO_HEADERS
     host = ServerState.over(
         runtime,
         gate,

@@ -157,7 +157,7 @@ class _Exchange:
                     caller.host.in_background(_abandon(caller, accepted))
                 raise
         if standing.run is not None and read_waits(standing.run.note):
-            # Nobody could receive what a deadline or a signal would make of it.
+            # No client could receive the result after a deadline or a signal.
             await caller.threads.remove(accepted.thread_id)
         else:
             await remove_thread(caller, standing, accepted.thread_id)
@@ -172,7 +172,10 @@ class _Exchange:
             return _failure_result(error["error"], error["message"])
         values = json.loads(to_json(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
-            asked = values.get(INTERRUPT, ()) if isinstance(values, dict) else ()
+            if isinstance(values, dict):
+                asked = values.get(INTERRUPT, ())
+            else:
+                asked = ()
             waits = [wait for wait in read_waits(run.note).values() if wait.kind != "question"]
             if waits and not asked:
                 told = " ".join(map(responses.wait_text, waits))
@@ -187,7 +190,10 @@ class _Exchange:
                 f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
                 "with what it asks for, or talk to it over A2A or the API of threads",
             )
-        structured = values if isinstance(values, dict) else {"output": values}
+        if isinstance(values, dict):
+            structured = values
+        else:
+            structured = {"output": values}
         content = reply_of(values) or [TextContent(text=json.dumps(values, ensure_ascii=False))]
         return CallToolResult(content=content, structured_content=structured)
 
@@ -199,7 +205,7 @@ async def _abandon(caller: Caller, accepted: AcceptedRun) -> None:
 
 
 def _without_values(fault: Any) -> str:
-    """Return what is wrong without the value, which may be long or secret."""
+    """Describe the fault without the value, which may be long or secret."""
     match fault.validator:
         case "type":
             kinds = fault.validator_value
@@ -223,7 +229,10 @@ def _failure_result(kind: str, message: str) -> CallToolResult:
 
 def _protocol_error(error: Refusal | PerdureError) -> MCPError:
     if isinstance(error, Refusal):
-        code = INTERNAL_ERROR if error.status >= 500 else INVALID_PARAMS
+        if error.status >= 500:
+            code = INTERNAL_ERROR
+        else:
+            code = INVALID_PARAMS
         return MCPError(code, error.detail, {"error": "Refused", "status": error.status})
     sentence = error_handlers.sentence(error)
     kind, status = type(error).__name__, error_handlers.status_of(error)

@@ -22,7 +22,10 @@ _FILES = frozenset({"image", "audio", "video", "file", "text-plain"})
 
 def reply_of(values: Any) -> list[ContentBlock]:
     """Return the content of the last message of an agent, nothing if its values do not end with one."""
-    messages = values.get("messages") if isinstance(values, dict) else None
+    if isinstance(values, dict):
+        messages = values.get("messages")
+    else:
+        messages = None
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         return []
     last = messages[-1]
@@ -35,7 +38,8 @@ def reply_of(values: Any) -> list[ContentBlock]:
 
 
 def _blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
-    """Yield what can be shown; parts of text that follow each other are one text, as a model writes it."""
+    """Yield the parts that can be shown; successive parts of text are joined, as a model writes one text in
+    parts."""
     text = ""
     for number, block in enumerate(content, 1):
         if block.get("type") == "text":

@@ -51,7 +51,9 @@ class ToolInput:
 
     def of(self, arguments: Mapping[str, Any]) -> Any:
         """Return the graph's input."""
-        return arguments.get(INPUT) if self.is_wrapped else dict(arguments)
+        if self.is_wrapped:
+            return arguments.get(INPUT)
+        return dict(arguments)
 
 
 async def visible(caller: Caller) -> list[Assistant]:
@@ -63,7 +65,7 @@ async def visible(caller: Caller) -> list[Assistant]:
         one
         for one in await host.assistants.everything(caller.user.tenant)
         if one.graph_id in host.runtime.graphs
-        # The default ones are everybody's to run.
+        # Every user may run the default ones.
         and (
             host.assistants.is_own(one.assistant_id)
             or (contains(one.metadata, value["metadata"]) and caller.sees(conditions, one.metadata))
@@ -170,5 +172,8 @@ def _references(held: Any) -> set[str]:
     if not isinstance(held, dict):
         return set()
     own = held.get("$ref")
-    found = {own.removeprefix(_REFERENCE)} if isinstance(own, str) and own.startswith(_REFERENCE) else set()
+    if isinstance(own, str) and own.startswith(_REFERENCE):
+        found = {own.removeprefix(_REFERENCE)}
+    else:
+        found = set()
     return found.union(*map(_references, held.values()))

@@ -287,7 +287,12 @@ function drawQuestions(conversation, actions) {
     const first = area.querySelector(".question button, .question textarea");
     if (first && [document.body, at("text"), at("stop")].includes(document.activeElement)) first.focus({ preventScroll: true });
   }
-  area.append(...area.querySelectorAll(".question"));
+  // An element that is moved loses the focus, so cards are moved only if messages came below them.
+  const cards = [...area.querySelectorAll(".question")];
+  if (cards.every((card, place) => card === area.children[area.children.length - cards.length + place])) return;
+  const focused = document.activeElement;
+  area.append(...cards);
+  if (cards.some((card) => card.contains(focused))) focused.focus({ preventScroll: true });
 }
 
 // Scrolling: follows the end while the reader is there.

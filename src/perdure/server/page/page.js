@@ -24,7 +24,7 @@ const unsent = new Map(); // others with messages that the server has not accept
 let graphs = [];
 let described = null; // resolves when the server's description has been read
 let server = {};
-let wasBusy = false;
+let focused = null; // the element that has the focus, or lost it by a change of the page
 let isDrawing = false;
 let renamed = Promise.resolve(); // resolves when the name before the next one is stored
 
@@ -81,9 +81,22 @@ function show() {
   text.placeholder = text.disabled ? "Answer the question above to go on" : isLive ? "Write the next message" : "Write a message";
   allowSending();
   notice();
-  if (wasBusy && !isLive && document.activeElement === document.body && !touch.matches) text.focus();
-  wasBusy = isLive;
+  keepFocus();
 }
+
+const canHaveFocus = (one) => one.isConnected && !one.disabled && one.getClientRects().length > 0;
+
+// An element that is removed, hidden or disabled leaves the focus to the page's body, from where Tab begins at the top.
+function keepFocus() {
+  if (focused === null || touch.matches || document.activeElement !== document.body || canHaveFocus(focused)) return;
+  (document.querySelector(".question button, .question textarea") ?? text).focus();
+}
+
+addEventListener("focusin", (event) => (focused = event.target));
+// Whoever points at the page itself wants it nowhere. What is being removed is still there during the event.
+addEventListener("focusout", ({ target }) => setTimeout(() => {
+  if (focused === target && canHaveFocus(target)) focused = null;
+}));
 
 function welcome() {
   const starts = (server.starts ?? []).map((words) => element("button", { type: "button", textContent: words, onclick: () => send(words) }));

@@ -128,7 +128,9 @@ function read(text, fault) {
 // Any other interrupt: its text, or its JSON, and an answer that is text unless marked as JSON.
 function open(value, answer) {
   const text = typeof value === "string" ? value : isObject(value) ? value.question ?? value.message ?? value.prompt ?? value.query : null;
-  const rest = isObject(value) && typeof text === "string" ? Object.fromEntries(Object.entries(value).filter(([, held]) => held !== text)) : value;
+  const options = isObject(value) && Array.isArray(value.options) ? value.options : typeof value === "boolean" ? [true, false] : [];
+  // The buttons show the options.
+  const rest = isObject(value) && typeof text === "string" ? Object.fromEntries(Object.entries(value).filter(([, held]) => held !== text && held !== options)) : value;
   const shown = [];
   if (typeof text === "string") shown.push(words(text));
   if (typeof text !== "string" || (isObject(rest) && Object.keys(rest).length)) {
@@ -151,7 +153,6 @@ function open(value, answer) {
       send();
     }
   };
-  const options = isObject(value) && Array.isArray(value.options) ? value.options : typeof value === "boolean" ? [true, false] : [];
   const row = element("div", { className: "answers" }, ...options.map((option) => button(typeof option === "string" ? option : JSON.stringify(option), () => answer(option))));
   return [heading("The agent asks"), ...shown, ...(options.length ? [row] : []), field, fault,
     element("div", { className: "answers" }, button("Answer", send, "primary"), kind)];

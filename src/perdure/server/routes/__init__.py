@@ -1,2 +1,2 @@
-"""Say which address serves what: LangGraph's API, the protocols between agents, the pages and the health
+"""Map addresses to their handlers: LangGraph's API, the protocols between agents, the pages and the health
 checks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -21,6 +22,7 @@ CARD = "/.well-known/agent-card.json"
 _CARD_S = 60
 
 
+@cache
 def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
     """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused; with
     ``shares_contexts`` all agents use the one thread of a context."""

@@ -58,7 +58,9 @@ def _aware(value: Any) -> Any:
         read = datetime.fromisoformat(value)
     except ValueError:
         return value
-    return read if read.tzinfo is not None else read.replace(tzinfo=UTC)
+    if read.tzinfo is not None:
+        return read
+    return read.replace(tzinfo=UTC)
 
 
 _When = Annotated[AwareDatetime, BeforeValidator(_aware)]
@@ -84,7 +86,8 @@ class _Changes(Body):
     durability: Literal["sync", "async", "exit"] | None = None
 
     def dump_sent(self) -> dict[str, Any]:
-        """Return the fields that were sent; null counts as absent, but for ``end_time``, which it clears."""
+        """Return the fields that were sent; null counts as absent, except for ``end_time``, which it
+        clears."""
         return {
             name: getattr(self, name)
             for name in self.model_fields_set
@@ -226,7 +229,10 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
     given = _join_authorized(given, value["payload"])
     metadata = dict(value["metadata"])
     require_stamp(conditions, metadata)
-    thread = None if thread_id is None else await _thread_to_run(caller, thread_id, new.assistant_id)
+    if thread_id is None:
+        thread = None
+    else:
+        thread = await _thread_to_run(caller, thread_id, new.assistant_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     job = CronJob(
         assistant_id=assistant.assistant_id,
@@ -247,8 +253,8 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
 async def _thread_to_run(
     caller: Caller, thread_id: str, assistant_id: str, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return what a cron notes of its thread. ``NotFound`` if there is none on which the user may run, or if
-    it is not the one that was ``known``."""
+    """Return the facts that a cron notes about its thread. ``NotFound`` if there is none on which the user
+    may run, or if it is not the one that was ``known``."""
     value = {"thread_id": thread_id, "assistant_id": assistant_id, "metadata": {}, "kwargs": {}}
     conditions = await caller.may("threads", "create_run", value)
     row = await caller.visible(thread_id, conditions)
@@ -287,7 +293,10 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
 
 def _drop_claims(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that were sent, with metadata that states nothing about an authenticated user."""
-    own = {"metadata": without_claims(user, given["metadata"])} if "metadata" in given else {}
+    if "metadata" in given:
+        own = {"metadata": without_claims(user, given["metadata"])}
+    else:
+        own = {}
     return {**given, **own}
 
 
@@ -326,7 +335,9 @@ def _first(job: CronJob, now: int) -> int | None:
         raise Refusal(422, str(error)) from error
     if first is None and job.enabled:
         raise Refusal(422, "the schedule has no time between now and its end; change one of them")
-    return first if job.enabled else None
+    if job.enabled:
+        return first
+    return None
 
 
 def _microseconds(time: datetime | None) -> int | None:
@@ -340,7 +351,7 @@ def _microseconds(time: datetime | None) -> int | None:
 
 
 def _stored_user(user: User) -> dict[str, Any]:
-    """Return what is stored of the user: of the fields of a token only the verified email."""
+    """Return the stored facts about the user: of the fields of a token only the verified email."""
     return {
         "email": verified_names(user).get(USER_EMAIL),
         "identity": user.identity,
@@ -358,14 +369,17 @@ async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> C
 
 
 async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cron], A]:
-    """Return the crons that a search finds, and the search as the gate left it. ``page`` names its fields for
-    a page."""
+    """Return the crons that a search finds, and the search as the authorization handler left it. ``page``
+    names its fields for a page."""
     names = ("assistant_id", "thread_id", "metadata", *page)
     value: dict[str, Any] = {name: getattr(asked, name) for name in names}
     conditions = await caller.may("crons", "search", value)
     asked = asked.model_copy(update={name: value[name] for name in names})
     named = asked.assistant_id
-    assistant_id = None if named is None else caller.host.assistants.id_of(named) or named
+    if named is None:
+        assistant_id = None
+    else:
+        assistant_id = caller.host.assistants.id_of(named) or named
     found = [
         cron
         for cron in await caller.runtime.crons.everything()

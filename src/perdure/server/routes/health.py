@@ -34,7 +34,7 @@ async def ok(request: Request, check_db: bool = False) -> JSONResponse:
 @router.head("/live", include_in_schema=False)
 @router.get("/live")
 async def live() -> JSONResponse:
-    """Check that the process responds. One that does not has to be restarted."""
+    """Check that the process responds. A process that does not has to be restarted."""
     return JSONResponse({"ok": True})
 
 

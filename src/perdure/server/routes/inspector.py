@@ -6,7 +6,7 @@ search for lists, to read for a thread, and to update, delete or create a run fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
@@ -105,11 +105,27 @@ class ServerAccess:
     async def thread(self, thread_id: str) -> ThreadRow:
         return await self._caller.thread(thread_id_of(thread_id), "read")
 
+    @property
+    def agents(self) -> Iterable[Agent]:
+        return self._caller.host.runtime.graphs.values()
+
+    async def authorize_user_removal(
+        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+    ) -> None:
+        wanted: list[tuple[str, dict[str, Any]]] = [("crons", {"cron_id": name}) for name in cron_ids]
+        wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in namespaces)
+        for resource, value in wanted:
+            before = dict(value)
+            if await self._caller.may(resource, "delete", value) is not None or value != before:
+                raise NotAllowed(f"what is stored of this user in {resource} is not yours to delete")
+
     async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         await self.thread(thread_id)
         try:
             row = await self._caller.thread(thread_id, _NEEDS[permission])
-            return await self._caller.thread(thread_id, right) if right else row
+            if right:
+                return await self._caller.thread(thread_id, right)
+            return row
         except Refusal as refused:
             if refused.status != HTTPStatus.FORBIDDEN:
                 raise

@@ -25,8 +25,8 @@ async def limits(
     limit: Annotated[str | None, Query(max_length=NAMES_MAX)] = None,
     cursor: Annotated[str | None, Query(max_length=NAMES_MAX)] = None,
 ) -> Json:
-    """Return what is used of the tenant's limits, by key, 100 of them; go on after ``cursor``. It takes the
-    right to search threads; keys of users are shown to who may see all threads."""
+    """Return the usage of the tenant's limits, by key: 100 keys after ``cursor``. It takes the right to
+    search threads; keys of users are shown to a user who may see all threads."""
     asked = {name: held for name, held in (("limit", limit), ("cursor", cursor)) if held}
     try:
         return Json(await overview.limits(ServerAccess(caller, request), asked))

@@ -10,6 +10,7 @@ from perdure.server.auth.identity import Open, Refusal
 from perdure.server.openapi import new_router
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import CallerNow, GatedRoute
+from perdure.server.streaming.reading_rights import RunRights
 
 router = new_router("agents", GatedRoute)
 
@@ -27,7 +28,7 @@ async def exchange(caller: CallerNow, request: Request) -> Response:
         from perdure.server.mcp.exchange import McpResponse
     except ModuleNotFoundError as error:
         raise Refusal(501, MISSING) from error
-    return McpResponse(caller, request, version("perdure"))
+    return RunRights(request, caller).guard(McpResponse(caller, request, version("perdure")))
 
 
 router.add_api_route("/mcp/", exchange, methods=["POST"], include_in_schema=False)

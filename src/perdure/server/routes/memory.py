@@ -1,6 +1,6 @@
-"""Routes of what is known of the user who asks: list and forget. They are Perdure's own.
+"""Routes of the requesting user's memories: list and forget. They are Perdure's own.
 
-The user is the one that the graphs' policies determine, from what was verified; a request can name no other.
+The graphs' policies determine the user from verified claims; a request cannot name another.
 """
 
 from __future__ import annotations

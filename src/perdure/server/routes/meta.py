@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastapi import Request, Response
 from perdure.errors import MissingExtra
 from perdure.server.auth.identity import Refusal
 from perdure.server.openapi import new_router
+from perdure.storage.own_threads import in_own_thread
 
 router = new_router("server")
 
@@ -42,5 +42,5 @@ async def metrics(request: Request) -> Response:
     except MissingExtra as error:
         raise Refusal(501, str(error)) from error
     # It reads what the system knows of this process.
-    text, media_type = await asyncio.to_thread(exposition, request.headers.get("accept", ""))
+    text, media_type = await in_own_thread(exposition, request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": media_type})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -24,7 +23,7 @@ from perdure.server.streaming import protocol_commands, protocol_subscriptions, 
 from perdure.server.streaming.event_stream import Frame
 from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
-from perdure.server.streaming.reading_rights import until_refused
+from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
 from perdure.web.guard import is_asked_about
 
 router = new_router("protocol", GatedRoute)
@@ -50,7 +49,9 @@ async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[s
     before = max(0, await caller.runtime.latest_event(thread_id))
     answer = {**await protocol_commands.do(caller, headers, thread_id, method, params), "id": number}
     # A user without access to a thread must not learn that it has events.
-    return {**answer, "meta": {"applied_through_seq": before}} if "result" in answer else answer
+    if "result" in answer:
+        return {**answer, "meta": {"applied_through_seq": before}}
+    return answer
 
 
 def envelope(body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
@@ -71,8 +72,8 @@ async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Re
     asked = protocol_subscriptions.read(await _body(request))
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
     found = await protocol_subscriptions.subscribe(caller, thread_id, conditions, asked)
-    refused = partial(until_refused, request, caller, thread_id, conditions)
-    return streams.stream(caller.host, _frames(found), {}, refused=refused)
+    rights = ReadingRights(request, caller, reads_as_before(thread_id, conditions))
+    return rights.guard(streams.stream(caller.host, _frames(found), {}))
 
 
 async def _frames(

@@ -1,11 +1,11 @@
 """WebSocket of the event streaming protocol: subscriptions to a thread's events, and its commands.
 
 A client sends commands as text, one JSON object each, and receives their responses and the events of all of
-its subscriptions. An event that several of them want is sent for each; clients know it by its ``event_id``.
-What is refused closes the socket with 4000 plus the HTTP status, and a stop of the server with 1012: the
-client connects again, and subscribes with ``since``. Each command counts as a request of its user, who is
-authenticated again for it, and at an interval while only events are sent: a connection does not outlive its
-token.
+its subscriptions. An event that several of them want is sent for each; clients know it by its ``event_id``. A
+refused connection is closed with 4000 plus the HTTP status, and all are closed with 1012 when the server
+stops: the client connects again, and subscribes with ``since``. Each command counts as a request of its user,
+who is authenticated again for it, and at an interval while only events are sent: a connection does not
+outlive its token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perdure.server.routes.protocol import envelope, error, execute
 from perdure.server.streaming import protocol_subscriptions
 from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
-from perdure.server.streaming.reading_rights import authenticate_again, until_refused
+from perdure.server.streaming.reading_rights import ReadingRights, authenticate_again, reads_as_before
 
 router = new_router("protocol")
 
@@ -93,9 +93,9 @@ class _Socket:
     async def serve(self) -> None:
         """Serve the connection until the client closes it, a subscription fails, or the server stops."""
         reading = asyncio.create_task(self._read())
-        checking = asyncio.create_task(
-            until_refused(self._websocket, self._caller, self._thread_id, self._conditions)
-        )
+        reads = reads_as_before(self._thread_id, self._conditions)
+        rights = ReadingRights(self._websocket, self._caller, reads)
+        checking = asyncio.create_task(rights.until_lost())
         ends: list[asyncio.Task[Any]] = [
             reading,
             checking,
@@ -165,7 +165,7 @@ class _Socket:
         self._subscriptions[name] = asyncio.create_task(self._forward(found))
 
     async def _end_subscription(self, number: int, params: dict[str, Any]) -> str | None:
-        """End a subscription and return its name, or send the error that there is none."""
+        """End a subscription and return its name, or send an error if it does not exist."""
         try:
             name = _Known.model_validate(params).subscription_id
         except ValidationError:

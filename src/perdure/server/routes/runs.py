@@ -11,7 +11,6 @@ from fastapi import Query, Request, Response
 from pydantic import Field
 
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
-from perdure.langgraph.reading.readable_states import aread_history
 from perdure.model.runs.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
@@ -25,11 +24,13 @@ from perdure.server.requests import RUN_MODES, Body, Contents, Ids, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
+from perdure.server.runs.run_values import last_of, read_start, start_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
-from perdure.server.state_snapshots import config_of, snapshot
+from perdure.server.state_snapshots import snapshot
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
 from perdure.server.streaming.late_response import LateResponse
+from perdure.server.streaming.reading_rights import RunRights
 from perdure.server.thread_ids import NAMES
 
 router = new_router("runs", GatedRoute)
@@ -66,7 +67,9 @@ def path_of(thread_id: str, run_id: str) -> str:
 
 
 def _modes(new: NewRun) -> tuple[StreamMode, ...]:
-    return tuple(dict.fromkeys(new.stream_mode)) if new.stream_mode else _DEFAULT
+    if new.stream_mode:
+        return tuple(dict.fromkeys(new.stream_mode))
+    return _DEFAULT
 
 
 # Creating runs
@@ -158,6 +161,7 @@ async def _stream_run(caller: Caller, request: Request, thread_id: str | None, n
         # For a client that is cut off before its first event id, the Location contains a cursor.
         headers=_addresses(accepted, "stream", streams.ALL if is_kept else None),
         has_end=wants_end(request),
+        rights=RunRights(request, caller, accepted.thread_id),
     )
 
 
@@ -180,7 +184,7 @@ async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None,
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
-    return _late(caller, accepted, work, cancels=new.on_disconnect == "cancel")
+    return _late(caller, request, accepted, work, cancels=new.on_disconnect == "cancel")
 
 
 # Reading and cancelling runs
@@ -207,7 +211,7 @@ async def list_runs(
         for standing in page:
             # Coalesced messages are one run, which is listed with the first of them.
             is_first = standing.run is None or standing.run.first == standing.message.seq
-            is_first = is_first or responses.is_taken_up(standing)
+            is_first = standing.joins is None and (is_first or responses.is_taken_up(standing))
             entry = responses.run(standing, thread_id)
             if is_first and entry["status"] and status in (None, entry["status"]):
                 shown.append(entry)
@@ -227,7 +231,11 @@ async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
 
 @router.get("/threads/{thread_id}/runs/{run_id}/join")
 async def join(
-    caller: CallerNow, thread_id: ThreadId, run_id: str, cancel_on_disconnect: bool = False
+    caller: CallerNow,
+    request: Request,
+    thread_id: ThreadId,
+    run_id: str,
+    cancel_on_disconnect: bool = False,
 ) -> Response:
     """Wait for a run's end and return its values."""
     await caller.thread(thread_id, "read")
@@ -235,7 +243,8 @@ async def join(
         await _require_cancel(caller, thread_id, run_id)
     await _find_standing(caller, thread_id, run_id)
     work = _outcome(caller, thread_id, run_id)
-    return _late(caller, AcceptedRun(thread_id, run_id, None, False), work, cancels=cancel_on_disconnect)
+    joined = AcceptedRun(thread_id, run_id, None, False)
+    return _late(caller, request, joined, work, cancels=cancel_on_disconnect)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -258,9 +267,12 @@ async def join_stream(
         standing = await _find_standing(caller, thread_id, run_id)
     except NotFound as error:
         # Clients retry a stream that fails to open; this one will never exist.
-        return streams.respond_error(caller.host, "NotFound", f"404: {error}")
+        return streams.respond_not_found(caller.host, str(error))
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
-    after = streams.cursor_of(request, last_event_id) if is_kept else None
+    if is_kept:
+        after = streams.cursor_of(request, last_event_id)
+    else:
+        after = None
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     # Clients send an empty value for an absent one.
@@ -279,12 +291,18 @@ async def join_stream(
             AcceptedRun(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
         ),
         has_end=wants_end(request),
+        rights=RunRights(request, caller, thread_id),
     )
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/cancel")
 async def cancel(
-    caller: CallerNow, thread_id: ThreadId, run_id: str, wait: bool = False, action: Action = "interrupt"
+    caller: CallerNow,
+    request: Request,
+    thread_id: ThreadId,
+    run_id: str,
+    wait: bool = False,
+    action: Action = "interrupt",
 ) -> Response:
     """Cancel a run, and keep its checkpoints or roll them back."""
     await _require_cancel(caller, thread_id, run_id, action)
@@ -294,7 +312,7 @@ async def cancel(
     if not wait:
         return Response(status_code=202)
     work = _outcome(caller, thread_id, run_id)
-    return _late(caller, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
+    return _late(caller, request, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
 
 
 @router.post("/runs/cancel", status_code=204)
@@ -327,14 +345,17 @@ async def cancel_many(
 async def _list_unfinished(caller: Caller, thread_id: str, wanted: Sequence[str]) -> list[str]:
     """Return the ids of a thread's runs that are pending or running, as ``wanted``, the newest first."""
     most, after = caller.host.runtime.settings.max_pending, None
-    later = await caller.runtime.list_postponed(thread_id, limit=most) if "pending" in wanted else ()
+    if "pending" in wanted:
+        later = await caller.runtime.list_postponed(thread_id, limit=most)
+    else:
+        later = ()
     found = [message.id for message in later]
     while True:
         page = await caller.runtime.messages(thread_id, limit=_PAGE, before=after)
         for standing in page:
             if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
                 return found  # All before it have ended.
-            if responses.run_status(standing) in wanted:
+            if standing.joins is None and responses.run_status(standing) in wanted:
                 found.append(standing.message.id if standing.run is None else standing.run.id)
         if len(page) < _PAGE:
             return found
@@ -393,7 +414,7 @@ async def delete(
         raise RunInProgress(f"Run {run_id!r} has not ended; cancel it first.")
     if standing.run.state == WAITING and await caller.runtime.waiting_run(thread_id) == standing.run.id:
         raise RunInProgress(
-            f"Thread {thread_id!r} waits with what run {run_id!r} asked; answer it, or end its step with "
+            f"Thread {thread_id!r} waits for an answer to run {run_id!r}; give it, or end its step with "
             "goto='__end__', first."
         )
     await caller.runtime.remove_run(thread_id, standing.run, rollback=checkpoints == "delete")
@@ -426,8 +447,8 @@ def _require_own_run(standing: Standing) -> None:
 
 
 async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
-    """Wait for a run's end and return its result as JSON: its values, or its error, which a removal of the
-    run is, too: the response has begun by then."""
+    """Wait for a run's end and return its result as JSON: its values, or its error. A removal of the run is
+    an error, too, as the response has begun by then."""
     try:
         return await _read_outcome(caller, thread_id, run_id, removes=removes)
     except NotFound as error:
@@ -441,8 +462,7 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     elif isinstance(standing, Ended) and standing.values is not None:
         result = standing.values
     else:
-        run_id = run_id if standing.run is None else standing.run.id
-        result = to_json(await _values(caller, thread_id, run_id))
+        result = to_json(await _values(caller, thread_id, standing))
     if removes and standing.message.channel:
         caller.host.in_background(remove_thread(caller, standing, thread_id))
     elif removes:
@@ -450,33 +470,42 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     return result.encode()
 
 
-async def _values(caller: Caller, thread_id: str, run_id: str) -> Any:
+async def _values(caller: Caller, thread_id: str, standing: Standing) -> Any:
     """Return the values that a run left: the thread's current ones, unless another run has continued it
-    since."""
+    since, or it started from an earlier checkpoint and stored none."""
+    run_id = standing.message.id if standing.run is None else standing.run.id
     row = await caller.threads.get(thread_id)
     state = await snapshot(caller, row)
-    if row.run is not None and row.run.id != run_id and row.graph_id is not None:
+    is_later = row.run is not None and row.run.id != run_id
+    is_elsewhere = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
+    if (is_later or is_elsewhere) and row.graph_id is not None:
         async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
-            past = aread_history(graph, config_of(thread_id), filter={"run_id": run_id}, limit=1)
-            async for its_last in past:
-                state = its_last
+            its_last = await last_of(graph, thread_id, run_id)
+            state = its_last or await read_start(graph, thread_id, standing) or state
     if state.created_at is None:
         return {}
     return responses.outcome(state, row.waits)
 
 
 def _late(
-    caller: Caller, accepted: AcceptedRun, work: Coroutine[Any, Any, bytes], *, cancels: bool
+    caller: Caller,
+    request: Request,
+    accepted: AcceptedRun,
+    work: Coroutine[Any, Any, bytes],
+    *,
+    cancels: bool,
 ) -> Response:
+    rights = RunRights(request, caller, accepted.thread_id)
+
     def leave() -> None:
         if caller.host.closing.is_set():
             return
-        if cancels:
+        if cancels and not rights.is_lost:
             caller.host.in_background(caller.runtime.cancel(accepted.thread_id, accepted.run_id))
         if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
 
-    return LateResponse(work, leave, _addresses(accepted, "join"))
+    return rights.guard(LateResponse(work, leave, _addresses(accepted, "join")))
 
 
 def _addresses(
@@ -487,7 +516,10 @@ def _addresses(
     path = path_of(accepted.thread_id, accepted.run_id)
     if then is None:
         return {"Content-Location": path}
-    query = "" if after is None else f"?{urlencode({'last_event_id': after})}"
+    if after is None:
+        query = ""
+    else:
+        query = f"?{urlencode({'last_event_id': after})}"
     return {"Content-Location": path, "Location": f"{path}/{then}{query}"}
 
 

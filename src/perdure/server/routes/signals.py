@@ -24,7 +24,7 @@ _SIGNER = "signal"
 
 class _SignedRoute(GatedRoute):
     """A route that admits a request without a token which is signed with a secret of the server. Its body
-    names the tenant, as it is what is signed."""
+    names the tenant, as only the body is signed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         gated, plain = super().get_route_handler(), APIRoute.get_route_handler(self)
@@ -53,7 +53,10 @@ async def _signer(request: Request) -> Caller:
         )
     try:
         given = json.loads(await request.body())
-        tenant = given.get("tenant", "") if isinstance(given, dict) else ""
+        if isinstance(given, dict):
+            tenant = given.get("tenant", "")
+        else:
+            tenant = ""
     except ValueError:
         tenant = ""
     if not isinstance(tenant, str):
@@ -82,8 +85,11 @@ async def signal(
     if len(name) > NAME_MAX:
         raise Refusal(422, f"the name in the path has 1 to {NAME_MAX} characters")
     await caller.thread(thread_id, "create_run", signal=name)
-    # Of a signed request the id is the key: another one would not be signed.
-    key = request.headers.get(ID) if _comes_signed(request) else idempotency_key(request.headers, 0)
+    # The key of a signed request is its id: another one would not be signed.
+    if _comes_signed(request):
+        key = request.headers.get(ID)
+    else:
+        key = idempotency_key(request.headers, 0)
     # Keys are those of one user, as for runs.
     key = None if key is None else f"{caller.user.identity}\n{key}"
     receipt = await caller.runtime.signal(thread_id, name, given.value, key=key, to_all=given.to_all)

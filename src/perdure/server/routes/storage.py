@@ -12,7 +12,7 @@ router = new_router("threads", GatedRoute)
 @router.get("/threads/{thread_id}/storage")
 async def storage(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Return the number of bytes that a thread holds, by channel. Data shared by checkpoints is counted
-    once. All of the thread is read for it, a few megabytes at a time: that of a large one takes a while."""
+    once. The whole thread is read for this, a few megabytes at a time, so a large thread takes a while."""
     await caller.thread(thread_id, "read")
     found = await caller.threads.measure(thread_id)
     by_channel = {

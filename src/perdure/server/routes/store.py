@@ -4,8 +4,8 @@ It is the store of all graphs that were compiled without one. A ``query`` is com
 setting ``store.index`` describes; without one it is ignored.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
-narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. What it
-leaves is checked as the request was, before anything is read. What graphs remember of a user is that user's
+narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. The
+changed request is checked like the original one, before anything is read. Memories of a user are that user's
 alone, whatever the handlers say.
 """
 
@@ -40,8 +40,8 @@ B = TypeVar("B", bound=Body)
 
 
 def _labels(given: Any) -> Any:
-    """Return a namespace as a list. ``ValueError`` for one text, whose letters would be its labels, and for
-    anything else that is not a list of labels."""
+    """Return a namespace as a list; raise ``ValueError`` for anything else, also for text, whose letters
+    would be taken for labels."""
     if not isinstance(given, list | tuple):
         raise ValueError("a namespace is a list of labels")
     for label in given:
@@ -53,7 +53,9 @@ def _labels(given: Any) -> Any:
 
 
 def _optional_labels(given: Any) -> Any:
-    return None if given is None else _labels(given)
+    if given is None:
+        return None
+    return _labels(given)
 
 
 Labels = Annotated[Names, BeforeValidator(_labels)]
@@ -142,7 +144,7 @@ async def search(caller: CallerNow, asked: _Search) -> Response:
 
 
 async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
-    """Yield the items of a search as JSON, as many at a time as are about ``_READ_BYTES`` long."""
+    """Yield the items of a search as JSON, read in pages of about ``_READ_BYTES``."""
     sent = set[tuple[tuple[str, ...], str]]()
     offset, left, size = asked.offset, asked.limit, _FIRST
     while left > 0:
@@ -160,7 +162,7 @@ async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
         length = 1
         for item in found:
             name = (item.namespace, item.key)
-            if name not in sent:  # an item that was written meanwhile has moved those that were sent on
+            if name not in sent:  # items written meanwhile have shifted those that were sent before
                 sent.add(name)
                 text = to_json({**_show(item), "score": item.score})
                 length += len(text)
@@ -209,15 +211,18 @@ class _Arguments(dict[str, Any]):
 
 
 async def _authorize(caller: Caller, action: str, asked: B) -> B:
-    """Return a request as the gate left it, checked as any request is.
+    """Return a request as the authorization handler left it, checked like a client's request.
 
     Raises:
-        Refusal: with 403 if the gate returns a filter, or the namespace is another user's memory; with 422 if
-            what it left is no such request, or its namespace or suffix covers more than the client asked for.
+        Refusal: with 403 if the handler returns a filter, or the namespace is another user's memory; with 422
+            if the changed request is not valid, or its namespace or suffix covers more than the client's.
     """
     before = {name: getattr(asked, name) for name in type(asked).model_fields}
     for name in _NAMESPACES & before.keys():
-        before[name] = None if before[name] is None else tuple(before[name])
+        if before[name] is None:
+            before[name] = None
+        else:
+            before[name] = tuple(before[name])
     value = _Arguments(before)
     if await caller.may("store", action, value) is not None:
         raise Refusal(
@@ -227,7 +232,8 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
         )
     names = type(asked).model_fields
     if missing := names - value.keys():
-        raise refuse_left("store", action, f"no {min(missing)!r}: it may change it, but not remove it")
+        what = f"no {min(missing)!r}; a handler may change a value, but not remove it"
+        raise refuse_left("store", action, what)
     try:
         asked = _check(type(asked), {name: value[name] for name in names})
     except Refusal as error:
@@ -238,10 +244,11 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
             raise refuse_left(
                 "store",
                 action,
-                f"no {name}, which covers everybody's; assign at least one label, or none at all",
+                f"no {name}, which covers the items of all users; assign at least one label",
             )
         if labels.count(_ANY) > held.count(_ANY):
-            raise refuse_left("store", action, f"a {name} with the label {_ANY!r}, which is anybody's")
+            what = f"a {name} with the label {_ANY!r}, which covers the items of all users"
+            raise refuse_left("store", action, what)
     require_own(caller, tuple(value["namespace"] or ()))
     return asked
 
@@ -253,7 +260,7 @@ _NAMESPACES = {"namespace", "suffix"}
 
 
 def _check(kind: type[B], given: Mapping[str, Any]) -> B:
-    """Return a request that is made here. ``Refusal`` with 422 if it is none."""
+    """Return a request made of these fields. ``Refusal`` with 422 if it is not valid."""
     try:
         return kind.model_validate(given, by_name=True)
     except ValidationError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -25,7 +24,7 @@ from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
 from perdure.server.streaming.event_stream import Frame
-from perdure.server.streaming.reading_rights import until_refused
+from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
 from perdure.server.streaming.thread_events import thread_events
 
 router = new_router("threads", GatedRoute)
@@ -52,8 +51,8 @@ async def join(
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
-    refused = partial(until_refused, request, caller, thread_id, conditions)
-    return streams.stream(caller.host, frames, {}, has_end=wants_end(request), refused=refused)
+    rights = ReadingRights(request, caller, reads_as_before(thread_id, conditions))
+    return rights.guard(streams.stream(caller.host, frames, {}, has_end=wants_end(request)))
 
 
 async def _frames(
@@ -91,7 +90,10 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
     if standing is not None and standing.run is not None and data.get("state") == FAILED:
         error = to_json(responses.run_error(standing.run))
         frames.append(Frame("error", error))
-    status = "interrupted" if standing is None else responses.run_status(standing) or "interrupted"
+    if standing is None:
+        status = "interrupted"
+    else:
+        status = responses.run_status(standing) or "interrupted"
     over = to_json({"run_id": event.run_id, "status": status})
     return [*frames, Frame(END, over, event.seq)]
 

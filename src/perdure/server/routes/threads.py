@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
 
 from fastapi import Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
+from perdure.langgraph.loop_state import mark_scan
+from perdure.langgraph.reading.readable_states import aread_state
 from perdure.runtime.failures.unfit_updates import unfitness
 from perdure.runtime.json_encoding import plain, to_json
 from perdure.runtime.threads.index import contains
@@ -19,20 +21,24 @@ from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server import thread_ids as naming
-from perdure.server.auth.filters import Filter
+from perdure.server.auth.filters import Filter, find_patterns
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
 from perdure.server.openapi import new_router
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state_snapshots import graph_id_of, is_of_thread, shown_snapshot, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, is_of_thread, shown_snapshot, snapshot
 from perdure.server.streaming.json_list import json_list
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
+
+R = TypeVar("R")
 
 router = new_router("threads", GatedRoute)
 
 _AT_ONCE = 8
+SEARCH_S = 30
+"""Seconds after which a search that reads threads, and has no answer yet, is refused."""
 _NARROWED = ("metadata", "values", "status", "limit", "offset")
 """Conditions of a search that an authorization handler may change."""
 _log = logging.getLogger("perdure.server")
@@ -57,7 +63,10 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     }
     conditions = await caller.may("threads", "create", value)
     thread_id, metadata = naming.thread_id_of(value["thread_id"]), value["metadata"]
-    ttl = value["ttl"].model_dump() if isinstance(value["ttl"], requests.Ttl) else value["ttl"]
+    if isinstance(value["ttl"], requests.Ttl):
+        ttl = value["ttl"].model_dump()
+    else:
+        ttl = value["ttl"]
     require_stamp(conditions, metadata)
     graph_id = metadata.get("graph_id")
     steps = _supersteps(caller, new.supersteps or [], graph_id)
@@ -73,13 +82,15 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     if steps:
         try:
             async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
-                await graph.abulk_update_state({"configurable": {"thread_id": thread_id}}, steps)
+                await graph.abulk_update_state(config_of(thread_id), steps)
+                made = await aread_state(graph, config_of(thread_id))
         except Exception as error:
-            # What cannot be written leaves no thread behind, unless a message was accepted for it meanwhile.
+            # A refused state leaves no thread behind, unless a message was accepted for it meanwhile.
             await caller.threads.remove_resting(thread_id, only_unused=True)
             if isinstance(error, PerdureError):
                 raise
             raise Refusal(400, unfitness(error)) from error
+        await caller.threads.note_edit(thread_id, None, goes_on=bool(made.next))
         row = await caller.threads.get(thread_id)
     return Json(await _show(caller, row))
 
@@ -110,8 +121,8 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 
 @router.post("/threads/search")
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
-    """Find threads, the ones with the latest activity first. One that cannot be read is marked."""
-    rows, end, has_more = await _find(caller, asked)
+    """Find threads, the ones with the latest activity first. Unreadable threads are marked."""
+    rows, end, has_more = await _in_time(_find(caller, asked))
     headers = responses.page_headers(end + has_more, end if has_more else None)
     return await json_list(_entries(caller, rows, asked), headers)
 
@@ -129,7 +140,10 @@ async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -
     one cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
     try:
-        state = await _state(caller, row) if needs_state or asked.extract else None
+        if needs_state or asked.extract:
+            state = await _state(caller, row)
+        else:
+            state = None
         return to_json(_select_parts(responses.thread(row, state), asked))
     except Exception as error:
         return to_json(_select_parts(responses.thread(row, None, _fault_of(row, error)), asked))
@@ -155,16 +169,36 @@ def _fault_of(row: ThreadRow, error: Exception) -> Exception:
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """Count threads."""
+    return Json(await _in_time(_count(caller, asked)))
+
+
+async def _count(caller: Caller, asked: requests.ThreadSearch) -> int:
     asked, conditions = await _narrow(caller, asked)
     if not asked.values:
-        number = await caller.threads.index.count(
+        return await caller.threads.index.count(
             metadata=asked.metadata,
             ids=asked.ids,
             status=asked.status,
             sees=_make_filter(caller, conditions),
+            holding=find_patterns(conditions),
         )
-        return Json(number)
-    return Json(len([True async for _ in _find_matching(caller, asked, conditions)]))
+    return len([True async for _ in _find_matching(caller, asked, conditions)])
+
+
+async def _in_time(found: Coroutine[Any, Any, R]) -> R:
+    """Return the result of a search. ``Refusal`` if that takes long: its client may be gone by then."""
+    limit = asyncio.timeout(SEARCH_S)
+    try:
+        async with limit:
+            return await found
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise Refusal(
+            422,
+            f"the search read threads for {SEARCH_S} seconds and was ended; narrow it, by ids, status or "
+            "metadata rather than by values",
+        ) from None
 
 
 @router.post("/threads/prune")
@@ -210,8 +244,11 @@ async def patch(
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
     require_owner_kept(caller, row, metadata)
-    # The owner that was checked has to be the one that is replaced.
-    seen = row.version if "graph_id" in metadata and keeps_apart(caller) else None
+    # The replaced owner has to be the one that was checked.
+    if "graph_id" in metadata and keeps_apart(caller):
+        seen = row.version
+    else:
+        seen = None
     row = await caller.threads.change(thread_id, metadata, ttl, seen=seen)
     if prefer == "return=minimal":
         return Response(status_code=204)
@@ -244,7 +281,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     try:
         await caller.threads.copy(thread_id, target)
     except Exception:
-        # What cannot be copied leaves no thread behind.
+        # A failed copy leaves no thread behind.
         await caller.threads.remove(target)
         raise
     return Json(await _show(caller, await caller.threads.get(target)))
@@ -290,6 +327,7 @@ async def _find_matching(
         ids=asked.ids,
         status=asked.status,
         sees=_make_filter(caller, conditions),
+        holding=find_patterns(conditions),
         order=order,
         skip=skip,
         enough=enough,
@@ -297,7 +335,7 @@ async def _find_matching(
     async for row in found:
         if asked.values:
             try:
-                state = await _state(caller, row)
+                state = await _state(caller, row, is_scan=True)
                 if state is None or not contains(plain(state.values), asked.values):
                     continue
             except Exception as error:
@@ -317,10 +355,11 @@ async def _show(caller: Caller, row: ThreadRow) -> dict[str, Any]:
         return responses.thread(row, None, _fault_of(row, error))
 
 
-async def _state(caller: Caller, row: ThreadRow) -> StateSnapshot | None:
+async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> StateSnapshot | None:
     if not row.has_state:
         return None
-    found = await shown_snapshot(caller, row)
+    config = config_of(mark_scan(row.thread_id)) if is_scan else None
+    found = await shown_snapshot(caller, row, config)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # Either removed meanwhile, or its head names a checkpoint that is not stored.
         again = await caller.threads.look(row.thread_id)
@@ -337,7 +376,10 @@ def _extract(shown: dict[str, Any], path: str) -> Any:
     value: Any = plain(shown)
     for part in path.replace("[", ".[").split("."):
         try:
-            value = value[int(part.strip("[]"))] if part.startswith("[") else value[part]
+            if part.startswith("["):
+                value = value[int(part.strip("[]"))]
+            else:
+                value = value[part]
         except (KeyError, IndexError, TypeError, ValueError):
             return None
     return value

@@ -60,7 +60,9 @@ class Schedule(NamedTuple):
         except (StopIteration, OverflowError):
             return None
         time = round(following.timestamp()) * 1_000_000
-        return None if self.end is not None and time > self.end else time
+        if self.end is not None and time > self.end:
+            return None
+        return time
 
 
 class _Times(CronSim):

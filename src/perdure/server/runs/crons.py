@@ -36,14 +36,14 @@ class CronJob:
 
     Attributes:
         assistant_id: The assistant to run.
-        graph_id: The graph that it is of.
+        graph_id: The assistant's graph.
         thread_id: The thread; None for a new one each time.
-        thread: When that thread was created, and the filter of the threads on which its user may run: a
-            thread of the same id that was created later, or that the user lost, is another one.
+        thread: When that thread was created, and the filter of the threads on which its user may run. A
+            thread with the same id that was created later, or that the filter excludes now, gets no run.
         schedule: When it is due.
         payload: The run's other fields, as its client sent them.
         metadata: Metadata of the cron and of its runs.
-        on_run_completed: What is done with a thread of the run's own after the run.
+        on_run_completed: Treatment of a run's own thread after the run.
         enabled: False to start nothing.
         user: The identity, the permissions and the verified email of the user who created it.
         last: Its latest start: the time ``at``, with the ``thread_id`` and ``run_id``, or with an ``error``.
@@ -74,7 +74,9 @@ class CronJob:
 
     def next_after(self, moment: int) -> int | None:
         """Return the first time after a moment at which it is started, both in microseconds."""
-        return self.schedule.next_after(moment) if self.enabled else None
+        if self.enabled:
+            return self.schedule.next_after(moment)
+        return None
 
     def new_run(self) -> NewRun:
         """Return the run that it starts."""
@@ -89,7 +91,7 @@ class CronJob:
 
 
 class _Accepted(NamedTuple):
-    """A run that was accepted, and what follows once its cron has moved on."""
+    """A run that was accepted, and the action that follows once its cron has moved on."""
 
     run: AcceptedRun
     then: Callable[[], None] | None
@@ -102,16 +104,17 @@ class CronStarter:
         self._host = host
 
     def serve(self) -> None:
-        """Start the crons of the server's runtime from now on, but those of graphs that it does not have."""
+        """Start the crons of the server's runtime from now on, except those of graphs that it does not
+        have."""
         graphs = self._host.runtime.graphs
         self._host.runtime.serve_crons(self.start, lambda cron: cron.body["graph_id"] in graphs)
 
     async def start(self, firing: Firing) -> Fired:
         """Start the run of a cron.
 
-        A cron whose thread was deleted while it was created is removed; any other is removed with its thread.
-        One whose assistant is gone, or whose user lost its thread, is disabled. Any other refusal is noted
-        with the cron, which is due again at its next time.
+        A cron is removed with its thread; one whose thread was deleted while the cron was created is removed
+        here. A cron whose assistant is gone, or whose user has lost the thread, is disabled. Any other
+        refusal is noted with the cron, which is due again at its next time.
 
         Raises:
             Unavailable: The database does not answer; the same time has to be tried again.
@@ -121,7 +124,10 @@ class CronStarter:
         missed = self._host.runtime.settings.missed_crons
         if missed == "none" and firing.now - due_at > _LATE_US:
             return Fired(_next(job, firing.now), "missed")
-        moment = due_at if missed == "all" else max(due_at, firing.now)
+        if missed == "all":
+            moment = due_at
+        else:
+            moment = max(due_at, firing.now)
         try:
             accepted = await self._accept(firing, job)
         except (Unavailable, Contention):
@@ -148,7 +154,7 @@ class CronStarter:
             fields["email"] = email
         user = User(job.user["identity"], firing.tenant, tuple(job.user["permissions"]), fields)
         runtime = self._host.runtime.for_tenant(firing.tenant)
-        # What the user may do was decided when the cron was created or changed.
+        # The user's rights were checked when the cron was created or changed.
         caller = Caller(self._host, user, runtime, is_program=True)
         new = job.new_run()
         new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})

@@ -102,7 +102,10 @@ class OutboundPolicy:
         and ``OSError`` if the host is not known."""
         host = _host(url)
         literal = _literal(host)
-        found = [str(literal)] if literal is not None else await self.resolve(host, _port(url))
+        if literal is not None:
+            found = [str(literal)]
+        else:
+            found = await self.resolve(host, _port(url))
         # An address with a zone (fe80::1%eth0) is link-local.
         allowed = [each for each in found if "%" not in each and self._allows(host, ip_address(each))]
         if not allowed:
@@ -115,7 +118,9 @@ class OutboundPolicy:
 
 
 def _port(url: httpx.URL) -> int:
-    return url.port if url.port is not None else {"http": 80}.get(url.scheme, 443)
+    if url.port is not None:
+        return url.port
+    return {"http": 80}.get(url.scheme, 443)
 
 
 def _host(url: httpx.URL) -> str:

@@ -1,4 +1,5 @@
-"""Arguments of a new run: what its client may send, and what an authorization handler made of it."""
+"""Arguments of a new run: checks of a client's arguments, and of their changes by an authorization
+handler."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def check_run(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
     Args:
         caller: the authenticated user of the request.
         new: the run.
-        is_stateless: it has no thread but its own.
+        is_stateless: the run has a thread of its own.
 
     Raises:
         Refusal: its parts do not go together, or its webhook may not be called.
@@ -31,7 +32,9 @@ def check_run(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
     _check(new, is_stateless=is_stateless)
     _check_webhook(caller, new.webhook)
-    return _verify(caller.user, new) if caller.user.identity else new
+    if caller.user.identity:
+        return _verify(caller.user, new)
+    return new
 
 
 def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: bool) -> NewRun:
@@ -53,7 +56,9 @@ def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: boo
 
 def _argument(new: NewRun, name: str) -> Any:
     value = getattr(new, name)
-    return value.model_dump() if isinstance(value, BaseModel) else value
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return value
 
 
 def _check(new: NewRun, *, is_stateless: bool) -> None:

@@ -84,7 +84,7 @@ class AcceptedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Draft:
-    """Metadata of a thread that is created with its first run, and the filter of who may see it."""
+    """Metadata of a thread that is created with its first run, and the filter that says who may see it."""
 
     metadata: Mapping[str, Any]
     conditions: Filter | None
@@ -93,8 +93,8 @@ class _Draft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRun:
-    """A run that is valid and permitted, but not stored yet. Its thread exists (``row``), or is
-    created with it (``draft``). One that ``is_alone`` has a thread of its own."""
+    """A run that is valid and permitted, but not stored yet. Its thread exists (``row``), or is created with
+    it (``draft``). A run that ``is_alone`` has a thread of its own."""
 
     invocation: _Invocation
     options: Options
@@ -193,7 +193,10 @@ async def check(
     terms = RunTerms.of(headers, new, key, start, interrupt_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     # A new id needs no look-up: the commit that creates the thread fails if there is one.
-    row = None if is_alone and terms.key is None else await caller.threads.look(thread_id)
+    if is_alone and terms.key is None:
+        row = None
+    else:
+        row = await caller.threads.look(thread_id)
     if row is not None and not caller.sees(conditions, row.metadata):
         # The same error as for a thread that does not exist, to not reveal another user's.
         raise NotFound(NONE_TO_RUN)
@@ -255,7 +258,10 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
     else:
         ticket = await _submit_next(caller, run.invocation, run.options, terms, cast(ThreadRow, run.row))
     is_own_run = not terms.coalesce and not ticket.is_duplicate
-    run_id = ticket.id if is_own_run else await caller.runtime.run_id(ticket)
+    if is_own_run:
+        run_id = ticket.id
+    else:
+        run_id = await caller.runtime.run_id(ticket)
     # A thread holds the key of its run, which is to be the same run when its response was lost: such a thread
     # stays until its time to live is over.
     is_temporary = run.is_alone and run.invocation.new.on_completion != "keep" and terms.key is None
@@ -335,7 +341,7 @@ async def _submit_as_owner(
     caller: Caller, invocation: _Invocation, options: Options, terms: RunTerms
 ) -> Ticket:
     """Accept a run on a thread that is known, in one commit with the names of the graph and the assistant
-    that own it. Of two at the same time one is refused."""
+    that own it. If two graphs do this at the same time, one is refused."""
     thread_id, assistant = invocation.thread_id, invocation.assistant
     for _ in range(_ATTEMPTS):
         row = await caller.threads.get(thread_id)
@@ -437,7 +443,10 @@ async def _submit(
 ) -> Ticket:
     new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
-    command = None if new.command is None else new.command.dump_sent()
+    if new.command is None:
+        command = None
+    else:
+        command = new.command.dump_sent()
     if new.command is not None and command is not None and _is_answer(invocation, options, terms):
         return await caller.runtime.answer(
             thread_id,
@@ -479,7 +488,10 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
         # It was coalesced with others, under the id of the first.
         standing = await caller.runtime.look(ticket)
     before = standing.message
-    command = None if new.command is None else new.command.dump_sent()
+    if new.command is None:
+        command = None
+    else:
+        command = new.command.dump_sent()
     payload = {"input": new.input if command is None else None, "command": command}
     if (read_input(before.payload), _without_delay(before.options.get("about"))) != (
         payload,

@@ -54,7 +54,9 @@ def idempotency_key(headers: Headers, part: int) -> str | None:
     key = headers.get(IDEMPOTENCY_KEY)
     if key is not None and not 0 < len(key) <= _KEY_MAX:
         raise Refusal(422, f"an Idempotency-Key has 1 to {_KEY_MAX} characters")
-    return f"{key} {part}" if key is not None and part else key
+    if key is not None and part:
+        return f"{key} {part}"
+    return key
 
 
 def read_strategy(headers: Headers, new: NewRun) -> Any:

@@ -10,6 +10,8 @@ from langgraph.types import StateSnapshot
 from perdure.langgraph.reading.readable_states import aread_history, aread_state
 from perdure.model.runs.messages import Run
 from perdure.model.runs.waits import read_waits
+from perdure.runtime import Standing
+from perdure.runtime.options import Options
 from perdure.runtime.tenant import TenantRuntime
 from perdure.server import responses
 from perdure.server.state_snapshots import config_of
@@ -35,7 +37,7 @@ class RunResult(NamedTuple):
 
 
 async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
-    """Return what runs have done that answer each other's questions, from the first to the last."""
+    """Return the outcomes of runs that answer each other's questions, from the first to the last."""
     async with runtime.open_graph(last.graph, "threads.read") as graph:
         after = await _values_of(runtime, graph, thread_id, last)
         before = await _values_before(runtime, graph, thread_id, first)
@@ -56,7 +58,7 @@ async def _values_before(
             return parent.values
     # Its first checkpoint is not stored, or is gone.
     for earlier in await runtime.runs(thread_id, limit=1, before=run.first):
-        if (left := await _last_of(graph, thread_id, earlier)) is not None:
+        if (left := await last_of(graph, thread_id, earlier.id)) is not None:
             return left.values
     return {}
 
@@ -67,20 +69,47 @@ async def _values_of(
     here = await aread_state(graph, config_of(thread_id))
     if (here.metadata or {}).get("run_id") == run.id:
         return responses.outcome(here, read_waits(run.note))
-    if (its_last := await _last_of(graph, thread_id, run)) is not None:
+    if (its_last := await last_of(graph, thread_id, run.id)) is not None:
         return responses.outcome(its_last, read_waits(run.note))
+    if (start := start_of(await runtime.find(thread_id, run.id))) is not None:
+        return responses.outcome(
+            await aread_state(graph, config_of(thread_id, None, start)), read_waits(run.note)
+        )
     # Read after the state: if the run is still the latest, the state is from before or during it.
     (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
-        return responses.outcome(here, read_waits(run.note)) if here.created_at is not None else {}
+        if here.created_at is not None:
+            return responses.outcome(here, read_waits(run.note))
+        return {}
     for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
-        if (before := await _last_of(graph, thread_id, earlier)) is not None:
+        if (before := await last_of(graph, thread_id, earlier.id)) is not None:
             return responses.outcome(before, read_waits(earlier.note))
     return {}
 
 
-async def _last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run) -> StateSnapshot | None:
+async def last_of(graph: Pregel[Any, Any, Any, Any], thread_id: str, run_id: str) -> StateSnapshot | None:
     """Return the state of a run's last checkpoint."""
-    async for state in aread_history(graph, config_of(thread_id), filter={"run_id": run.id}, limit=1):
+    async for state in aread_history(graph, config_of(thread_id), filter={"run_id": run_id}, limit=1):
         return state
     return None
+
+
+def start_of(standing: Standing | None) -> str | None:
+    """Return the id of the checkpoint from which a run was to start, ``None`` for the thread's latest."""
+    options = None if standing is None else Options.read_if_readable(standing.message.options)
+    if options is None:
+        return None
+    return options.checkpoint_id
+
+
+async def read_start(
+    graph: Pregel[Any, Any, Any, Any], thread_id: str, standing: Standing | None
+) -> StateSnapshot | None:
+    """Return the state of the checkpoint that a run named to start from, with the questions that are open
+    there, ``None`` if it named none. A run that ends at a question of that step stores no later one."""
+    if (start := start_of(standing)) is None:
+        return None
+    state = await aread_state(graph, config_of(thread_id, None, start))
+    # LangGraph shows the questions of answered tasks, too, in a state that is not the latest.
+    asking = [task for task in state.tasks if task.result is None]
+    return state._replace(interrupts=tuple(one for task in asking for one in task.interrupts))

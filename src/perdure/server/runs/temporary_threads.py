@@ -32,7 +32,10 @@ async def remove_after_run(caller: Caller, accepted: AcceptedRun, *, linger: boo
 
 async def remove_thread(caller: Caller, standing: Standing, thread_id: str) -> None:
     """Remove the thread of a run that has ended, once its webhook was delivered."""
-    run_id = standing.message.id if standing.run is None else standing.run.id
+    if standing.run is None:
+        run_id = standing.message.id
+    else:
+        run_id = standing.run.id
     if not standing.message.channel or await wait_for_delivery(caller, thread_id, run_id):
         # If the same key has created another run meanwhile, the thread stays until its time to live expires.
         await caller.threads.remove_resting(thread_id)

@@ -43,7 +43,7 @@ _AGAIN = (408, 429)
 _PAUSE_S = (0.1, 5.0)
 
 TASK = "perdure:task"
-"""In place of the URL of a run that was made by the A2A protocol: the receivers are those of its task."""
+"""Stands for the URL in a run of the A2A protocol: the receivers are those of its task."""
 
 
 class Webhooks:
@@ -73,8 +73,8 @@ class Webhooks:
         await self._deliver(url, addresses, body, reply.id, {})
 
     async def _send_task(self, partition: Partition, reply: Reply) -> None:
-        """Send a task of the A2A protocol to those of its receivers that do not have this notice yet, to all
-        at once: one that does not answer delays no other."""
+        """Send a task of the A2A protocol to all its receivers that do not have this notice yet,
+        concurrently, so that an unresponsive receiver does not delay the others."""
         try:
             from perdure.server.a2a import push
         except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ class Webhooks:
 
         outcomes = await asyncio.gather(*map(send_notice, notices), return_exceptions=True)
         failed = [one for one in outcomes if one is not None]
-        # One that may succeed decides: the others are not sent to it again.
+        # A receiver that may still succeed decides; the others do not get it again.
         again = next((one for one in failed if not isinstance(one, Undeliverable)), None)
         if again is not None:
             raise again

@@ -21,9 +21,9 @@ frame."""
 
 
 def wants_end(request: Request) -> bool:
-    """Return True if the client of a request gets the frame: as its header states; by default LangGraph's
-    SDK for Python from the release on that reads it, and any client that is neither an older one nor a
-    JavaScript runtime."""
+    """Return True if the client of a request gets the frame. Its header decides. Without the header all
+    clients get it except JavaScript runtimes and older releases of LangGraph's SDK for Python, which do not
+    know it."""
     asked = request.headers.get(HEADER, "").lower()
     if asked in ("true", "false"):
         return asked == "true"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from typing import Any, NamedTuple
 
 import anyio
@@ -31,7 +31,10 @@ class Frame(NamedTuple):
     def encode(self) -> bytes:
         """Return the event as it is sent."""
         # A node may have any name, and the names of events contain it.
-        name = self.name if self.name.isprintable() else _BREAKS.sub("", self.name)
+        if self.name.isprintable():
+            name = self.name
+        else:
+            name = _BREAKS.sub("", self.name)
         first = "" if self.id is None else f"id: {self.id}\n"
         return f"{first}event: {name}\ndata: {self.data}\n\n".encode()
 
@@ -44,7 +47,6 @@ class EventStream(EventSourceResponse):
         self,
         frames: AsyncGenerator[Frame, None],
         ends: Collection[str],
-        refused: Callable[[], Awaitable[Any]] | None,
         *,
         has_end: bool,
         send_timeout: float,
@@ -55,35 +57,18 @@ class EventStream(EventSourceResponse):
         Args:
             frames: the frames to send; each is made when the one before it was taken.
             ends: names of frames that may end the stream.
-            refused: returns once the user may no longer have the stream, which is aborted then.
             has_end: send frames named ``end``.
             send_timeout: seconds for which the reader may take nothing.
             more: further arguments of the base class.
         """
         self._frames = frames
         self._ends = ends
-        self._refused = refused
         self._has_end = has_end
         self._is_whole = False
         self._patience = send_timeout
         super().__init__(frames, send_timeout=send_timeout, **more)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._refused is None:
-            await self._send_stream(scope, receive, send)
-            return
-        sending = asyncio.ensure_future(self._send_stream(scope, receive, send))
-        refusing = asyncio.ensure_future(self._refused())
-        try:
-            await asyncio.wait((sending, refusing), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                await sending
-        finally:
-            sending.cancel()
-            refusing.cancel()
-            await asyncio.gather(sending, refusing, return_exceptions=True)
-
-    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; one whose reader takes nothing ends here, without its last frame."""
         try:
             await super().__call__(scope, receive, send)
@@ -136,8 +121,8 @@ def _part(body: bytes) -> Message:
 
 
 class _Patience:
-    """Ends a stream when sending one of its frames takes longer than ``seconds``. Its timer is not set anew
-    for each frame: when it fires, it looks when the frame that is being sent was begun."""
+    """Ends a stream when sending one of its frames takes longer than ``seconds``. Its timer is not reset for
+    each frame: when it fires, it looks when the frame that is being sent was begun."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit = limit

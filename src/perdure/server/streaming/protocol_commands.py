@@ -112,7 +112,10 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.status == 429:
             raise
-        code = "permission_denied" if refusal.status in _FORBIDDEN else "invalid_argument"
+        if refusal.status in _FORBIDDEN:
+            code = "permission_denied"
+        else:
+            code = "invalid_argument"
         return _error(code, refusal.detail)
     except NotWaiting as error:
         return _error("no_such_interrupt", str(error))
@@ -196,7 +199,9 @@ def _own(config: Params) -> Params:
         name: held for name, held in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
     }
     rest = {name: held for name, held in config.items() if name != "configurable"}
-    return {**rest, "configurable": configurable} if configurable else rest
+    if configurable:
+        return {**rest, "configurable": configurable}
+    return rest
 
 
 async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
@@ -217,7 +222,10 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
                 "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
             )
     is_one = len(answers) == 1
-    resume = answers[0].response if is_one else {one.interrupt_id: one.response for one in answers}
+    if is_one:
+        resume = answers[0].response
+    else:
+        resume = {one.interrupt_id: one.response for one in answers}
     new = NewRun.model_validate(
         {
             "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),

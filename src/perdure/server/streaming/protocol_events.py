@@ -113,7 +113,10 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
-            own = _tool_event(event.data) if method == "tools" else event.data
+            if method == "tools":
+                own = _tool_event(event.data)
+            else:
+                own = event.data
             yield _frame(event.seq, method, namespace, own[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
@@ -150,7 +153,9 @@ def _values(text: str) -> str:
     if f'"{INTERRUPT}"' not in text:
         return text
     values = json.loads(text)
-    return to_json({k: v for k, v in values.items() if k != INTERRUPT}) if isinstance(values, dict) else text
+    if isinstance(values, dict):
+        return to_json({k: v for k, v in values.items() if k != INTERRUPT})
+    return text
 
 
 def _to_custom(data: Any) -> dict[str, Any]:
@@ -158,7 +163,9 @@ def _to_custom(data: Any) -> dict[str, Any]:
     JavaScript clients read."""
     if not isinstance(data, dict):
         return {"payload": data}
-    return data if "payload" in data else {**data, "payload": data}
+    if "payload" in data:
+        return data
+    return {**data, "payload": data}
 
 
 def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:

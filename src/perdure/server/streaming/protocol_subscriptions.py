@@ -28,7 +28,7 @@ from perdure.server.validation_faults import fault_text
 
 _log = logging.getLogger("perdure.server")
 _LATEST = 20
-"""Number of messages among which the latest run is looked for; the newest may be queued without a run."""
+"""Number of newest messages in which the latest run is searched; the newest may be queued without a run."""
 _LATE_S = 30.0
 """Seconds after a run's end during which a subscriber without ``since`` receives the run from its
 beginning."""
@@ -52,7 +52,10 @@ class SubscriptionRequest(BaseModel):
     @property
     def event_filter(self) -> EventFilter:
         """The filter for the requested events."""
-        namespaces = None if self.namespaces is None else tuple(map(tuple, self.namespaces))
+        if self.namespaces is None:
+            namespaces = None
+        else:
+            namespaces = tuple(map(tuple, self.namespaces))
         return EventFilter(frozenset(self.channels), namespaces, self.depth)
 
 
@@ -91,7 +94,10 @@ async def subscribe(
     """
     await caller.runtime.expect_followers(thread_id)
     wanted, since = subscription.event_filter, subscription.since
-    start = await _start(caller, thread_id, wanted) if since is None else _Start(since)
+    if since is None:
+        start = await _start(caller, thread_id, wanted)
+    else:
+        start = _Start(since)
     return _events(caller, thread_id, conditions, wanted, start)
 
 

@@ -1,19 +1,31 @@
-"""Repeated check that the user of an open connection may still read a thread: neither a WebSocket nor a
-stream of a thread's events outlives its token."""
+"""Repeated check that the user of an open connection may still have what it receives.
+
+No stream, no request that waits for a run, and no WebSocket outlives its token or the right to its thread by
+more than the interval of ``RequestLimits.recheck``. Without authentication nothing is checked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
+from perdure.errors import Unavailable
 from perdure.server.auth.filters import Filter
-from perdure.server.auth.identity import Refusal
+from perdure.server.auth.identity import Open, Refusal
 from perdure.server.resources import Caller
 
-RECHECK_S = 30.0
-"""Seconds between two checks of the user of a connection."""
+T = TypeVar("T")
+
+_IN_LEEWAY_S = 5.0
+_LEEWAY_S = 300.0
+"""Seconds after ``exp`` for which a token may be valid, and is checked every ``_IN_LEEWAY_S`` seconds."""
 
 
 async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Caller:
@@ -31,23 +43,151 @@ async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Call
     return replace(caller, user=user)
 
 
-async def until_refused(
-    connection: HTTPConnection, caller: Caller, thread_id: str, conditions: Filter | None
-) -> Refusal:
-    """Return the refusal once the user may no longer read the thread, checked every ``RECHECK_S`` seconds.
+def reads_as_before(thread_id: str, conditions: Filter | None) -> Callable[[Caller], Awaitable[bool]]:
+    """Return the check that a user may read a thread under the same filter as before."""
 
-    Args:
-        connection: the request or the WebSocket, as it was opened.
-        caller: the user who was authenticated then.
-        thread_id: the thread.
-        conditions: the filter that restricted the user's threads then, or None.
-    """
-    while True:
-        await asyncio.sleep(RECHECK_S)
+    async def reads(caller: Caller) -> bool:
+        return await caller.may("threads", "read", {"thread_id": thread_id}) == conditions
+
+    return reads
+
+
+class ReadingRights:
+    """The right of a connection's user to the events that it receives."""
+
+    def __init__(
+        self, connection: HTTPConnection, caller: Caller, reads: Callable[[Caller], Awaitable[bool]]
+    ) -> None:
+        """Create the right.
+
+        Args:
+            connection: the request or the WebSocket, as it was opened.
+            caller: the user who was authenticated then.
+            reads: returns False once the user, authenticated again, may no longer read.
+        """
+        self.is_lost = False
+        self._connection, self._caller, self._reads = connection, caller, reads
+        self._is_checked = not (caller.is_program or isinstance(caller.host.gate, Open))
+
+    async def until_lost(self) -> Refusal:
+        """Return the refusal once the user is no longer authenticated, or may no longer read.
+
+        Checks are made every ``recheck`` seconds of the server's limits, and at the expiry of a token that
+        says when it is (``exp``). A check that the database cannot answer is repeated at the next time.
+        """
+        while True:
+            await asyncio.sleep(self._seconds_to_check())
+            try:
+                now = await authenticate_again(self._connection, self._caller)
+                if not await self._reads(now):
+                    # Open streams keep the former filter.
+                    raise Refusal(403, "the rights of this user have changed; connect again")
+            except Refusal as refusal:
+                self.is_lost = True
+                return refusal
+            except Unavailable:
+                continue
+
+    def _seconds_to_check(self) -> float:
+        longest, expiry = self._caller.host.limits.recheck, self._caller.user.fields.get("exp")
+        if isinstance(expiry, bool) or not isinstance(expiry, int | float):
+            return longest
+        left = expiry - time.time()
+        if left > 0:
+            return min(longest, left)
+        if left > -_LEEWAY_S:
+            return min(longest, _IN_LEEWAY_S)
+        return longest
+
+    async def enforce(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of ``work``, which is cancelled when the right is lost.
+
+        Raises:
+            Refusal: the right was lost.
+        """
+        if not self._is_checked:
+            return await work
+        working = asyncio.ensure_future(work)
+        refusing = asyncio.ensure_future(self.until_lost())
         try:
-            now = await authenticate_again(connection, caller)
-            if await now.may("threads", "read", {"thread_id": thread_id}) != conditions:
-                # What was opened keeps the former filter.
-                return Refusal(403, "the rights of this user have changed; connect again")
-        except Refusal as refusal:
-            return refusal
+            await asyncio.wait((working, refusing), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise refusing.result()
+        finally:
+            working.cancel()
+            refusing.cancel()
+            await asyncio.gather(working, refusing, return_exceptions=True)
+
+    def guard(self, response: Response) -> Response:
+        """Return a response that is aborted when the right is lost."""
+        if self._is_checked:
+            return _Guarded(response, self)
+        return response
+
+
+class RunRights(ReadingRights):
+    """The right to the events and the result of a run: the user is still authenticated and may read the
+    thread, or may create runs there and never had the right to read.
+
+    A run whose client loses the right goes on: the loss is not a disconnection.
+    """
+
+    def __init__(self, connection: HTTPConnection, caller: Caller, thread_id: str | None = None) -> None:
+        """Create the right.
+
+        Args:
+            connection: the request, as it was opened.
+            caller: the user who was authenticated then.
+            thread_id: the thread; None if it is not known yet, see ``watch``.
+        """
+        super().__init__(connection, caller, self._reads_still)
+        self._thread_id = thread_id
+        self._could_read: bool | None = None
+
+    async def watch(self, thread_id: str) -> None:
+        """Check the right to a thread from now on."""
+        if self._is_checked and thread_id != self._thread_id:
+            self._thread_id, self._could_read = thread_id, await self._reads_thread(self._caller, thread_id)
+
+    async def until_lost(self) -> Refusal:
+        if self._thread_id is not None and self._could_read is None:
+            try:
+                self._could_read = await self._reads_thread(self._caller, self._thread_id)
+            except Unavailable:
+                self._could_read = True
+        return await super().until_lost()
+
+    async def _reads_still(self, caller: Caller) -> bool:
+        if self._thread_id is None or not self._could_read:
+            return True
+        return await self._reads_thread(caller, self._thread_id)
+
+    async def _reads_thread(self, caller: Caller, thread_id: str) -> bool:
+        """Return True if the user may read a thread, or if it was removed, which ends the run's stream."""
+        try:
+            conditions = await caller.may("threads", "read", {"thread_id": thread_id})
+        except Refusal:
+            return False
+        if conditions is None:
+            return True
+        row = await caller.threads.look(thread_id)
+        return row is None or caller.sees(conditions, row.metadata)
+
+
+class _Guarded(Response):
+    def __init__(self, response: Response, rights: ReadingRights) -> None:
+        self.background = response.background
+        self.status_code = response.status_code
+        self.raw_headers = response.raw_headers
+        self._response, self._rights = response, rights
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._rights.enforce(self._send(scope, receive, send))
+        except Refusal:
+            # The response has begun: a client that connects again gets the reason.
+            return
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._response(scope, receive, send)

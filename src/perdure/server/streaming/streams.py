@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
+from starlette.responses import Response
 
 from perdure.errors import NotFound, SubscriberTooSlow, Unavailable
 from perdure.model.runs.messages import FAILED
@@ -18,6 +19,7 @@ from perdure.server.error_handlers import event_data
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
 from perdure.server.streaming.event_stream import EventStream, Frame
+from perdure.server.streaming.reading_rights import RunRights
 
 T = TypeVar("T")
 _UNAVAILABLE_S = 30.0
@@ -42,9 +44,14 @@ def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
     value = request.headers.get("last-event-id", otherwise)
     if value is None:
         return None
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < _DIGITS else 0
+    if value.isascii() and value.isdigit() and len(value) < _DIGITS:
+        number = int(value)
+    else:
+        number = 0
     # No event has a greater number.
-    return number if number <= LAST else 0
+    if number <= LAST:
+        return number
+    return 0
 
 
 def names_of(modes: Collection[str]) -> frozenset[str]:
@@ -69,7 +76,8 @@ def respond(
     cancels: bool,
     headers: dict[str, str],
     has_end: bool,
-) -> EventSourceResponse:
+    rights: RunRights,
+) -> Response:
     """Return a stream of a run's events.
 
     Args:
@@ -82,15 +90,12 @@ def respond(
         cancels: cancel the run when the client disconnects.
         headers: further headers of the response.
         has_end: send the event that ends the stream.
+        rights: the user's right to the run, with which the stream ends.
     """
     frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
-    return stream(
-        caller.host,
-        frames if not cancels else _watch(caller, thread_id, run_id, frames),
-        headers,
-        ends=(END, "error"),
-        has_end=has_end,
-    )
+    if cancels:
+        frames = _watch(caller, thread_id, run_id, frames, rights)
+    return rights.guard(stream(caller.host, frames, headers, ends=(END, "error"), has_end=has_end))
 
 
 def stream(
@@ -100,7 +105,6 @@ def stream(
     *,
     ends: Collection[str] = (),
     has_end: bool = True,
-    refused: Callable[[], Awaitable[Any]] | None = None,
 ) -> EventSourceResponse:
     """Return a stream of frames, with heartbeats while there are none.
 
@@ -111,12 +115,10 @@ def stream(
         ends: names of frames that may end the stream; after any other last frame the connection is
             aborted, so that clients reconnect.
         has_end: send frames named ``end``.
-        refused: returns when the user loses the right to the stream, which is then aborted.
     """
     return EventStream(
         frames,
         ends,
-        refused,
         has_end=has_end,
         ping=HEARTBEAT_S,
         ping_message_factory=lambda: _HEARTBEAT,
@@ -126,11 +128,11 @@ def stream(
     )
 
 
-def respond_error(host: ServerState, kind: str, message: str) -> EventSourceResponse:
-    """Return a stream that consists of one error."""
+def respond_not_found(host: ServerState, message: str) -> EventSourceResponse:
+    """Return the stream for a run that does not exist: one error, as LangGraph's clients expect."""
 
     async def frames() -> AsyncGenerator[Frame, None]:
-        yield Frame("error", to_json({"error": kind, "message": message}))
+        yield Frame("error", to_json({"error": "NotFound", "message": f"404: {message}"}))
 
     return stream(host, frames(), {}, ends=("error",))
 
@@ -150,12 +152,13 @@ async def _frames(
             elif names is None or item.name.partition("|")[0] in names or _is_question(item):
                 yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
     except NotFound as error:
-        # It was removed meanwhile. A client that reconnected would be told the same.
+        # It was removed meanwhile. A client that reconnected would get the same error.
         yield Frame("error", to_json({"error": "NotFound", "message": f"404: {error}"}))
 
 
 def _is_question(event: Event) -> bool:
-    return event.name.startswith("updates") and event.data.startswith('{"__interrupt__"')
+    """Return True if the event shows an interrupt; False for the empty list of a breakpoint, too."""
+    return event.name.startswith("updates") and event.data.startswith('{"__interrupt__":[{')
 
 
 async def follow(
@@ -227,7 +230,7 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
 
 
 async def _watch(
-    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame]
+    caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame], rights: RunRights
 ) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a run, and cancel the run if the client disconnects before its end."""
     is_over = False
@@ -236,5 +239,5 @@ async def _watch(
             is_over = is_over or frame.name == END
             yield frame
     finally:
-        if not is_over and not caller.host.closing.is_set():
+        if not (is_over or rights.is_lost or caller.host.closing.is_set()):
             caller.host.in_background(caller.runtime.cancel(thread_id, run_id))

@@ -21,7 +21,8 @@ async def thread_events(
     """Yield the events of a thread's runs after a number, until the server stops.
 
     Events are skipped while the user may not see the thread, as if it did not exist; that includes the error
-    for a subscriber that is too slow. A database that is unavailable is retried for up to 30 seconds.
+    for a subscriber that is too slow. Whether it is seen is read for each run, and again every ``recheck``
+    seconds of the server's limits. A database that is unavailable is retried for up to 30 seconds.
 
     Args:
         caller: the authenticated user of the request.
@@ -33,7 +34,9 @@ async def thread_events(
         Unavailable: the database stayed unavailable.
     """
     host = caller.host
+    loop = asyncio.get_running_loop()
     visible: dict[str, bool] = {}
+    read_again = 0.0
     slow: SubscriberTooSlow | None = None
     away = 0.0
     while not host.closing.is_set():
@@ -45,8 +48,9 @@ async def thread_events(
                 after, slow = await caller.runtime.latest_event(thread_id), None
             items = caller.runtime.follow_thread(thread_id, after=after)
             async for event in streams.until(host.closing, items):
-                if event.run_id not in visible:
+                if event.run_id not in visible or loop.time() >= read_again:
                     visible = {event.run_id: await _sees(caller, thread_id, conditions)}
+                    read_again = loop.time() + host.limits.recheck
                 if visible[event.run_id]:
                     yield event
                 after, away = event.seq, 0.0

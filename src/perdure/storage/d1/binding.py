@@ -158,11 +158,16 @@ class InlineBatcher:
 
 def _plain(answer: Any) -> Any:
     """Return a value of JavaScript as one of Python."""
-    return answer.to_py() if hasattr(answer, "to_py") else answer
+    if hasattr(answer, "to_py"):
+        return answer.to_py()
+    return answer
 
 
 def _rows(answer: Any, null: Any) -> list[list[Any]]:
-    found = answer.get("results") if isinstance(answer, dict) and answer.get("success") is True else None
+    if isinstance(answer, dict) and answer.get("success") is True:
+        found = answer.get("results")
+    else:
+        found = None
     if not isinstance(found, list):
         raise AnswerLost("an incomplete answer")
     return [[None if value is null else value for value in row.values()] for row in found]

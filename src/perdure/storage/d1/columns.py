@@ -68,7 +68,9 @@ def values_of(columns: Sequence[Column], row: Sequence[Any]) -> tuple[Any, ...]:
 
 def from_row(column: Column, place: int) -> str:
     """Return the expression for a value of the JSON row ``r``."""
-    return f"unhex(r.value ->> {place})" if column.kind == "bytes" else f"r.value ->> {place}"
+    if column.kind == "bytes":
+        return f"unhex(r.value ->> {place})"
+    return f"r.value ->> {place}"
 
 
 def from_parameter(column: Column, parameter: int) -> str:

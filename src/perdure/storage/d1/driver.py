@@ -127,7 +127,10 @@ class D1Driver:
         tries = Tries(sleep=self._sleep, outage=self._outage)
         left = list(parts)
         while left:
-            statements = [writing.forget_receipts()] if commits and slot.is_new else []
+            if commits and slot.is_new:
+                statements = [writing.forget_receipts()]
+            else:
+                statements = []
             spans: list[tuple[_Part, int, int]] = []
             for part in left:
                 start = len(statements)
@@ -136,7 +139,10 @@ class D1Driver:
             if commits:
                 statements.append(writing.receipts(ids))
             try:
-                results = self._transport.batch(statements) if statements else []
+                if statements:
+                    results = self._transport.batch(statements)
+                else:
+                    results = []
             except AnswerLost as lost:
                 if not tries.again(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
@@ -283,7 +289,9 @@ def _part(job: PendingRequest) -> _Part:
         return [(judging, (*judged[:3], id_, str(n), *judged[5:])), *named]
 
     def outcome(_: list[Rows], refused: int | None) -> Committed | Refused:
-        return Committed() if refused is None else Refused(effect.ops[refused].kind, effect.ops[refused].key)
+        if refused is None:
+            return Committed()
+        return Refused(effect.ops[refused].kind, effect.ops[refused].key)
 
     size = _size([(judging, judged), *drafted])
     return _Part(job, guarded=True, writes=True, make=statements, finish=outcome, size=size)
@@ -328,12 +336,17 @@ def open_driver(url: str) -> D1Driver:
         transport.close()
         raise
     is_remote = isinstance(target, D1Url)
-    patience_s = target.patience if isinstance(target, D1Url) else PATIENCE_S
+    if isinstance(target, D1Url):
+        patience_s = target.patience
+    else:
+        patience_s = PATIENCE_S
     return D1Driver(transport, target.name, has_threads=is_remote, patience_s=patience_s)
 
 
 def _target(url: str) -> D1Url | BindingUrl:
-    return BindingUrl.of(url) if url.startswith(f"{SCHEME}:") else D1Url.of(url)
+    if url.startswith(f"{SCHEME}:"):
+        return BindingUrl.of(url)
+    return D1Url.of(url)
 
 
 def schema_version(url: str) -> int:

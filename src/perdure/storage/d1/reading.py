@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,7 +17,7 @@ from perdure.model.ops import (
     IndexHit,
     Range,
 )
-from perdure.model.records import ITEM, Kind, Partition, Record
+from perdure.model.records import DOCUMENT, ITEM, Kind, Partition, Record
 from perdure.storage.d1.columns import (
     CATALOGUE,
     PARTITION,
@@ -146,24 +146,38 @@ def _compile_range_sql(
     text += f" WHERE {' AND '.join(where)}"
     if order:
         text += " ORDER BY " + ", ".join(f"x.{c.name}{' DESC' if reverse else ''}" for c in order)
-    return f"{text} LIMIT CAST(?{next_one} AS INTEGER)" if limit else text
+    if limit:
+        return f"{text} LIMIT CAST(?{next_one} AS INTEGER)"
+    return text
 
 
 def find(effect: Find) -> Statement:
     """Return the statement of a find. All parameters are sent as text."""
     parameters = sql.Parameters()
     text = parameters.bind
-    tables = CATALOGUE, f"{PREFIX}listing"
+    tables = searches.Tables(CATALOGUE, f"{PREFIX}listing", table(DOCUMENT))
 
     def bind(value: str | int) -> str:
-        return text(value) if isinstance(value, str) else f"CAST({text(str(value))} AS INTEGER)"
+        if isinstance(value, str):
+            return text(value)
+        return f"CAST({text(str(value))} AS INTEGER)"
 
+    def within(bound: Bound) -> str:
+        limit = text(str(bound.limit))
+        return sql.keeps(bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
+
+    syntax = searches.BodySyntax(
+        bind,
+        holds=lambda body, part: f"instr({body}, unhex({text(part.hex())})) > 0",
+        ends=lambda body, part: f"substr({body}, -{len(part)}) = unhex({text(part.hex())})",
+        within=within,
+    )
     if isinstance(effect, FindThreads):
-        query = searches.select_threads(effect, *tables, bind)
+        query = searches.select_threads(effect, tables, bind)
     elif isinstance(effect, FindListed):
-        query = searches.select_listed(effect, *tables, bind)
+        query = searches.select_listed(effect, tables, syntax)
     elif isinstance(effect, FindItems):
-        query = _items(effect, text, bind)
+        query = _items(effect, syntax)
     elif isinstance(effect, FindRecords):
         kind, tenant = effect.kind, text(effect.tenant)
         query = (
@@ -178,15 +192,8 @@ def find(effect: Find) -> Statement:
     return query, tuple(parameters)
 
 
-def _items(effect: FindItems, text: Callable[[str], str], bind: Callable[[str | int], str]) -> str:
-    def within(bound: Bound) -> str:
-        limit = text(str(bound.limit))
-        return sql.keeps(bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
-
-    def holds(part: bytes) -> str:
-        return f"instr(i.body, unhex({text(part.hex())})) > 0"
-
-    where = searches.item_conditions(effect, searches.ItemSyntax(bind, holds, within))
+def _items(effect: FindItems, syntax: searches.BodySyntax) -> str:
+    where, bind = searches.item_conditions(effect, syntax), syntax.bind
     return (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
         f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {CATALOGUE} AS p"

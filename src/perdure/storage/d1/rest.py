@@ -169,7 +169,9 @@ def _json(response: httpx.Response) -> Mapping[str, Any]:
         answer = response.json()
     except ValueError:
         return {}
-    return cast("Mapping[str, Any]", answer) if isinstance(answer, dict) else {}
+    if isinstance(answer, dict):
+        return cast("Mapping[str, Any]", answer)
+    return {}
 
 
 def _messages(answer: Mapping[str, Any]) -> str:
@@ -184,7 +186,10 @@ def _rows(result: Any, count: int) -> list[Rows]:
     out: list[Rows] = []
     parts: list[Any] = result if isinstance(result, list) else []
     for part in parts:
-        rows = (part.get("results") or {}).get("rows") if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            rows = (part.get("results") or {}).get("rows")
+        else:
+            rows = None
         if not isinstance(rows, list) or part.get("success") is not True:
             raise AnswerLost("an incomplete answer")
         out.append(cast(Rows, rows))

@@ -42,7 +42,10 @@ class Tries:
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         self._pause *= 2
         self._left -= 1
-        until = self._outage.note(lost, self._began) if lost.is_away else self._deadline
+        if lost.is_away:
+            until = self._outage.note(lost, self._began)
+        else:
+            until = self._deadline
         if self._left < 0 or time.monotonic() + pause > until:
             return False
         self._sleep(pause)
@@ -78,11 +81,14 @@ def give_up_error(lost: AnswerLost, name: str, *, unsure: bool) -> PerdureError:
         name: The database's name.
         unsure: True if a write may have been carried out.
     """
-    outcome = (
-        "and whether the last write was stored could not be found out; load the thread before going on"
-        if unsure
-        else "nothing of the request was stored; check the network and Cloudflare's status, and try again"
-    )
+    if unsure:
+        outcome = (
+            "and whether the last write was stored could not be found out; load the thread before going on"
+        )
+    else:
+        outcome = (
+            "nothing of the request was stored; check the network and Cloudflare's status, and try again"
+        )
     return Unavailable(f"{name} does not answer: {lost}; {outcome}")
 
 

@@ -1,7 +1,7 @@
 """The schema of a D1 database: SQLite's tables and the receipts, their check and their migration.
 
-Every step is one batch that begins by moving the version on from the one that was found, so of many processes
-that migrate at once one carries it out and the others find it done.
+Every step is one batch that first raises the version from the one that was found. So of many processes that
+migrate at once, one executes the step and the others find it done.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def version(transport: Transport, name: str) -> int:
             (rows,) = run_batch(transport, [read], name, tries)
     except Rejected as error:
         raise translate(error, name) from error
-    return int(rows[0][0]) if rows else 0
+    if rows:
+        return int(rows[0][0])
+    return 0
 
 
 def check(transport: Transport, name: str) -> None:

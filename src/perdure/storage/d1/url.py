@@ -43,7 +43,7 @@ class D1Url:
 
     @classmethod
     def of(cls, url: str) -> D1Url:
-        """Read a URL; raise ``BadUrl`` if it is none of D1's."""
+        """Read a URL; raise ``BadUrl`` if it is not a D1 URL."""
         name = redact(url)
         parts = urlsplit(url)
         if "@" in parts.netloc:

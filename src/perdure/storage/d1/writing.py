@@ -132,7 +132,10 @@ def sweep() -> list[Statement]:
     out: list[Statement] = []
     for kind in KINDS:
         name = table(kind)
-        key = ", ".join(["t", *(c.name for c in kind.key)]) if kind.compact else "rowid"
+        if kind.compact:
+            key = ", ".join(["t", *(c.name for c in kind.key)])
+        else:
+            key = "rowid"
         left = f"({key})" if kind.compact and kind.key else key
         page = f"SELECT {key} FROM {name} WHERE t = {pk} LIMIT {DROP_ROWS}"
         out.append((f"DELETE FROM {name} WHERE {left} IN ({page})", ()))

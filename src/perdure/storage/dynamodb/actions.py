@@ -69,7 +69,7 @@ def root_action(
     *,
     after: bytes = b"",
 ) -> Item:
-    """Return the action on the root item that every commit has.
+    """Return the action on the root item, which is part of every commit.
 
     It checks that the partition still has its incarnation, sets its new revision, and carries out the
     operations on records inside the root.
@@ -96,7 +96,7 @@ def root_action(
             continue
         _in_map(e, op, op.kind.name, body, seen)
         if op.kind.expires and isinstance(op, Put) and (expiry := expiry_of(op)):
-            # What the root names would be left for ever if the service removed it.
+            # If the service removed the root, the items that it names would be left for ever.
             e.conditions.append("attribute_not_exists(dead)")
             e.sets.append(f"x = {e.value(expiry['x'])}")
         elif op.kind.expires and not isinstance(op, Check):

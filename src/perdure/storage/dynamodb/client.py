@@ -152,8 +152,8 @@ class Client:
 
         Args:
             operation: The client's method.
-            patience: Maximum seconds for retries of what the service refuses for a while, by default the
-                client's.
+            patience: Maximum seconds for retries of requests that the service refuses for a while, by default
+                the client's.
             **parameters: The parameters of the operation.
 
         Raises:
@@ -237,7 +237,10 @@ class Client:
         if isinstance(error, aws.ClientError):
             return self._to_error(error, lost=lost)
         if isinstance(error, _NO_ANSWER):
-            at = redact(where.endpoint) if where.endpoint else "its public endpoint"
+            if where.endpoint:
+                at = redact(where.endpoint)
+            else:
+                at = "its public endpoint"
             return _give_up_error(
                 f"{where} does not answer at {at}; check the region, the endpoint and the network", lost=lost
             )

@@ -76,7 +76,8 @@ class ServiceClock:
         with self._lock:
             if (before := self._widen_bounds(now)) is not None:
                 both = max(low, before[0]), min(high, before[1])
-                low, high = both if both[0] <= both[1] else (low, high)
+                if both[0] <= both[1]:
+                    low, high = both
             self._bounds, self._at, self._lead = (low, high), now, self._wall() - now
 
     @property
@@ -119,4 +120,6 @@ def _seconds(date: str) -> int | None:
         found = parsedate_to_datetime(date)
     except (ValueError, OverflowError):
         return None
-    return None if found.tzinfo is None else int(found.timestamp())
+    if found.tzinfo is None:
+        return None
+    return int(found.timestamp())

@@ -39,14 +39,17 @@ def plan_commit(partition: Partition, ops: Sequence[Op], root: PartitionRoot | N
     if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
         return CommitPlan(inside, tuple(own))
     known = [n for n in own if _holds_at(ops[n], root)]
-    early = [n for n in own if _is_chunk(ops[n])] if _refuses_collected(ops) else []
+    if _refuses_collected(ops):
+        early = [n for n in own if _is_chunk(ops[n])]
+    else:
+        early = []
     own = [n for n in own if n not in known and n not in early]
     return CommitPlan(inside, tuple(own), tuple(early), root.revision if known else b"")
 
 
 def find_versions(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
-    """Return the versions of the records that are stored in the revision of a commit by this commit. Those
-    that expire or are chunks are left out: they also change without a commit."""
+    """Return the versions of the records that are stored in the revision of a commit by this commit. Records
+    that expire and chunks are left out: they also change without a commit."""
     puts = [op for op in ops if isinstance(op, Put) and not op.kind.expires and op.kind.grows is None]
     return {(put.kind.name, put.key): put.version for put in puts}
 

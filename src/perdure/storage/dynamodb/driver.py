@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from perdure.errors import Unavailable
@@ -32,12 +33,16 @@ _FAN_OUT = 16
 class DynamoDriver:
     """One table. Creating the driver neither creates nor checks it."""
 
-    capabilities = Capabilities(removes_expired=True, reads_heads_first=True, statements="DynamoDB")
-
     def __init__(self, client: Client) -> None:
         # A transaction takes 100 actions and 4 MB; one action is the root's, and keys and fields count too.
         self.limits = CommitLimits(ops=99, bytes=2_500_000)
         self.client = client
+        self.capabilities = Capabilities(
+            removes_expired=True,
+            reads_heads_first=True,
+            statements="DynamoDB",
+            count_bytes=partial(table.count_bytes, client),
+        )
         self._fan_out = ThreadPoolExecutor(_FAN_OUT, thread_name_prefix="perdure-dynamodb")
         self._reader = Reader(client, self._fan_out)
         self._writer = Writer(client, self._reader)

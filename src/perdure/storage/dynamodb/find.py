@@ -52,9 +52,15 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     """Find queue records. The entries of all tenants are in one order: for one tenant they are read page by
     page, from the start, until enough are its own."""
     kind = effect.kind
-    low = b"\x00" if effect.since is None else items.due_from(effect.since)
+    if effect.since is None:
+        low = b"\x00"
+    else:
+        low = items.due_from(effect.since)
     high = items.due_until(effect.until)
-    limit = effect.limit if effect.tenant is None else max(effect.limit, _PAGE)
+    if effect.tenant is None:
+        limit = effect.limit
+    else:
+        limit = max(effect.limit, _PAGE)
 
     def page(number: int) -> list[tuple[bytes, IndexHit]]:
         rows = reader.query(

@@ -65,7 +65,7 @@ EMBEDDED: Mapping[str, tuple[Kind, Key]] = {
     ITEM.name: (ITEM, ROOT_HEAD),
 }
 """The records that are attributes of the root item, by the name of the attribute. Each commit writes it, so
-small ones cost nothing there. Of items it is the head of a session alone, which is found there without the
+small ones cost nothing there. The only item there is the head of a session, which is found without the
 incarnation."""
 
 PLAIN = tuple(kind for kind in KINDS if kind.key)
@@ -125,12 +125,16 @@ def sort_key(place: bytes) -> bytes:
 
 def past(edge: bytes) -> bytes:
     """Return the least sort key that can belong to a place above ``edge``."""
-    return edge + b"\x00" if len(edge) <= KEPT else edge[:KEPT]
+    if len(edge) <= KEPT:
+        return edge + b"\x00"
+    return edge[:KEPT]
 
 
 def upto(edge: bytes) -> bytes:
     """Return the greatest sort key that can belong to a place below ``edge``."""
-    return edge if len(edge) <= KEPT else edge[:KEPT] + b"\xff" * _DIGEST
+    if len(edge) <= KEPT:
+        return edge
+    return edge[:KEPT] + b"\xff" * _DIGEST
 
 
 def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> Item:
@@ -187,8 +191,13 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
 
 def expiry_of(put: Put) -> Item:
     """Return the attribute by which the service removes an item that expires."""
-    value = put.fields[put.kind.index] if put.kind.expires and put.kind.index is not None else None
-    return {} if value is None else {"x": {"N": str(-(-value // 1_000_000))}}
+    if put.kind.expires and put.kind.index is not None:
+        value = put.fields[put.kind.index]
+    else:
+        value = None
+    if value is None:
+        return {}
+    return {"x": {"N": str(-(-value // 1_000_000))}}
 
 
 def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
@@ -208,7 +217,9 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
 
 def parts_of(item: Item) -> tuple[bytes, int] | None:
     """Return the name and number of the parts in which an item's body is stored, if it is."""
-    return (_bytes(item["p"]), int(item["pn"]["N"])) if "p" in item else None
+    if "p" in item:
+        return (_bytes(item["p"]), int(item["pn"]["N"]))
+    return None
 
 
 def is_expired(item: Item, now: float) -> bool:
@@ -223,7 +234,9 @@ def fields_of(kind: Kind, fields: Mapping[str, Any]) -> Item:
 def attribute(column: Column, value: Any) -> Item:
     if column.kind == "integer":
         return {"N": str(value)}
-    return {"S": value} if column.kind == "text" else {"B": value}
+    if column.kind == "text":
+        return {"S": value}
+    return {"B": value}
 
 
 def _values(kind: Kind, item: Item) -> Mapping[str, Any]:
@@ -268,7 +281,7 @@ def due_entry(kind: Kind, number: int) -> bytes:
 
 
 def due_of(kind: Kind, item: Item) -> Record:
-    """Return a record of what its index entry holds: its key and the time at which it is due."""
+    """Return a record with the fields of its index entry: its key and the time at which it is due."""
     due = keys.decode_integer(_bytes(item["h"])[:8])
     return Record(*places.record_at(place_in(item)), {str(kind.index): due})
 
@@ -331,5 +344,8 @@ def root_of(item: Item) -> PartitionRoot:
             records[name] = Record(kind, key, _values(kind, held), int(held["v"]["N"]), body)
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
     incarnation = _bytes(item["inc"]) if "inc" in item else b""
-    parts = parts_of(item[ITEM.name]["M"]) if ITEM.name in item else None
+    if ITEM.name in item:
+        parts = parts_of(item[ITEM.name]["M"])
+    else:
+        parts = None
     return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead, parts=parts)

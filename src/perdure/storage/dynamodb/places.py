@@ -1,4 +1,4 @@
-"""Orders the records of a partition's item collection, so that what a load needs is in one piece. Pure.
+"""Orders the records of a partition's item collection, so that the records of a load are contiguous. Pure.
 
 A process that is new to a thread needs its latest checkpoint, the writes on that, the chunks that are not
 packed yet, and the packs, newest first. Each of these ends where the next one begins, if the checkpoint is
@@ -76,8 +76,8 @@ def record_at(place: bytes) -> tuple[Kind, Key]:
 
 
 def is_followed(kind: Kind, prefix: Key, place: bytes) -> bool:
-    """Return True if nothing is stored between the records of a kind whose keys begin with ``prefix`` and a
-    place, or, for the writes on the newest checkpoint of the root namespace, probably nothing."""
+    """Return True if a place directly follows the records of a kind whose keys begin with ``prefix``. For the
+    writes on the newest checkpoint of the root namespace this is likely, but not certain."""
     if kind is WRITE:
         return len(prefix) == len(CHECKPOINT.key) and not prefix[0] and place == _PLACES[CHUNK.name]
     return not shares_place(kind) and keys.successor(starts(kind, prefix)[0]) == place

@@ -24,7 +24,7 @@ from perdure.model.records import ITEM, SESSIONS, WRITE, Key, Partition, Record
 from perdure.storage.dynamodb import items, places
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
-from perdure.storage.dynamodb.spans import Span, neighbours
+from perdure.storage.dynamodb.query_spans import Span, neighbours
 from perdure.storage.kv import keys as layout
 
 A = TypeVar("A")
@@ -77,7 +77,9 @@ class Reader:
     def load_root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, else from the table; ``None`` when there is none."""
         root = self.get_cached(partition)
-        return root if root is not None else self.root(partition)
+        if root is not None:
+            return root
+        return self.root(partition)
 
     def get_cached(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, ``None`` when it is not there."""
@@ -92,7 +94,9 @@ class Reader:
             item = answer.get("Item", {})
             root = self.remember(partition, items.root_of(item) if item else None)
             with suppress(TornRead):
-                return root if root is None or not root.parts else self._with_body(partition, root, item)
+                if root is None or not root.parts:
+                    return root
+                return self._with_body(partition, root, item)
         raise Contention(f"session {partition.thread!r} is written to without a pause; try again")
 
     def _with_body(self, partition: Partition, root: PartitionRoot, item: Item) -> PartitionRoot:
@@ -195,7 +199,10 @@ class Reader:
             if len(group) > 1:
                 groups.append(group)
             elif isinstance(item, Get) or len(item.prefix) == len(item.kind.key):
-                gets[id(item)] = item if isinstance(item, Get) else Get(item.kind, item.prefix)
+                if isinstance(item, Get):
+                    gets[id(item)] = item
+                else:
+                    gets[id(item)] = Get(item.kind, item.prefix)
             else:
                 ranges[id(item)] = item
         work: list[Callable[[], Any]] = [
@@ -211,17 +218,23 @@ class Reader:
         for item in wanted:
             if (get := gets.get(id(item))) is not None:
                 own = results[-1][1].get((get.kind.name, get.key), ())
-                out[id(item)] = own if isinstance(item, Get) else _of_range(item, own)
+                if isinstance(item, Get):
+                    out[id(item)] = own
+                else:
+                    out[id(item)] = _of_range(item, own)
         return out
 
     def _read_neighbours(
         self, partition: Partition, incarnation: bytes, group: Sequence[Span]
     ) -> dict[int, tuple[Record, ...]]:
-        """Read by one query what is stored one behind the other. What that does not reach, because of records
-        in between or of a limit, is read by itself."""
+        """Read with one query the items whose records follow each other. Items that the query does not reach,
+        because of records in between or of a limit, are read separately."""
         pk, first = items.collection(partition, incarnation), group[0]
         # The checkpoint itself precedes the writes on it.
-        low = items.past(first.start) if first.item.kind is WRITE else first.start
+        if first.item.kind is WRITE:
+            low = items.past(first.start)
+        else:
+            low = first.start
         rows = self.query(pk, low, layout.successor(group[-1].start))
         left = list(group)
         taken: dict[int, list[Item]] = {id(span.item): [] for span in group}
@@ -252,7 +265,10 @@ class Reader:
     ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Return records by kind and key, and the root if ``with_root``."""
         places: dict[tuple[bytes, bytes], Get] = {}
-        keys: list[Item] = [items.root_key(partition)] if with_root else []
+        if with_root:
+            keys: list[Item] = [items.root_key(partition)]
+        else:
+            keys = []
         for get in gets:
             key = items.key_of(partition, incarnation, get.kind, get.key)
             place = (key["pk"]["B"], key["sk"]["B"])
@@ -315,7 +331,10 @@ class Reader:
 
     def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
         pk = items.collection(partition, incarnation)
-        found = self._by_field(pk, item) if item.by is not None else self._by_key(pk, item)
+        if item.by is not None:
+            found = self._by_field(pk, item)
+        else:
+            found = self._by_key(pk, item)
         out: list[Record] = []
         while item.limit is None or len(out) < item.limit:
             rows = list(islice(found, None if item.limit is None else item.limit - len(out)))
@@ -339,10 +358,13 @@ class Reader:
         if limit is not None and places.shares_place(kind):
             limit *= _SHARE
         starts = places.starts(kind, item.prefix)
-        edge = None if item.after is None else places.place_of(kind, item.after)
+        if item.after is None:
+            edge = None
+        else:
+            edge = places.place_of(kind, item.after)
         for start in reversed(starts) if item.reverse else starts:
             if edge is not None and len(starts) > 1 and not edge.startswith(start):
-                # All that is there comes before the edge.
+                # All existing records come before the edge.
                 continue
             rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_select(item))
             for row in rows:
@@ -390,7 +412,10 @@ class Reader:
                 f"{item.kind.name} is ordered by {item.kind.by} under all but the last part of a key"
             )
         prefix = items.order_prefix(item.kind, item.prefix)
-        edge = None if item.after is None else prefix + layout.encode_integer(item.after)
+        if item.after is None:
+            edge = None
+        else:
+            edge = prefix + layout.encode_integer(item.after)
         low, high = prefix, layout.successor(prefix)
         if edge is not None and not item.reverse:
             low = edge + b"\x00"
@@ -478,12 +503,14 @@ def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
     """Return the answer of a range over one whole key."""
     if item.after is not None:
         return ()
-    return found if item.bodies else tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
+    if item.bodies:
+        return found
+    return tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
 
 
 def _are_independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:
-    """Return True if the items may be read at different moments: one record, or immutable ones. Of a session
-    all but its head are."""
+    """Return True if the items may be read at different moments: one record, or immutable ones. All records
+    of a session but its head are immutable."""
     gets = all(isinstance(item, Get) for item in wanted)
     fixed = partition.space == SESSIONS or all(item.kind.grows is not None for item in wanted)
     return gets and (len(wanted) == 1 or fixed)

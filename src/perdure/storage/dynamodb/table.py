@@ -82,12 +82,21 @@ def version(client: Client) -> int:
         if (table := _describe(client)) is not None:
             _check(client, table)
         raise
-    return int(answer["Item"]["version"]["N"]) if "Item" in answer else 0
+    if "Item" in answer:
+        return int(answer["Item"]["version"]["N"])
+    return 0
 
 
 def ask(client: Client) -> None:
     """Make the cheapest request, one read unit, to get the date of its answer."""
     client.call("get_item", TableName=client.table, Key=_LAYOUT, ConsistentRead=True)
+
+
+def count_bytes(client: Client) -> int:
+    """Return the size of the table and its global index, as AWS last counted it: every six hours or so."""
+    table = _describe(client) or {}
+    parts = [table, *table.get("GlobalSecondaryIndexes", ())]
+    return sum(int(part.get(name) or 0) for part in parts for name in ("TableSizeBytes", "IndexSizeBytes"))
 
 
 def plan_migration(client: Client) -> list[str]:
@@ -160,7 +169,10 @@ def _active(client: Client) -> dict[str, Any]:
         if table is not None and table["TableStatus"] in ("ACTIVE", "UPDATING"):
             return table
         if time.monotonic() > end:
-            state = "does not appear" if table is None else f"stays {table['TableStatus']}"
+            if table is None:
+                state = "does not appear"
+            else:
+                state = f"stays {table['TableStatus']}"
             raise Unavailable(
                 f"{client.target} {state} for {_READY_AFTER:.0f} s; look at it in the AWS console"
             )

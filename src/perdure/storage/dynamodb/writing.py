@@ -68,14 +68,17 @@ class Writer:
         root = self._reader.get_cached(partition)
         if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
             root = self._reader.root(partition)
-        # A commit that only creates is tried as the first of its partition: if it is not, it is refused with
-        # the root, which costs no more than the read that is saved otherwise.
+        # A commit that only creates is tried as the first of its partition, without reading the root. If it
+        # is not the first, the refusal returns the root, and costs no more than that read.
         for _ in range(_ROUNDS):
             is_empty = root is None or not root.incarnation
             if is_empty and (outcome := _on_nothing(ops)) is not None:
                 return outcome
             plan = plan_commit(partition, ops, root)
-            incarnation = root.incarnation if root is not None else b""
+            if root is not None:
+                incarnation = root.incarnation
+            else:
+                incarnation = b""
             incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
             laid: list[Parts] = []
@@ -211,7 +214,10 @@ class Writer:
             return
         for _ in range(_ROUNDS):
             root = self._reader.load_root(partition)
-            incarnation = root.incarnation if root is not None else b""
+            if root is not None:
+                incarnation = root.incarnation
+            else:
+                incarnation = b""
             incarnation = incarnation or self._create(partition, root)
             if not incarnation:
                 continue
@@ -219,7 +225,7 @@ class Writer:
             now = self._reader.root(partition)
             if now is not None and now.incarnation == incarnation:
                 return
-            # Removed meanwhile: nothing refers to what was just written.
+            # Removed meanwhile: nothing refers to the parts that were just written.
             self._unstage(partition, incarnation, puts)
         raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
@@ -402,7 +408,9 @@ def _on_nothing(ops: Sequence[Op]) -> Committed | Refused | None:
     for op in ops:
         if not holds(op, None):
             return Refused(op.kind, op.key)
-    return None if any(isinstance(op, Put) for op in ops) else Committed()
+    if any(isinstance(op, Put) for op in ops):
+        return None
+    return Committed()
 
 
 def _puts(ops: Sequence[Op], at: Sequence[int]) -> list[Put]:
@@ -413,7 +421,9 @@ def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
     """Return the root as a failed transaction saw it: the assumed one, unless its own condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root
-    return items.root_of(reason["Item"]) if reason.get("Item") else None
+    if reason.get("Item"):
+        return items.root_of(reason["Item"])
+    return None
 
 
 def _judge(
@@ -443,7 +453,10 @@ def _judge(
         if reason.get("Code") != "ConditionalCheckFailed":
             continue
         op, item = ops[n], reason.get("Item")
-        record: Record | None = items.record_of(op.kind, item) if item else None
+        if item:
+            record: Record | None = items.record_of(op.kind, item)
+        else:
+            record = None
         if not holds(op, record):
             failed.append(n)
             continue
@@ -455,4 +468,6 @@ def _judge(
             and record.fields[grows] > op.fields[grows]
         )
         learned[n] = Learned(items.parts_of(item) if item else None, grown)
-    return Refused(ops[min(failed)].kind, ops[min(failed)].key) if failed else None
+    if failed:
+        return Refused(ops[min(failed)].kind, ops[min(failed)].key)
+    return None

@@ -1,8 +1,8 @@
 """Encodes keys, partitions and records as bytes, for backends that store bytes only.
 
 Encoded keys are injective and in the order of what they encode, so that a range of keys is a range of bytes.
-A part that others follow ends in a mark that no part contains; the last part of a key has no mark. A record
-is its version, the integers that order it, its indexed field, its other fields, and its body, in that order.
+Every part of a key except the last ends in a mark that no part contains. A record is its version, the
+integers that order it, its indexed field, its other fields, and its body, in that order.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LAYOUT_VERSION = 6
 """The version of the encodings of this module; a change of the declared kinds changes it too."""
 
 FIRST_VERSION = 6
-"""The first version that is read. A migration raises the number and changes nothing else: what is stored in
-versions from this one on stays readable."""
+"""The oldest readable version. Records of this version and later ones stay readable, so a migration only
+raises the version number."""
 
 _END = b"\x00\x01"
 _NUL, _ESCAPED = b"\x00", b"\x00\xff"
@@ -49,19 +49,26 @@ def decode_integer(data: bytes) -> int:
 def _bare(column: Column, value: Any) -> bytes:
     if column.kind == "integer":
         return encode_integer(value)
-    data: bytes = value if column.kind == "bytes" else value.encode("utf-8", "surrogatepass")
+    if column.kind == "bytes":
+        data: bytes = value
+    else:
+        data = value.encode("utf-8", "surrogatepass")
     return data
 
 
 def _encode_with_end(column: Column, value: Any) -> bytes:
     data = _bare(column, value)
-    return data if column.kind == "integer" else data.replace(_NUL, _ESCAPED) + _END
+    if column.kind == "integer":
+        return data
+    return data.replace(_NUL, _ESCAPED) + _END
 
 
 def _value(column: Column, data: bytes) -> Any:
     if column.kind == "integer":
         return decode_integer(data)
-    return data if column.kind == "bytes" else data.decode("utf-8", "surrogatepass")
+    if column.kind == "bytes":
+        return data
+    return data.decode("utf-8", "surrogatepass")
 
 
 def encode_key(kind: Kind, key: Key) -> bytes:
@@ -113,7 +120,7 @@ def decode_key(kind: Kind, data: bytes) -> Key:
 
 
 def _first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
-    """Return the part at the beginning of an encoded key, and what follows it."""
+    """Return the part at the beginning of an encoded key, and the rest."""
     if column.kind == "integer":
         return _value(column, data[:8]), data[8:]
     part, _, rest = data.partition(_END)
@@ -123,7 +130,9 @@ def _first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
 def successor(prefix: bytes) -> bytes:
     """Return the first bytes after all that begin with ``prefix``; empty when there are none."""
     kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes((kept[-1] + 1,)) if kept else b""
+    if kept:
+        return kept[:-1] + bytes((kept[-1] + 1,))
+    return b""
 
 
 def encode_text(value: str) -> bytes:
@@ -169,7 +178,10 @@ class KindLayout:
 
     def pack(self, fields: Any, version: int, body: bytes) -> bytes:
         """Return the bytes of a record; raise ``TooLarge`` if a number does not fit."""
-        out = [encode_integer(version)] if self.kind.versioned else []
+        if self.kind.versioned:
+            out = [encode_integer(version)]
+        else:
+            out = []
         out += [encode_integer(fields[name]) for name in self.ordered]
         if self.index is not None:
             out += self._pack_index(fields[self.index.name])

@@ -125,7 +125,9 @@ def array_of(oid: int, count: int, items: bytes) -> bytes:
         count: The number of elements.
         items: The elements in binary format, one after the other.
     """
-    return _HEADER.pack(1, 1, oid, count, 1) + items if count else _EMPTY.pack(0, 0, oid)
+    if count:
+        return _HEADER.pack(1, 1, oid, count, 1) + items
+    return _EMPTY.pack(0, 0, oid)
 
 
 # Writing
@@ -165,7 +167,10 @@ def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
     rounds: list[list[tuple[int, Write]]] = []
     touched: dict[tuple[Partition, Kind, Key], tuple[int, int]] = {}
     for job, write in jobs:
-        ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
+        if isinstance(write, Commit):
+            ops: Sequence[Op] = write.ops
+        else:
+            ops = write.puts
         at = 0
         for op in ops:
             read, written = touched.get((write.partition, op.kind, op.key), (-1, -1))
@@ -247,7 +252,10 @@ def _range(item: Range, number: int, part: int) -> tuple[int, tuple[Any, ...]]:
         return SHAPE_OF[kind, depth, None, False, False], row
     after = item.after is not None
     if after:
-        row += (item.after,) if item.by else tuple(item.after[depth:])
+        if item.by:
+            row += (item.after,)
+        else:
+            row += tuple(item.after[depth:])
     return SHAPE_OF[kind, depth, item.by, item.reverse, after], row
 
 
@@ -306,7 +314,10 @@ def count_body_bytes(writes: Iterable[Write]) -> int:
     """Return the total size of the bodies in writes, in bytes."""
     total = 0
     for write in writes:
-        ops: Sequence[Op] = write.ops if isinstance(write, Commit) else write.puts
+        if isinstance(write, Commit):
+            ops: Sequence[Op] = write.ops
+        else:
+            ops = write.puts
         total += sum(len(op.body) for op in ops if isinstance(op, Put))
     return total
 
@@ -320,10 +331,12 @@ def read_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
 
 def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
     """Return a row of the listing, if there is one."""
-    created, updated, status = row
+    created, updated, status, *numbers = row
     if status is None:
         return None
-    return ListedThread(_read("n", created), _read("n", updated), _read("s", status))
+    return ListedThread(
+        _read("n", created), _read("n", updated), _read("s", status), *(_read("n", each) for each in numbers)
+    )
 
 
 def read_clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:

@@ -1,4 +1,4 @@
-"""One connection to the server, and the translation of the client's exceptions to Perdure's.
+"""One connection to the server.
 
 A connection belongs to one thread. It connects when it is first used and again after it was lost, sends one
 statement at a time, and gives up if no answer arrives in time, or if the server is unavailable.
@@ -16,20 +16,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import psycopg
 from psycopg import errors, pq
 
-from perdure.errors import (
-    BadUrl,
-    Corrupt,
-    MigrationRequired,
-    PerdureError,
-    StatementRefused,
-    TooLarge,
-    Unavailable,
-)
+from perdure.errors import PerdureError, StatementRefused, Unavailable
 from perdure.model.ops import ApplicationStatement
 from perdure.model.statement_texts import refusal
 from perdure.storage.credentials import PasswordSource
 from perdure.storage.outage import Outage
 from perdure.storage.postgres.application_statements import BEGIN, COMMIT, ROLLBACK, TIME_S, statement_error
+from perdure.storage.postgres.errors import is_wrong_password, may_pass, translate, unreachable_error
 from perdure.storage.postgres.functions import NOW, TOO_LATE
 from perdure.storage.postgres.liveness import SILENT, LivenessCheck
 from perdure.storage.postgres.statements import Statement
@@ -43,11 +36,6 @@ ANSWER_TIMEOUT_S = 60.0
 """Seconds to wait for an answer while the server is there; for longer the connection counts as lost."""
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
-_AGAIN = {"57P03", "53300", "57P01", "57P02"}
-"""States in which a server will take connections again: starting, full, stopping, crashed."""
-
-_WRONG_PASSWORD = ("authentication failed", "no password supplied")
-
 HAS_PIPELINES = pq.version() >= 140_000
 """Older client libraries send one statement at a time."""
 
@@ -65,7 +53,7 @@ class StatementRolledBack(Exception):
 
 
 class StatementCall(NamedTuple, Generic[Answer]):
-    """A statement, its parameters, and what reads its result."""
+    """A statement, its parameters, and the function that reads its result."""
 
     statement: Statement
     values: Sequence[bytes | None]
@@ -103,7 +91,7 @@ class ServerConnection:
         if self._connection is not None:
             return
         if patiently and (known := self._outage.verdict()) is not None:
-            raise _unreachable(known, self._place) from known
+            raise unreachable_error(known, self._place) from known
         until = time.monotonic() + self._place.patience
         attempt = 0
         while True:
@@ -123,23 +111,26 @@ class ServerConnection:
                 break
             except (psycopg.Error, ConnectionLost) as broken:
                 self.lose()
-                error = broken if isinstance(broken, psycopg.Error) else SILENT
+                if isinstance(broken, psycopg.Error):
+                    error = broken
+                else:
+                    error = SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
-                hopeless = not _may_pass(error)
+                hopeless = not may_pass(error)
                 if self._place.password is not None and is_wrong_password(error):
                     # It may have been changed: the next attempt has another one.
                     wait = 0.0 if attempt == 1 else wait
                     if time.monotonic() + wait > until:
                         raise Unavailable(f"{self._place.name}: {self._place.password.refusal()}") from error
                     if self._stop.wait(wait):
-                        raise _unreachable(error, self._place) from error
+                        raise unreachable_error(error, self._place) from error
                     continue
                 if not hopeless:
                     until = min(until, self._outage.note(error, began))
                     hopeless = time.monotonic() + wait > until
                 if not patiently or hopeless or self._stop.wait(wait):
-                    raise _unreachable(error, self._place) from error
+                    raise unreachable_error(error, self._place) from error
 
     def deadline(self) -> int:
         """Return the earliest end of the wait for an answer to a statement sent now, or a little earlier, in
@@ -199,7 +190,8 @@ class ServerConnection:
             Both answers; ``None`` for the second if there is none, for whatever reason.
 
         Raises:
-            ConnectionLost: As ``ask`` does, for the first statement; also the others.
+            ConnectionLost: The first statement may have been executed, or not; also the other errors of
+                ``ask``.
         """
         if not HAS_PIPELINES:
             return self.ask(first), None
@@ -226,7 +218,7 @@ class ServerConnection:
 
         Raises:
             StatementRefused: One of the application's statements was refused, and nothing was done.
-            ConnectionLost: As ``ask`` does; also the others.
+            ConnectionLost: The transaction may have been executed, or not; also the other errors of ``ask``.
         """
         connection = self.require_connection()
         pgconn = connection.pgconn
@@ -326,8 +318,7 @@ class ServerConnection:
         results: list[pq.abc.PGresult],
     ) -> None:
         """Send statements without waiting for the answers in between, and add the result of each to
-        ``results`` when its transaction has ended, which is after the result has arrived; of the first one
-        only if another one cannot be prepared."""
+        ``results`` when its transaction has ended. If one cannot be prepared, only the first one is sent."""
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         for call in calls:
             if self._prepare(pgconn, call.statement, deadline) is not None:
@@ -345,7 +336,7 @@ class ServerConnection:
                 self._wait(pgconn, deadline)
             result = pgconn.get_result()
             if result is None:
-                # One stands between two statements; more come only from a connection that is lost.
+                # One ``None`` comes between two statements; further ones come only from a lost connection.
                 if is_silent:
                     raise ConnectionLost
                 is_silent = True
@@ -418,7 +409,7 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
     """Connect; a password that the server refuses is noted, so that the next attempt has another.
 
     Args:
-        conninfo: Whereto.
+        conninfo: The connection string.
         password: The source of the password, ``None`` if it is in ``conninfo`` or not needed.
         within_s: The seconds to wait for a password.
 
@@ -440,138 +431,9 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
     return connection
 
 
-def is_wrong_password(error: psycopg.Error) -> bool:
-    """Return True if a server refused the user's name or password."""
-    return any(sign in str(error) for sign in _WRONG_PASSWORD)
-
-
 def _worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
-    """Return what counts of two results of one statement: the error. It follows the rows if the transaction
-    could not be committed."""
-    return result if found is None or found.status in _DONE else found
-
-
-def _may_pass(error: psycopg.Error) -> bool:
-    """Return True if a connection that failed may succeed a little later."""
-    if error.sqlstate is not None:
-        return error.sqlstate in _AGAIN
-    text = str(error)
-    return not any(
-        sign in text
-        for sign in (
-            "authentication failed",
-            "no password supplied",
-            "does not exist",
-            "no pg_hba.conf",
-            "role ",
-            "certificate",
-            "does not support SSL",
-        )
-    )
-
-
-def _unreachable(error: Exception, place: PostgresUrl) -> PerdureError:
-    """Return the error for a failed connection, with its reason in one sentence."""
-    text = " ".join(str(error).split())
-    if "authentication failed" in text or "no password supplied" in text:
-        return Unavailable(
-            f"{place.name}: the server refused the user's name or password; check both in the URL, "
-            "or PGPASSWORD"
-        )
-    if "database" in text and "does not exist" in text:
-        return Unavailable(
-            f"{place.name}: there is no such database; create it (createdb), or correct the URL"
-        )
-    if "role" in text and "does not exist" in text:
-        return Unavailable(f"{place.name}: there is no such user; create it (createuser), or correct the URL")
-    if "server does not support SSL" in text:
-        return Unavailable(
-            f"{place.name}: the server does not offer TLS and sslmode= in the URL demands it; turn TLS on "
-            "there (ssl = on), or change sslmode="
-        )
-    if "root certificate file" in text:
-        detail = text.partition("root certificate file")[2]
-        return Unavailable(
-            f"{place.name}: root certificate file{detail}; name the file of the authority that signed the "
-            "server's certificate in sslrootcert="
-        )
-    if "certificate" in text:
-        detail = (
-            text.rpartition("failed: ")[2] if "verify failed" not in text else "certificate verify failed"
-        )
-        return Unavailable(
-            f"{place.name}: the server's TLS certificate was not accepted ({detail}); connect to a host that "
-            "it names in the URL, see that it has not expired, and name the file of the authority that "
-            "signed it in sslrootcert="
-        )
-    if "too many c" in text or "remaining connection slots" in text:
-        return Unavailable(
-            f"{place.name}: the server has no connection left; lower pool= in the URLs, raise "
-            "max_connections, or put a pooler between"
-        )
-    if "starting up" in text or "shutting down" in text or "recovery" in text:
-        return Unavailable(f"{place.name}: the server is starting or stopping; try again when it is up")
-    return Unavailable(
-        f"{place.name}: no server answers there; check host and port, and that PostgreSQL runs and may be "
-        f"reached ({text.partition('Multiple connection')[0].strip() or type(error).__name__})"
-    )
-
-
-def translate(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
-    """Return the error for a refused statement."""
-    state = error.sqlstate or ""
-    message = error.diag.message_primary or type(error).__name__
-    is_of_vectors = state == "42883" and "vectors_sent" in message
-    if state == "42883" and not is_of_vectors:
-        return MigrationRequired(
-            f"{place.name} has no functions of this release in schema {place.schema!r}: a newer release has "
-            "migrated it since this process opened it, and the process needs that release; or they were "
-            f"removed: run `{place.migrate}`"
-        )
-    if state in ("42P01", "3F000", "42703"):
-        return MigrationRequired(
-            f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
-        )
-    if state in ("42704", "42601", "42804") or is_of_vectors:
-        # Of the functions that keep the vectors: those of our own statements are there.
-        return MigrationRequired(
-            f"{place.name}: pgvector was dropped from the database or moved within it ({message}); "
-            f"nothing was stored: run `{place.migrate}`"
-        )
-    if state in ("42P05", "26000") and place.prepare:
-        return BadUrl(
-            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "
-            "session, where statements prepared by name are missing or another client's; remove prepare=1 "
-            "from the URL"
-        )
-    if state == "25006":
-        return Unavailable(
-            f"{place.name} takes no writes (a standby, or read-only by setting); connect to the primary"
-        )
-    if state == "42501":
-        return Unavailable(
-            f"{place.name}: the user lacks a right in schema {place.schema!r} ({message}); "
-            "grant it USAGE on the schema, and SELECT, INSERT, UPDATE, DELETE on its tables"
-        )
-    if state == "55P03":
-        return Unavailable(
-            f"{place.name}: another session held rows of this thread in an open transaction for too long; "
-            "nothing was stored: end that transaction and try again"
-        )
-    if state == "57014":
-        return Unavailable(
-            f"{place.name} cancelled a statement by its statement_timeout; nothing was stored: "
-            "raise the timeout"
-        )
-    if state == "P5001":
-        return Unavailable(
-            f"{place.name} has another default isolation than read committed; "
-            "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
-        )
-    if state in ("22003", "22P02", "54000", "54001", "22023", "0A000"):
-        return TooLarge(f"{place.name}: a value is too large for PostgreSQL: {message}")
-    if state == "53100":
-        return Unavailable(f"{place.name}: the server's disk is full; nothing was stored. Free space there")
-    if state.startswith("XX"):
-        return Corrupt(f"{place.name}: PostgreSQL reports damage ({state}); look into the server's log")
-    return Unavailable(f"{place.name}: PostgreSQL refused a statement ({state}: {message})")
+    """Return the result that counts of two results of one statement: the error. It follows the rows if the
+    transaction could not be committed."""
+    if found is None or found.status in _DONE:
+        return result
+    return found

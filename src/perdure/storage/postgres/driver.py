@@ -77,14 +77,21 @@ class PostgresDriver:
         vectors: The search by vectors, if the schema has the table for it.
         has_lost_vectors: True if there is no search because pgvector was dropped or moved after the table had
             been created.
+        count_bytes: Returns the size of the database.
     """
 
     def __init__(
-        self, place: PostgresUrl, vectors: VectorSearch | None = None, *, has_lost_vectors: bool = False
+        self,
+        place: PostgresUrl,
+        vectors: VectorSearch | None = None,
+        *,
+        has_lost_vectors: bool = False,
+        count_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.limits = _LIMITS
         self._place = place
         self._has_lost_vectors = has_lost_vectors
+        self._count_bytes = count_bytes
         self._vectors = vectors
         self._sql = Statements(place)
         self._statements = PostgresStatements()
@@ -92,13 +99,13 @@ class PostgresDriver:
         self._outage = Outage(place.patience)
         self._liveness = LivenessCheck(place, self._outage)
         self._own = threading.local()
+        self._password = place.password
         self._links: list[ServerConnection] = []
         self._linking = threading.Lock()
-        self._bell = (
-            None
-            if place.notify is None
-            else ServerNotifier(PostgresListener(place, place.notify), name=place.name)
-        )
+        if place.notify is None:
+            self._bell = None
+        else:
+            self._bell = ServerNotifier(PostgresListener(place, place.notify), name=place.name)
         writers = place.pool // 2
         self._writes = Batcher(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
         self._reads = Batcher(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
@@ -113,6 +120,8 @@ class PostgresDriver:
             vectors=self._vectors or (_LOST_VECTORS if self._has_lost_vectors else _NO_VECTORS),
             examiner=self._vectors,
             statements=self._statements,
+            count_bytes=self._count_bytes,
+            password=self._password,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -144,7 +153,9 @@ class PostgresDriver:
             self._links.clear()
 
     def _batcher(self, effect: Effect[Any]) -> Batcher:
-        return self._reads if isinstance(effect, Fetch | Find | Now) else self._writes
+        if isinstance(effect, Fetch | Find | Now):
+            return self._reads
+        return self._writes
 
     def _link(self) -> ServerConnection:
         link: ServerConnection | None = getattr(self._own, "link", None)
@@ -201,7 +212,10 @@ class PostgresDriver:
     ) -> list[Any]:
         """Return the outcomes of writes. The fetches of ``readers`` follow in the same round trip, if there
         is only one."""
-        with_vectors = None if self._vectors is None else self._vectors.commit(writes)
+        if self._vectors is None:
+            with_vectors = None
+        else:
+            with_vectors = self._vectors.commit(writes)
         if self._vectors is None or with_vectors is None:
             return self._commit(writes, self._sql.commit, readers=readers)
         try:
@@ -245,7 +259,7 @@ class PostgresDriver:
 
     def _resolve(self, job: PendingRequest, after: Collection[Touch]) -> Any:
         """Repeat a write whose answer was lost, unless it turns out to be applied. Records in ``after`` were
-        overwritten later in the same round trip: they are no evidence, and must not be written again."""
+        overwritten later in the same round trip: they are not evidence, and must not be written again."""
         try:
             return self._patiently(lambda: self._resolve_lost(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
@@ -360,7 +374,10 @@ class PostgresDriver:
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
-        of_vectors = self._vectors if isinstance(effect, FindNearest | FindOutdated) else None
+        if isinstance(effect, FindNearest | FindOutdated):
+            of_vectors = self._vectors
+        else:
+            of_vectors = None
         statement, values = (of_vectors or self._sql).find(effect)
 
         def hit(at: Partition, row: Sequence[bytes | None]) -> IndexHit:

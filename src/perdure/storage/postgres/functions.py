@@ -274,7 +274,10 @@ def _same_key(kind: Kind, depth: int | None = None) -> str:
 
 def _check(schema: str, section: Section, source: str) -> str:
     kind = section.kind
-    version = "r.version IS DISTINCT FROM u.version_" if kind.versioned else "r.t IS NULL OR u.version_ <> 0"
+    if kind.versioned:
+        version = "r.version IS DISTINCT FROM u.version_"
+    else:
+        version = "r.t IS NULL OR u.version_ <> 0"
     fields = ", ".join(f"'{c.name}', r.{c.name}" for c in kind.fields)
     changed = (
         f" OR u.unchanged_ IS NOT NULL AND (r.t IS NULL"

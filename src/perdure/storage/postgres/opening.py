@@ -14,8 +14,9 @@ from perdure.errors import MigrationRequired, Unavailable
 from perdure.storage.credentials import Password
 from perdure.storage.layout_version import other_version, require_steps
 from perdure.storage.postgres import schema, vector_table
-from perdure.storage.postgres.connection import ServerConnection, translate
+from perdure.storage.postgres.connection import ServerConnection
 from perdure.storage.postgres.driver import PostgresDriver
+from perdure.storage.postgres.errors import translate
 from perdure.storage.postgres.lock_waits import LockWait, report_waits
 from perdure.storage.postgres.url import PostgresUrl, parse_url
 from perdure.storage.postgres.vector_search import VectorSearch
@@ -47,8 +48,24 @@ def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
         found = _version(connection, place)
         extension = _extension(connection, place)
     _refuse_other(place, found)
-    search = VectorSearch(place, extension, _connect) if extension.is_sound else None
-    return PostgresDriver(place, search, has_lost_vectors=extension.has_parts)
+    if extension.is_sound:
+        search = VectorSearch(place, extension, _connect)
+    else:
+        search = None
+    return PostgresDriver(
+        place, search, has_lost_vectors=extension.has_parts, count_bytes=partial(_count_bytes, place)
+    )
+
+
+def _count_bytes(place: PostgresUrl) -> int:
+    """Return the bytes of the schema's tables, with their indexes and what is free in them."""
+    with _connect(place) as connection:
+        found = connection.execute(
+            "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
+            " WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'm')",
+            (schema.quote(place.schema),),
+        ).fetchone()
+    return 0 if found is None else int(found[0])
 
 
 def schema_version(url: str) -> int:
@@ -153,7 +170,10 @@ def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
 
 def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
     row = connection.execute(vector_table.STATE, vector_table.names(place.schema)).fetchone()
-    found = Extension(*row) if row else Extension("", False, False, False, False)
+    if row:
+        found = Extension(*row)
+    else:
+        found = Extension("", False, False, False, False)
     if found.home and not found.has_parts:
         may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (found.home,)).fetchone()
         if may_use != (True,):
@@ -178,7 +198,9 @@ def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
     if known != (True,):
         return 0
     row = connection.execute(f"SELECT version FROM {table}".encode()).fetchone()
-    return 0 if row is None else int(row[0])
+    if row is None:
+        return 0
+    return int(row[0])
 
 
 @contextmanager

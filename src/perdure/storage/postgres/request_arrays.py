@@ -57,7 +57,9 @@ class ReadShape:
 
     @property
     def order(self) -> tuple[str, ...]:
-        return (self.by,) if self.by else tuple(c.name for c in self.kind.key[self.depth :])
+        if self.by:
+            return (self.by,)
+        return tuple(c.name for c in self.kind.key[self.depth :])
 
     @property
     def columns(self) -> tuple[SectionColumn, ...]:

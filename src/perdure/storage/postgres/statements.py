@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
 from perdure.model.ops import Find, FindItems, FindListed, FindRecords, FindThreads
-from perdure.model.records import INDEXED, ITEM, LANE
+from perdure.model.records import DOCUMENT, INDEXED, ITEM, LANE
 from perdure.storage.postgres import codec
 from perdure.storage.postgres.functions import NOW
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quote
@@ -34,6 +33,7 @@ class Statements:
     def __init__(self, place: PostgresUrl) -> None:
         schema, version = quote(place.schema), SCHEMA_VERSION
         self._schema = schema
+        self._tables = searches.Tables(f"{schema}.thread", f"{schema}.listing", f"{schema}.{DOCUMENT.name}")
         self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
         self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
@@ -67,7 +67,10 @@ class Statements:
         """Return the statement of a ``Find`` and its parameters, as text."""
         if isinstance(effect, FindRecords):
             low, high = effect.span
-            tenant = None if effect.tenant is None else to_text(effect.tenant)
+            if effect.tenant is None:
+                tenant = None
+            else:
+                tenant = to_text(effect.tenant)
             values = [to_text(high), to_text(effect.limit), tenant]
             if low in (None, high):
                 return self._found[effect.kind], values
@@ -78,26 +81,31 @@ class Statements:
             parameters.append(value)
             return f"${len(parameters)}"
 
-        tables = f"{self._schema}.thread", f"{self._schema}.listing"
+        syntax = searches.BodySyntax(
+            bind,
+            holds=lambda body, part: f"position({bind(part)} IN {body}) > 0",
+            ends=lambda body, part: (
+                f"substring({body} FROM octet_length({body}) - {len(part) - 1}) = {bind(part)}"
+            ),
+        )
         if isinstance(effect, FindThreads):
-            sql = searches.select_threads(effect, *tables, bind)
+            sql = searches.select_threads(effect, self._tables, bind)
         elif isinstance(effect, FindListed):
-            sql = searches.select_listed(effect, *tables, bind)
+            sql = searches.select_listed(effect, self._tables, syntax)
         elif isinstance(effect, FindItems):
-            sql = self._items(effect, bind)
+            sql = self._items(effect, syntax)
         else:
             raise TypeError(f"not a request to PostgreSQL: {type(effect).__name__}")
         types = tuple(_TYPES[type(p)] for p in parameters)
         return call(sql, types, binary=False), [to_text(p) for p in parameters]
 
-    def _items(self, effect: FindItems, bind: Callable[[str | int | bytes], str]) -> str:
-        syntax = searches.ItemSyntax(bind, holds=lambda part: f"position({bind(part)} IN i.body) > 0")
+    def _items(self, effect: FindItems, syntax: searches.BodySyntax) -> str:
         where = searches.item_conditions(effect, syntax)
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
         return (
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"
             f" JOIN {self._schema}.item i ON i.t = p.pk WHERE {where} ORDER BY {searches.ORDER}"
-            f" LIMIT {bind(effect.limit)} OFFSET {bind(effect.skip)}"
+            f" LIMIT {syntax.bind(effect.limit)} OFFSET {syntax.bind(effect.skip)}"
         )
 
 

@@ -64,7 +64,10 @@ class PostgresUrl:
     @property
     def migrate(self) -> str:
         """The command that creates or upgrades the schema."""
-        parameters = "" if self.schema == _SCHEMA else f"?schema={self.schema}"
+        if self.schema == _SCHEMA:
+            parameters = ""
+        else:
+            parameters = f"?schema={self.schema}"
         return f"perdure migrate --db {self.name}{parameters}"
 
 
@@ -73,7 +76,7 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
 
     Args:
         url: The URL.
-        password: What returns the password, where neither the URL nor its ``credentials`` say.
+        password: Returns the password, where neither the URL nor its ``credentials`` have it.
     """
     try:
         parts = urlsplit(url)
@@ -101,7 +104,10 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
     if source is not None and notify is not None and notify != opening:
         # A token may be for one host only; a URL with a password of its own needs none.
         is_complete = bool(conninfo.conninfo_to_dict(notify).get("password"))
-        notify_source = None if is_complete else _source(f"{name}: notify", notify, own, password)
+        if is_complete:
+            notify_source = None
+        else:
+            notify_source = _source(f"{name}: notify", notify, own, password)
     return PostgresUrl(
         url,
         opening,
@@ -119,7 +125,7 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
 def _source(name: str, opening: str, own: dict[str, str], password: Password | None) -> PasswordSource | None:
     given = conninfo.conninfo_to_dict(opening)
     host, port, user = (str(given.get(key) or "") for key in ("host", "port", "user"))
-    # A name and an address of one host are its name, in a token as in its certificate.
+    # If the URL gives one host by name and by address, tokens and certificates are for the name.
     endpoint = Endpoint(name, host, int(port) if port.isdecimal() else 5432, user)
     return cloud_tokens.source_for(
         "postgresql", own, endpoint, password, has_password=bool(given.get("password"))
@@ -128,7 +134,8 @@ def _source(name: str, opening: str, own: dict[str, str], password: Password | N
 
 def _conninfo(name: str, plain: str, patience: float) -> str:
     """Return a checked connection string for libpq, with defaults for what the URL leaves out: an attempt to
-    connect, and data that the server's host does not confirm, are given up within the patience."""
+    connect ends within the patience, and so does a connection whose data the server's host does not
+    confirm."""
     try:
         given = conninfo.conninfo_to_dict(plain)
         if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):
@@ -152,7 +159,9 @@ def _conninfo(name: str, plain: str, patience: float) -> str:
 
 def _notify(name: str, value: str, opening: str, patience: float) -> str | None:
     if value in ("on", "off"):
-        return opening if value == "on" else None
+        if value == "on":
+            return opening
+        return None
     if not value.startswith(("postgresql://", "postgres://")):
         raise BadUrl(
             f"{name}: notify= must be on, off, or the percent-encoded URL of a direct connection to the same "

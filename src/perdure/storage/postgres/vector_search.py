@@ -88,7 +88,9 @@ class VectorSearch:
         if not self._sends:
             return None
         values = vector_rows.pack_vectors(writes, self._extension.type_id)
-        return None if values is None else (self._commit, values)
+        if values is None:
+            return None
+        return (self._commit, values)
 
     def stop_sending(self) -> None:
         """Leave the vectors to the database from now on, as pgvector is not the one that this process met."""
@@ -108,7 +110,10 @@ class VectorSearch:
             return self._outdated, [*where, to_text(models[0]), to_text(models[-1]), to_text(effect.limit)]
         numbers = struct.unpack(f"<{len(effect.vector) // 4}f", effect.vector)
         models_sent = ",".join(f'"\\\\x{model.hex()}"' for model in effect.models)
-        exact = _ANY if effect.exact or not self._extension.has_graphs else EXACT_MOST
+        if effect.exact or not self._extension.has_graphs:
+            exact = _ANY
+        else:
+            exact = EXACT_MOST
         return self._nearest, [
             *where,
             to_text(effect.until),
@@ -140,8 +145,8 @@ class VectorSearch:
         return "by pgvector, all of them, as there is no HNSW index: `perdure store reindex` creates it"
 
     def prepare(self, dims: int) -> int:
-        """Make vectors anew that are not those of their entries, and create the HNSW index for vectors of a
-        length; return the number of items whose vectors were wrong. Writers need not wait.
+        """Replace the vectors that differ from those of their entries, and create the HNSW index for vectors
+        of a length; return the number of items whose vectors were wrong. Writers need not wait.
 
         Raises:
             Unavailable: Another process creates the index.
@@ -163,7 +168,7 @@ class VectorSearch:
                     )
                 if not self._has_graph(connection, dims):
                     connection.execute(f"SET maintenance_work_mem = '{_BUILD_MEMORY}'".encode())
-                    # One whose creation was interrupted is left invalid.
+                    # An index whose creation was interrupted stays invalid.
                     connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {schema}.{name}".encode())
                     connection.execute(
                         f"CREATE INDEX CONCURRENTLY {name} ON {schema}.vector USING hnsw"
@@ -171,7 +176,9 @@ class VectorSearch:
                         f" WHERE dims = {dims}".encode()
                     )
                 self._graphs.add(dims)
-        return int(row[0]) if row else 0
+        if row:
+            return int(row[0])
+        return 0
 
     def examine(self, partition: Partition | None) -> list[str]:
         """Return the items of a namespace whose vectors are not those of their entries."""
@@ -190,7 +197,7 @@ class VectorSearch:
         ]
 
     def trust(self, partition: Partition) -> bool:
-        """Return False: what is wrong is made anew by ``prepare``."""
+        """Return False: ``prepare`` makes again what is wrong."""
         return False
 
     def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:

@@ -108,7 +108,10 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         found: The state of the extension.
     """
     schema, home = quote(name), quote(found.home or "public")
-    removal = _removal(schema) if found.has_parts and not found.is_sound else ()
+    if found.has_parts and not found.is_sound:
+        removal = _removal(schema)
+    else:
+        removal = ()
     if found.is_sound or not (found.home or found.may_be_created):
         return removal
     of_row = _ENTRIES.format(row="{row}")
@@ -268,10 +271,9 @@ def _sending_function(schema: str, home: str) -> str:
     """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``, which adds
     the vectors of the entries that a commit has put, and returns the outcomes.
 
-    ``outcomes`` is the result of ``commit_N``, and the next three are its arguments. The other arguments are
-    the
-    vectors: for each vector the number of its job, its place and its length; its item; and the digests of its
-    model and of its item's value.
+    ``outcomes`` is the result of ``commit_N``, and the next three are its arguments. The other arguments have
+    for each vector: the number of its job, its place and its length; its item; and the digests of its model
+    and of its item's value; and the vector itself.
     """
     return f"""\
 CREATE FUNCTION {schema}.vectors_sent(_z bigint[], _c bigint[], _n bigint[], _s text[], _r bigint[],
@@ -325,6 +327,7 @@ def _nearest(schema: str, home: str) -> str:
         f" FROM {schema}.vector v JOIN {schema}.thread p ON p.pk = v.t {joins}"
         f" WHERE {within} AND v.model = ANY ($7) AND v.dims = %1$s ORDER BY {near} LIMIT $6"
     )
+    literal = schema.replace("'", "''")
     return f"""\
 CREATE FUNCTION {schema}.nearest(
   _tenant text, _first text, _end text, _now bigint, _query real[], _models bytea[],
@@ -336,7 +339,7 @@ SET enable_bitmapscan = off SET enable_sort = off SET jit = off AS $perdure$
 DECLARE
   _dims int := cardinality(_query);
   _near {home}.vector := _query::{home}.vector;
-  _graph regclass := to_regclass('{_literal(schema)}.vector_hnsw_' || _dims);
+  _graph regclass := to_regclass('{literal}.vector_hnsw_' || _dims);
   _few bigint;
   _found bigint;
 BEGIN
@@ -358,10 +361,6 @@ BEGIN
       USING _tenant, _first, _end, _now, _near, _limit, _models, _dims;
   END IF;
 END $perdure$"""
-
-
-def _literal(text: str) -> str:
-    return text.replace("'", "''")
 
 
 def _damage(schema: str) -> str:

@@ -1,4 +1,4 @@
-"""Which writes share a round trip to PostgreSQL, and what the outcome of each of them is."""
+"""Grouping of writes that share a round trip to PostgreSQL, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _GROUP_BYTES = 32 << 20
 
 
 def overwritten(jobs: Iterable[PendingRequest]) -> set[Touch]:
-    """Return the writes before these that they may have overwritten: one that must find nothing overwrites no
-    put."""
+    """Return the earlier writes that these jobs may have overwritten. A write that expects no record cannot
+    have overwritten a put."""
     effects = [job.effect for job in jobs]
     return {
         (e.partition, op.kind, op.key, covered)
@@ -40,15 +40,18 @@ def outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
 
 
 def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
-    """Yield the group in parts that fit one round trip; a drop is a part of its own, in its place. So is a
-    commit with statements of the application: others would wait for the locks that these wait for."""
+    """Yield the group in parts that fit one round trip, in order. A drop is a part of its own, and so is a
+    commit with statements of the application: other commits would wait for their locks."""
     held: list[PendingRequest] = []
     size = 0
     for job in group:
         if not isinstance(job.effect, Commit | Stage | Drop):
             job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
             continue
-        grown = 0 if isinstance(job.effect, Drop) else codec.count_body_bytes([job.effect])
+        if isinstance(job.effect, Drop):
+            grown = 0
+        else:
+            grown = codec.count_body_bytes([job.effect])
         is_alone = isinstance(job.effect, Drop) or (
             isinstance(job.effect, Commit) and bool(job.effect.statements)
         )

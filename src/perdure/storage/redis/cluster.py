@@ -1,8 +1,8 @@
 """Sends calls to the servers that own their slots, and returns their answers: many calls in one round trip.
 
-A call that a server certainly did not execute is repeated, for as long as the caller's patience allows. One
-whose answer was lost is repeated only if it is ``safe``; else its answer is ``CallLost``, and the caller has
-to determine the outcome.
+A call that a server certainly did not execute is repeated, for as long as the caller's patience allows. A
+call whose answer was lost is repeated only if it is ``safe``; else its answer is ``CallLost``, and the caller
+has to determine the outcome.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ class Topology:
         source = self.settings.password
         pause = 0.0
         while True:
-            token = None if source is None else source.current(max(0.0, until - time.monotonic()))
+            if source is None:
+                token = None
+            else:
+                token = source.current(max(0.0, until - time.monotonic()))
             if token is not None:
                 options["password"] = token.value
             connection: Any = make(**options)
@@ -161,8 +164,8 @@ class Topology:
                 pause = min(max(_FIRST_PAUSE, 2 * pause), _LONGEST_PAUSE)
 
     def renew_login(self, connection: Any) -> bool:
-        """Sign in again on an idle connection whose password was renewed; return False if the connection is
-        of no more use."""
+        """Sign in again on an idle connection whose password was renewed; return False if the connection
+        cannot be used any more."""
         source = self.settings.password
         if source is None or (token := source.peek()) is connection.signed_in_with:
             return True
@@ -183,7 +186,7 @@ class Topology:
         return True
 
     def outage(self, node: Node) -> Outage:
-        """Return what is known of a node that takes connections and says nothing."""
+        """Return the known facts about a node that accepts connections, but does not answer."""
         return self._outages.setdefault(node, Outage(self.settings.patience))
 
     def _learn(self) -> None:
@@ -384,7 +387,10 @@ class NodeConnections:
         ):
             refused[n] = reply
         else:
-            answers[n] = translate(reply, self._shown) if isinstance(reply, Exception) else reply
+            if isinstance(reply, Exception):
+                answers[n] = translate(reply, self._shown)
+            else:
+                answers[n] = reply
 
     def load(self, node: Node) -> None:
         """Load the scripts into a node."""

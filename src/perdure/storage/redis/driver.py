@@ -60,7 +60,8 @@ class RedisDriver:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(bell=self._bell, statements="Redis")
+        password = self._topology.settings.password
+        return Capabilities(bell=self._bell, statements="Redis", password=password)
 
     def perform(self, effect: Effect[R]) -> R:
         return self._batcher.perform(effect)
@@ -137,7 +138,9 @@ class RedisDriver:
             return requests.parse_commit(effect, answer)
         if isinstance(effect, Drop):
             return requests.parse_drop(effect, answer)
-        return requests.server_time(answer) if isinstance(effect, Now) else None
+        if isinstance(effect, Now):
+            return requests.server_time(answer)
+        return None
 
     def _resolve(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
         """Return the outcome of a commit whose answer was lost, repeating it if it was not applied."""
@@ -209,7 +212,10 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
     slot = key_slot(key)
     links = NodeConnections(Topology(settings))
     try:
-        call = evaluate(script, slot, (key,), parts, safe=True) if script else Call(slot, parts, safe=True)
+        if script:
+            call = evaluate(script, slot, (key,), parts, safe=True)
+        else:
+            call = Call(slot, parts, safe=True)
         (answer,) = links.run([call])
     finally:
         links.close()

@@ -77,9 +77,15 @@ def _page(space: Keyspace, effect: FindThreads, bucket: _Bucket, high: bytes, si
 def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexHit]:
     kind, (lowest, highest) = effect.kind, effect.span
     prefix = kind.name.encode() + b":"
-    low = prefix if lowest is None else prefix + shape(kind).index_prefix(lowest)
+    if lowest is None:
+        low = prefix
+    else:
+        low = prefix + shape(kind).index_prefix(lowest)
     high = successor(prefix + shape(kind).index_prefix(highest))
-    tenant = b"" if effect.tenant is None else encode_text(effect.tenant)
+    if effect.tenant is None:
+        tenant = b""
+    else:
+        tenant = encode_text(effect.tenant)
     args = (b"[" + low, b"(" + high, b"%d" % effect.limit, tenant)
     polled = scripts.is_polled(kind)
     buckets: Sequence[int] = range(space.buckets)

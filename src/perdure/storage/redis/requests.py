@@ -128,7 +128,10 @@ def name(kind: Kind, key: Sequence[Any]) -> bytes:
 def commit(space: Keyspace, effect: Commit | Stage) -> Call:
     """Return the call for a commit, or for a stage: that expects nothing, so it may be executed twice."""
     place = space.place(effect.partition)
-    ops: Sequence[Op] = effect.ops if isinstance(effect, Commit) else effect.puts
+    if isinstance(effect, Commit):
+        ops: Sequence[Op] = effect.ops
+    else:
+        ops = effect.puts
     args = [place.encoded, place.listed, place.life, place.records]
     for op in ops:
         _append(args, op)
@@ -138,9 +141,19 @@ def commit(space: Keyspace, effect: Commit | Stage) -> Call:
 def _append(args: list[bytes], op: Op) -> None:
     kind = op.kind
     field = name(kind, op.key)
-    split = len(field) - _last_part(kind, op.key) if kind.by else 0
-    expect = _VERSION if isinstance(op.expect, int) else _EXPECT[op.expect]
-    code = _PUT if isinstance(op, Put) else _DELETE if isinstance(op, Delete) else _CHECK
+    split = 0
+    if kind.by:
+        split = len(field) - len(encode_key(kind, op.key)) + len(encode_prefix(kind, op.key[:-1]))
+    if isinstance(op.expect, int):
+        expect = _VERSION
+    else:
+        expect = _EXPECT[op.expect]
+    if isinstance(op, Put):
+        code = _PUT
+    elif isinstance(op, Delete):
+        code = _DELETE
+    else:
+        code = _CHECK
     head = _OP.pack(code, scripts.NUMBERS[kind], expect, split)
     if isinstance(op.expect, int):
         head += encode_integer(op.expect)
@@ -149,10 +162,6 @@ def _append(args: list[bytes], op: Op) -> None:
         args.append(shape(kind).pack(op.fields, op.version, compress_body(op)))
     elif isinstance(op, Delete):
         args.append(b"".join(_columns(kind, op)))
-
-
-def _last_part(kind: Kind, key: Sequence[Any]) -> int:
-    return len(encode_key(kind, tuple(key))) - len(encode_prefix(kind, tuple(key[:-1])))
 
 
 def _columns(kind: Kind, op: Delete) -> Iterator[bytes]:
@@ -241,11 +250,13 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
 
 
 def _edge(item: Range, base: bytes) -> bytes:
-    """Return the bound between what is before ``after`` and what follows it."""
+    """Return the bound between the keys up to ``after`` and those that follow."""
     if not item.by:
         return name(item.kind, item.after)
     edge = base + encode_integer(item.after)
-    return edge if item.reverse else successor(edge)
+    if item.reverse:
+        return edge
+    return successor(edge)
 
 
 def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:

@@ -34,7 +34,10 @@ def _kinds() -> str:
     for kind, number in NUMBERS.items():
         own = shape(kind)
         by = ", ".join(f"'{name}'" for name in kind.by)
-        index = f"'{own.index.kind}'" if own.index is not None else "false"
+        if own.index is not None:
+            index = f"'{own.index.kind}'"
+        else:
+            index = "false"
         lines.append(
             f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
             f"    kind = {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, "
@@ -51,7 +54,9 @@ def _kinds() -> str:
 
 
 def _lua(flag: bool) -> str:
-    return "true" if flag else "false"
+    if flag:
+        return "true"
+    return "false"
 
 
 def on_records(name: str, layout: int = LAYOUT_VERSION) -> Script:

@@ -46,7 +46,7 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
 
     Args:
         url: The URL.
-        password: What returns the password, where neither the URL nor its ``credentials`` say.
+        password: Returns the password, where neither the URL nor its ``credentials`` have it.
     """
     parts = urlsplit(url)
     shown = redact(url)
@@ -59,7 +59,10 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
         raise BadUrl(f"{shown}: a Redis Cluster has one database, number 0; leave the path out")
     rest = [(name, value) for name, value in query if name not in _OWN]
     tls = cluster and ("tls", "true") in rest
-    scheme = ("rediss" if tls else "redis") if cluster else parts.scheme
+    if cluster:
+        scheme = "rediss" if tls else "redis"
+    else:
+        scheme = parts.scheme
     plain = urlencode([pair for pair in rest if not (cluster and pair[0] == "tls")])
     try:
         connect: dict[str, Any] = _parsed(urlunsplit((scheme, parts.netloc, parts.path, plain, "")))

@@ -86,7 +86,9 @@ def matches(
 def add(total: int, *changes: int) -> int:
     """Return a sum of checksums with others added, in 64 bits."""
     value = (total + sum(changes)) % _WHOLE
-    return value - _WHOLE if value >= _SIGN else value
+    if value >= _SIGN:
+        return value - _WHOLE
+    return value
 
 
 @lru_cache(maxsize=4096)

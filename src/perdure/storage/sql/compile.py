@@ -12,7 +12,6 @@ from typing import Any
 
 from perdure.model.ops import (
     Bound,
-    Delete,
     FindItems,
     FindListed,
     FindRecords,
@@ -22,7 +21,7 @@ from perdure.model.ops import (
     Put,
     Range,
 )
-from perdure.model.records import ITEM, Kind, Partition, Record
+from perdure.model.records import DOCUMENT, ITEM, Kind, Partition, Record
 from perdure.model.values.compression import compress_body
 from perdure.storage.sql import checksums, searches
 from perdure.storage.sql.schema import PREFIX, table
@@ -54,24 +53,28 @@ class Parameters(list[Any]):
 
 def select_threads(effect: FindThreads | FindListed) -> Statement:
     """Return the statement for a page of the catalogue or of the listing."""
-    parameters, tables = Parameters(), (f"{PREFIX}thread", f"{PREFIX}listing")
+    parameters = Parameters()
+    tables = searches.Tables(f"{PREFIX}thread", f"{PREFIX}listing", table(DOCUMENT))
     if isinstance(effect, FindThreads):
-        return searches.select_threads(effect, *tables, parameters.bind), tuple(parameters)
-    return searches.select_listed(effect, *tables, parameters.bind), tuple(parameters)
+        return searches.select_threads(effect, tables, parameters.bind), tuple(parameters)
+    return searches.select_listed(effect, tables, _syntax(parameters)), tuple(parameters)
+
+
+def _syntax(parameters: Parameters) -> searches.BodySyntax:
+    bind = parameters.bind
+    return searches.BodySyntax(
+        bind,
+        holds=lambda body, part: f"instr({body}, {bind(part)}) > 0",
+        ends=lambda body, part: f"substr({body}, -{len(part)}) = {bind(part)}",
+        within=lambda bound: keeps(bound, bind(bound.limit)),
+    )
 
 
 def select_items(effect: FindItems) -> Statement:
     """Return the statement for a page of items, the latest written first, each with its namespace."""
     parameters = Parameters()
     bind = parameters.bind
-    where = searches.item_conditions(
-        effect,
-        searches.ItemSyntax(
-            bind,
-            holds=lambda part: f"instr(i.body, {bind(part)}) > 0",
-            within=lambda bound: keeps(bound, bind(bound.limit)),
-        ),
-    )
+    where = searches.item_conditions(effect, _syntax(parameters))
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     # Rows are sorted without their bodies, and read whole when the page is known.
     page = (
@@ -87,8 +90,8 @@ def select_items(effect: FindItems) -> Statement:
 
 
 def keeps(bound: Bound, limit: str) -> str:
-    """Return the condition that an item's value is within a bound. A body that is not a value is found, so
-    that it is detected when it is read.
+    """Return the condition that an item's value is within a bound. A body that is not JSON fulfils it, so
+    that reading the item reports the damage.
 
     Args:
         bound: The bound.
@@ -107,8 +110,11 @@ def keeps(bound: Bound, limit: str) -> str:
 
 def to_hit(row: Sequence[Any]) -> IndexHit:
     """Return the result for a row of ``select_threads`` or ``select_listed``."""
-    created, updated, status = row[3:]
-    listed = None if status is None else ListedThread(int(created), int(updated), status)
+    created, updated, status, *numbers = row[3:]
+    if status is None:
+        listed = None
+    else:
+        listed = ListedThread(int(created), int(updated), status, *map(int, numbers))
     return IndexHit(Partition(*row[:3]), None, listed)
 
 
@@ -144,7 +150,10 @@ def select_range(item: Range, t: int) -> Statement:
     sql = _range_sql(item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies)
     parameters: tuple[Any, ...] = (t, *item.prefix)
     if item.after is not None:
-        parameters += (item.after,) if item.by else tuple(item.after[len(item.prefix) :])
+        if item.by:
+            parameters += (item.after,)
+        else:
+            parameters += tuple(item.after[len(item.prefix) :])
     return sql, (*parameters, -1 if item.limit is None else item.limit)
 
 
@@ -210,7 +219,8 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
 
     Args:
         op: The operation.
-        fields: What ``fields`` returned for it; one that the record keeps may differ.
+        fields: The result of ``fields`` for it, in which one may differ: the field that an existing record
+            keeps.
         t: The partition's number.
         partition: The partition.
     """
@@ -223,23 +233,16 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
         return (t, *key, *fields, version, body, of)
     if kind.versioned:
         return (t, *key, *fields, version, of)
-    return (t, *key, *fields, body, of) if kind.body else (t, *key, *fields, of)
+    if kind.body:
+        return (t, *key, *fields, body, of)
+    return (t, *key, *fields, of)
 
 
 @lru_cache(maxsize=64)
-def delete_one(kind: Kind) -> str:
-    """Return the statement that removes one record and returns its checksum."""
-    return f"DELETE FROM {table(kind)} WHERE {_by_key(kind)} RETURNING {checksums.NAME}"
-
-
-def delete(op: Delete, t: int) -> Statement:
-    return delete_one(op.kind), (t, *op.key)
-
-
-@lru_cache(maxsize=64)
-def select_fields(kind: Kind, fields: tuple[str, ...]) -> str:
-    """Return the statement that reads some clear fields of one record."""
-    return f"SELECT {', '.join(fields)} FROM {table(kind)} WHERE {_by_key(kind)}"
+def delete(kind: Kind, count: int) -> str:
+    """Return the statement that removes ``count`` records by their keys, and returns the checksums of those
+    that existed."""
+    return f"DELETE FROM {table(kind)} WHERE {_by_keys(kind, count)} RETURNING {checksums.NAME}"
 
 
 def drop(kind: Kind) -> str:

@@ -36,7 +36,8 @@ class _Dialect(NamedTuple):
 
 
 def _sqlite_time(name: str) -> str:
-    """Return the time of a version 6 UUID: 60 bits, 32, 16 and 12 of which start its first three parts."""
+    """Return the time of a version 6 UUID: its 60 bits are in the first 32, 16 and 12 bits of its first three
+    parts."""
     places = (*range(1, 9), *range(10, 14), *range(16, 19))
     digits = " + ".join(
         f"((instr('0123456789abcdef', substr({name}, {place}, 1)) - 1) << {4 * (14 - n)})"
@@ -152,7 +153,9 @@ def _conditions(d: _Dialect, table: str, event: str) -> str:
         # A lease is renewed all the time, without any effect on the listing.
         pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
         conditions.append(f"(OLD.run_id {d.differs} NEW.run_id OR {pending})")
-    return f" WHEN ({' AND '.join(conditions)})" if conditions else ""
+    if conditions:
+        return f" WHEN ({' AND '.join(conditions)})"
+    return ""
 
 
 def sqlite() -> tuple[str, ...]:

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import apsw
 
 STEPS: dict[int, tuple[str, ...]] = {}
-"""The statements that lead to a version from the one before; the first that is read is the one before them
-all. They are frozen: a later change of the declarations must not change them. An empty file gets the current
-schema at once."""
+"""The statements that migrate to a version from the previous one. The oldest readable version is the one
+before the first step. Steps are frozen: a later change of the declarations must not change them. An empty
+file gets the current schema at once."""
 
 FILE_STEPS: dict[int, tuple[str, ...]] = {}
 """Further steps for files, which other databases do not get."""

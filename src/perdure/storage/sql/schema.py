@@ -21,7 +21,7 @@ def table(kind: Kind) -> str:
 def sqlite_schema() -> tuple[str, ...]:
     """Return the statements that set up an empty SQLite database, in order."""
     statements = [
-        sqlite_threads("thread"),
+        _THREADS,
         f"CREATE INDEX {PREFIX}thread_checksum ON {PREFIX}thread (checksum)",
     ]
     for kind in KINDS:
@@ -53,17 +53,15 @@ CLOCK = (
 )
 
 
-def sqlite_threads(name: str) -> str:
-    """Return the statement that creates the catalogue. A partition's number, by which its records are keyed,
-    is never reused. ``checksum`` is of its names, ``total`` the sum of its records' checksums, ``head`` the
-    checksum of its root head, ``commits`` the number of commits that wrote to it. They are NULL in databases
-    that do not keep them."""
-    return (
-        f"CREATE TABLE {PREFIX}{name} (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
-        " thread TEXT NOT NULL, space TEXT NOT NULL, checksum INTEGER, total INTEGER, head INTEGER,"
-        " commits INTEGER,"
-        " UNIQUE (space, tenant, thread))"
-    )
+_THREADS = (
+    f"CREATE TABLE {PREFIX}thread (pk INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL,"
+    " thread TEXT NOT NULL, space TEXT NOT NULL, checksum INTEGER, total INTEGER, head INTEGER,"
+    " commits INTEGER,"
+    " UNIQUE (space, tenant, thread))"
+)
+"""The catalogue. A partition's number, by which its records are keyed, is never reused. ``checksum`` is of
+its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head, ``commits``
+the number of commits that wrote to it. They are NULL in databases that do not keep them."""
 
 
 def _sqlite_table(kind: Kind) -> list[str]:

@@ -66,7 +66,10 @@ class SqliteStatements:
                     f"parameter {name!r} is a {type(value).__name__}; SQLite takes text, numbers, bytes and "
                     f"None: {shorten(text)!r}"
                 )
-            size += len(value) if isinstance(value, str | bytes) else 8
+            if isinstance(value, str | bytes):
+                size += len(value)
+            else:
+                size += 8
             values[name] = value
         return ApplicationStatement(text=text, sql=text, values=values, size=size)
 
@@ -109,4 +112,6 @@ def _authorize(
     action: int, first: str | None, second: str | None, database: str | None, trigger: str | None
 ) -> int:
     is_ours = action in _WRITES and any((name or "").lower().startswith(PREFIX) for name in (first, second))
-    return apsw.SQLITE_DENY if is_ours or action in _FORBIDDEN else apsw.SQLITE_OK
+    if is_ours or action in _FORBIDDEN:
+        return apsw.SQLITE_DENY
+    return apsw.SQLITE_OK

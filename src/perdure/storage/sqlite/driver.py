@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
@@ -22,7 +23,6 @@ import apsw
 
 from perdure.errors import BadUrl, Corrupt, PerdureError, Unavailable
 from perdure.model.ops import (
-    Check,
     Commit,
     Committed,
     Delete,
@@ -38,7 +38,7 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, RESERVED, WRITE, Kind, Partition
+from perdure.model.records import KINDS, RESERVED, WRITE, Key, Kind, Partition
 from perdure.storage.batching import Batcher, PendingRequest
 from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.sql import checksums, migrations, schema
@@ -53,7 +53,7 @@ from perdure.storage.sqlite.errors import translate_errors
 from perdure.storage.sqlite.file_identity import FileWatch
 from perdure.storage.sqlite.forks import CALLS
 from perdure.storage.sqlite.host_clock import HostClock
-from perdure.storage.sqlite.reader import SqliteReader, open_connection
+from perdure.storage.sqlite.reader import SqliteReader, count_bytes, open_connection
 from perdure.storage.sqlite.second_names import refuse_other_names
 
 R = TypeVar("R")
@@ -105,6 +105,7 @@ class SqliteDriver:
             keeps_fields=True,
             examiner=self,
             statements=self._statements,
+            count_bytes=partial(count_bytes, self._path),
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -115,7 +116,7 @@ class SqliteDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
             if self._is_quick(effect):
-                # What fails is read again by the pool, which looks at the file and says what is wrong.
+                # A failed read is repeated in the pool, which examines the file and reports what is wrong.
                 with suppress(PerdureError):
                     return cast(R, self._read(effect, look=False))
             self._commits.refuse_when_closed()
@@ -217,7 +218,7 @@ class SqliteDriver:
                 else rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
             )
             for check in effect.checks:
-                if not rows.holds(writer, thread, check, existing):
+                if not rows.holds(thread, check, existing):
                     return Refused(check.kind, check.key)
             if thread is not None:
                 for kind in KINDS:
@@ -232,7 +233,7 @@ class SqliteDriver:
             self._watch.compare(thread.pk, thread.commits)
         if isinstance(effect, Commit):
             for op in ops:
-                if not rows.holds(writer, thread, op, existing):
+                if not rows.holds(thread, op, existing):
                     return Refused(op.kind, op.key)
         if thread is None:
             thread = rows.new_thread(writer, partition)
@@ -258,6 +259,7 @@ class SqliteDriver:
         """
         writer, t, total, head = self._writer, thread.pk, thread.checksum_sum, thread.head_checksum
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
+        deletes: dict[Kind, list[Key]] = {}
         change = 0
         for op in ops:
             old = new = 0
@@ -271,17 +273,20 @@ class SqliteDriver:
                 new = row[-1]
                 puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(row)
             elif isinstance(op, Delete):
-                gone = writer.execute(*sql.delete(op, t)).fetchall()
-                old = _sound(gone[0][0]) if gone else 0
+                deletes.setdefault(op.kind, []).append(op.key)
             else:
                 continue
             if op.kind.grows is None:
                 change += new - old
             if (op.kind, op.key) == checksums.ROOT_HEAD:
                 head = new
+        for kind, keys in deletes.items():
+            removed = rows.delete(writer, kind, t, keys)
+            if kind.grows is None:
+                change -= sum(map(_sound, removed))
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
-        if all(isinstance(op, Check) for op in ops):
+        if not puts and not deletes:
             return
         commits = thread.commits + 1
         writer.execute(sql.THREAD_SUM, (checksums.add(total, change), head, commits, t))
@@ -332,7 +337,7 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _read(self, effect: Fetch | Find | Now, *, look: bool = True) -> Any:
-        """Return what an effect reads; ``look`` examines the file, which may block."""
+        """Return the result of an effect that reads; ``look`` examines the file, which may block."""
         if isinstance(effect, Now):
             self._commits.refuse_when_closed()
             if look:
@@ -355,8 +360,8 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     connection = CALLS.add_connection(apsw.Connection(os.fspath(path), flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
-        # Of a new file only. A commit writes each page that it touches as a whole, and touches about ten, in
-        # each of which it changes a row.
+        # Takes effect on a new file only. A commit writes each page that it touches as a whole,
+        # and touches about ten, in each of which it changes a row.
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         mode = _write_ahead(connection)
         if mode != ("wal",):
@@ -387,8 +392,11 @@ def _write_ahead(connection: apsw.Connection) -> object:
 
 
 def _sound(found: Any) -> int:
-    """Return a record's stored checksum; 0 for what is none, which the next check of the sum reports."""
-    return found if isinstance(found, int) else 0
+    """Return a record's stored checksum; 0 for a value that is not a checksum, which the next check of the
+    sum reports."""
+    if isinstance(found, int):
+        return found
+    return 0
 
 
 def open_driver(url: str) -> SqliteDriver:
@@ -472,7 +480,7 @@ def file_of(url: str) -> Path:
     if path.is_dir():
         raise BadUrl(f"{url}: {path} is a directory; name a file in it")
     if path.exists() and not path.is_file():
-        # Opening a FIFO waits for somebody who writes into it.
+        # Opening a FIFO waits for a process that writes into it.
         raise BadUrl(f"{url}: {path} is a device, a socket or a FIFO; name a file")
     if not folder.is_dir():
         raise BadUrl(f"{url}: there is no directory {folder}; create it first")

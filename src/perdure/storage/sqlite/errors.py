@@ -30,7 +30,10 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     """Return Perdure's exception for one of SQLite's; any other is returned as it is."""
     if isinstance(error, PerdureError):
         return error
-    where = "" if partition is None else f"{checksums.describe(partition)}: "
+    if partition is None:
+        where = ""
+    else:
+        where = f"{checksums.describe(partition)}: "
     if isinstance(error, apsw.FullError):
         new: PerdureError = Unavailable(
             f"{path}: the disk is full; nothing of this write was stored. Free space and try again"
@@ -66,4 +69,6 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
 
 def _reason(error: Exception) -> str:
     # The invalid text itself may be a user's.
-    return "text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+    if isinstance(error, UnicodeDecodeError):
+        return "text is not UTF-8"
+    return str(error)

@@ -1,11 +1,11 @@
-"""Checks that the files that a driver has open are still the ones that its path names.
+"""Checks that a driver's open files are still the files at its path.
 
 SQLite continues to write into a file that was removed, moved or replaced, and after a restart nothing of that
 is found. So the path is compared with the opened file before each commit, after it and before it is answered,
-and for each read, but for those that an event loop makes itself within a moment of the last comparison. A
-file of the same name and inode with replaced content is recognised by the history that the database keeps of
-itself: its id, and a number that only rises, once for each time that the log was copied into the file; and by
-the number of commits of each thread.
+and for each read, except for a read by the event loop itself a moment after the last comparison. A file of
+the same name and inode with replaced content is recognised by the history that the database keeps of itself:
+its id, and a number that only rises, once for each time that the log was copied into the file; and by the
+number of commits of each thread.
 """
 
 from __future__ import annotations
@@ -127,14 +127,15 @@ class FileWatch:
         if header[:4] not in _LOG_MAGIC:
             self._prove_checkpoint()
             header = self._log_header()
-        # In this order: a log that is begun anew in between has another header than the one that is kept.
+        # In this order: a log that is started in between has another header than the one that is kept.
         self._log_seen = header, os.fstat(self._log).st_size
 
     def _prove_checkpoint(self) -> None:
         """Raise ``DatabaseReplaced`` unless an empty log is one that a checkpoint has copied into the file.
 
-        SQLite then begins the log anew, so a further transaction gives it a header, and stands behind the
-        commit wherever it is. It is in the file itself if the log is empty again by then.
+        SQLite then starts a new log. So a further transaction is written: it gives the log a header, and
+        comes after the commit, wherever that is stored. If the log is empty again after that, the commit is
+        in the file itself.
         """
         writer = self._writer
         try:
@@ -252,7 +253,7 @@ class FileWatch:
             "every process that uses it, see which file is the right one, and open it again"
         )
         if written:
-            return DatabaseReplaced(f"{self._lost}. This write went into the file of before: repeat it then")
+            return DatabaseReplaced(f"{self._lost}. This write went into the replaced file: repeat it then")
         return DatabaseReplaced(self._lost)
 
 

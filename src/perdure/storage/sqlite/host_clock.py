@@ -27,11 +27,16 @@ class HostClock:
 
     def __init__(self, writer: apsw.Connection) -> None:
         boot = _boot()
-        self._ahead_us = None if boot is None else _find_offset(writer, boot)
+        if boot is None:
+            self._ahead_us = None
+        else:
+            self._ahead_us = _find_offset(writer, boot)
 
     def now(self) -> int:
         """Return the time in microseconds since 1970."""
-        return time.time_ns() // 1000 if self._ahead_us is None else _since_boot_us() + self._ahead_us
+        if self._ahead_us is None:
+            return time.time_ns() // 1000
+        return _since_boot_us() + self._ahead_us
 
 
 def _find_offset(writer: apsw.Connection, boot: str) -> int:
@@ -56,7 +61,9 @@ def _find_offset(writer: apsw.Connection, boot: str) -> int:
 
 def _read_time(writer: apsw.Connection, boot: str) -> int | None:
     row = writer.execute(_READ).fetchone()
-    return row[1] if row is not None and row[0] == boot and isinstance(row[1], int) else None
+    if row is not None and row[0] == boot and isinstance(row[1], int):
+        return row[1]
+    return None
 
 
 def _boot() -> str | None:

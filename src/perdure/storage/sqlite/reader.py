@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import quote
@@ -35,11 +36,11 @@ _READERS = 4
 
 
 class SqliteReader:
-    """One SQLite file, for reading. Its time is the host's."""
+    """One SQLite file, for reading: a driver of its own, without the writer. Its time is the host's."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Those of a driver that writes: a write is refused for what it is, not for its size.
+        # The limits of a driver that writes: a write is refused because it is a write, not for its size.
         self.limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._free: list[apsw.Connection] = [open_connection(path)]
         self._lock = threading.Lock()
@@ -48,14 +49,23 @@ class SqliteReader:
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(has_listing=True, is_local=True, searches_items=True, examiner=self)
+        return Capabilities(
+            has_listing=True,
+            is_local=True,
+            searches_items=True,
+            examiner=self,
+            count_bytes=partial(count_bytes, self._path),
+        )
 
     def perform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Now):
             return cast(R, time.time_ns() // 1000)
         if not isinstance(effect, Fetch | Find):
             raise NotAllowed(f"{self._path} is open for reading only; nothing was written")
-        partition = effect.partition if isinstance(effect, Fetch) else None
+        if isinstance(effect, Fetch):
+            partition = effect.partition
+        else:
+            partition = None
         with self._connection(partition) as connection:
             connection.execute("BEGIN")
             try:
@@ -111,6 +121,15 @@ class SqliteReader:
                 connection.close()
             else:
                 self._free.append(connection)
+
+
+def count_bytes(path: Path) -> int:
+    """Return the bytes of a database's file and of the log beside it."""
+    total = 0
+    for name in (path, Path(f"{path}-wal")):
+        with suppress(FileNotFoundError):
+            total += name.stat().st_size
+    return total
 
 
 def open_connection(path: Path) -> apsw.Connection:

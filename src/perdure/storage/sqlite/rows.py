@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeGuard, TypeVar, cast
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import apsw
 
@@ -56,12 +56,12 @@ def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow |
         raise checksums.contradiction_error(
             partition, "the catalogue has it and does not find it by its name"
         )
-    pk, found, *kept = row
-    if any(not isinstance(value, int) for value in kept):
+    pk, found, checksum_sum, head_checksum, commits = row
+    if not (isinstance(checksum_sum, int) and isinstance(head_checksum, int) and isinstance(commits, int)):
         raise checksums.contradiction_error(partition, "its row of the catalogue lacks numbers")
     if found != checksums.of_partition(partition):
         raise checksums.contradiction_error(partition, "the catalogue finds another one by its name")
-    return CatalogueRow(cast(int, pk), *cast("list[int]", kept))
+    return CatalogueRow(pk, checksum_sum, head_checksum, commits)
 
 
 def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRow:
@@ -71,8 +71,8 @@ def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRo
 
 ExistingRecord = tuple[int, int, Row]
 """A record that exists: its version, its checksum, and the row that was
-read, of a kind of which the commit keeps a field with all columns but the body. There may be thousands at a
-time; the garbage collector does not look at plain tuples again."""
+read, if the commit keeps fields of its kind, with all columns but the body. There may be thousands at a time;
+the garbage collector does not look at plain tuples again."""
 
 Existing = Mapping[tuple[Kind, Key], ExistingRecord]
 
@@ -86,19 +86,23 @@ def read_existing(connection: apsw.Connection, t: int, ops: Sequence[Op], *, opt
         ops: The operations of the commit.
         optimistic: Leave out the records that must not exist: the table's constraint checks that.
     """
-    keeping = {op.kind for op in ops if isinstance(op, Put) and op.keep is not None}
+    compared = {op.kind for op in ops if (op.keep if isinstance(op, Put) else getattr(op, "unchanged", None))}
     keys: dict[Kind, list[Key]] = {}
     for op in ops:
         if isinstance(op, Put) and op.expect is Expect.ABSENT:
             needed = not optimistic
         else:
             # A put without expectation overwrites; of a kind that grows, no checksum is summed.
-            needed = op.expect is not Expect.ANY or (isinstance(op, Put) and op.kind.grows is None)
+            of_any = op.kind.grows is None if isinstance(op, Put) else bool(getattr(op, "unchanged", None))
+            needed = op.expect is not Expect.ANY or of_any
         if needed:
             keys.setdefault(op.kind, []).append(op.key)
     found: dict[tuple[Kind, Key], ExistingRecord] = {}
     for kind, wanted in keys.items():
-        statement = _select_headers if kind in keeping else sql.select_versions
+        if kind in compared:
+            statement = _select_headers
+        else:
+            statement = sql.select_versions
         for row in _select(connection, statement, kind, t, wanted):
             found[kind, row[: len(kind.key)]] = row[-2], row[-1], row
     return found
@@ -136,28 +140,29 @@ def _select_headers(kind: Kind, count: int) -> str:
     return sql.select_some(kind, count, bodies=False)
 
 
-def holds(connection: apsw.Connection, thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
+def holds(thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
     """Return True if an operation's expectation holds.
 
     Args:
-        connection: The connection.
         thread: The partition's row of the catalogue, ``None`` if there is none.
         op: The operation.
-        existing: What ``read_existing`` returned for the commit.
+        existing: The result of ``read_existing`` for the commit.
     """
     if thread is None:
         return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None)
-    if isinstance(op, Delete) and op.unchanged:
-        names = tuple(op.unchanged)
-        row = connection.execute(sql.select_fields(op.kind, names), (thread.pk, *op.key)).fetchone()
-        if row is None or row != tuple(op.unchanged.values()):
-            return False
+    found = existing.get((op.kind, op.key))
+    if isinstance(op, Delete) and op.unchanged and (found is None or not _is_unchanged(op, found[2])):
+        return False
     if op.expect is Expect.ANY:
         return True
-    found = existing.get((op.kind, op.key))
     if found is None:
         return op.expect is Expect.ABSENT
     return op.expect in (Expect.PRESENT, found[0])
+
+
+def _is_unchanged(op: Delete, row: Row) -> bool:
+    start = len(op.kind.key)
+    return all(row[start + _places(op.kind, name)[0]] == value for name, value in op.unchanged.items())
 
 
 def write(connection: apsw.Connection, kind: Kind, rows: Sequence[tuple[Any, ...]], *, new: bool) -> None:
@@ -174,6 +179,11 @@ def write(connection: apsw.Connection, kind: Kind, rows: Sequence[tuple[Any, ...
         connection.execute(statement(kind, len(some)), tuple(chain.from_iterable(some)))
 
 
+def delete(connection: apsw.Connection, kind: Kind, t: int, keys: Sequence[Key]) -> list[Any]:
+    """Remove records of one kind, and return the checksums of those that existed."""
+    return [checksum for (checksum,) in _select(connection, sql.delete, kind, t, keys)]
+
+
 def _select(
     connection: apsw.Connection,
     statement: Callable[[Kind, int], str],
@@ -181,22 +191,26 @@ def _select(
     t: int,
     keys: Sequence[Key],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of the records with some keys, read by a statement for a number of keys."""
+    """Return the rows of the records with some keys, by a statement for a number of keys."""
     out: list[tuple[Any, ...]] = []
     for some in _blocks(keys):
         out += connection.execute(statement(kind, len(some)), (t, *chain.from_iterable(some))).fetchall()
     return out
 
 
-def _blocks(rows: Sequence[R]) -> Iterator[Sequence[R]]:
+def _blocks(rows: Sequence[R]) -> list[Sequence[R]]:
     """Divide rows among statements: of few sizes, so that few statements are prepared, and as few as
     possible, as another thread may run between any two, which costs more than the statement while threads are
     busy."""
+    if len(rows) == 1:
+        return [rows]
+    blocks: list[Sequence[R]] = []
     place = 0
     for size in _BLOCKS:
         while len(rows) - place >= size:
-            yield rows[place : place + size]
+            blocks.append(rows[place : place + size])
             place += size
+    return blocks
 
 
 def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...], ...]:
@@ -294,7 +308,7 @@ def _read_listed(row: tuple[Any, ...]) -> IndexHit:
 
 
 def _read_partition(names: Sequence[Any]) -> Partition:
-    """Return the partition of a row of the catalogue; raise ``Corrupt`` if its names are no text."""
+    """Return the partition of a row of the catalogue; raise ``Corrupt`` if its names are not text."""
     if not all(isinstance(name, str) for name in names):
         raise Corrupt(f"the catalogue of threads has a name that is not text; {checksums.ADVICE}")
     return Partition(*names)

@@ -32,7 +32,7 @@ class ProviderFault:
         kind: The kind of fault.
         chat: The chat whose messages it concerns; ``None`` for any.
         times: The number of messages that it concerns.
-        seconds: The pause that a limited bot is told, or the duration of a slow call.
+        seconds: The pause that the provider asks for, or the duration of a slow call.
     """
 
     kind: FaultKind
@@ -161,7 +161,9 @@ class ProviderDouble(ABC):
         faults = self.deliveries
         if faults.shuffle > 1:
             self._held.append(delivery)
-            return await self.flush() if len(self._held) >= faults.shuffle else 0
+            if len(self._held) >= faults.shuffle:
+                return await self.flush()
+            return 0
         return await self._deliver(delivery)
 
     async def flush(self) -> int:
@@ -178,9 +180,15 @@ class ProviderDouble(ABC):
         for _ in range(self.deliveries.copies):
             if self.deliveries.delay:
                 await asyncio.sleep(self.deliveries.random.uniform(0, self.deliveries.delay))
-            async with asyncio.timeout(self._patience):
-                while not 200 <= (status := await self.post(delivery)) < 300:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+            try:
+                async with asyncio.timeout(self._patience):
+                    while not 200 <= (status := await self.post(delivery)) < 300:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+            except TimeoutError:
+                raise TimeoutError(
+                    f"the bot acknowledged nothing within {self._patience:g} s (last status {status}); check "
+                    f"that it runs, and polls this double or serves {self.webhook or 'a webhook'}"
+                ) from None
         return status
 
     async def post(self, delivery: WebhookCall) -> int:

@@ -115,7 +115,9 @@ class TelegramDouble(ProviderDouble):
         update = json.loads(delivery.body)
         original = update["update_id"]
         if original in self._numbers:
-            return 0 if self._numbers[original] in self._pending else 200
+            if self._numbers[original] in self._pending:
+                return 0
+            return 200
         # Telegram numbers updates as they arrive, which a fault of deliveries may have delayed.
         number = self._numbers[original] = self.next_id()
         self._pending[number] = {**update, "update_id": number}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Op, Refused, Stage
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Op, Range, Refused, Stage
 from perdure.model.records import CHECKPOINT, CHUNK, GC, HEAD, TAG, WRITE
 from perdure.storage.port import Driver
 from perdure.testing.conformance import rows
@@ -137,6 +137,17 @@ class Committing:
         assert rows.get(driver, CHUNK, digest) is not None
         assert rows.commit(driver, Delete(CHUNK, (digest,), unchanged={"generation": 4}))
         assert rows.get(driver, CHUNK, digest) is None
+
+    def test_one_changed_record_refuses_the_deletes_of_all(self, driver: Driver) -> None:
+        digests = [bytes([n]) * 16 for n in range(21)]
+        rows.store_ops(driver, *(rows.chunk(digest, 3) for digest in digests))
+        rows.store_ops(driver, rows.chunk(digests[17], 4))
+        deletes = [Delete(CHUNK, (digest,), unchanged={"generation": 3}) for digest in digests]
+        assert not rows.commit(driver, *deletes)
+        assert len(rows.keys(driver, Range(CHUNK))) == 21
+        del deletes[17]
+        assert rows.commit(driver, *deletes)
+        assert rows.keys(driver, Range(CHUNK)) == [(digests[17],)]
 
     def test_a_delete_demands_every_unchanged_field_and_its_version(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.head("", "c", 1, version=2))

@@ -112,8 +112,8 @@ class Concurrency:
         at_once(WRITERS, work)
 
     def test_a_write_that_fails_does_not_fail_its_neighbours(self, driver: Driver) -> None:
-        """Commits may share a transaction. The bad one has a number that a database may refuse: it raises or
-        holds, and the others hold either way."""
+        """Commits may share a transaction. The bad one has a number that a database may refuse: whether it is
+        refused or stored, the others are stored."""
 
         async def crowd() -> list[object]:
             return await asyncio.gather(

@@ -71,8 +71,8 @@ class SaverContract(Heads, Fences, Lineage, Listing, Pruning, GoingBack):
 
 
 class StoreContract(Operations, Expiry, Meaning):
-    """Contract of LangGraph's ``BaseStore`` and of what that leaves open. Subclass it in a test and give it a
-    fixture ``backend``: a ``Backend`` around an open, empty driver.
+    """Contract of LangGraph's ``BaseStore``, and of questions that it leaves open. Subclass it in a test and
+    give it a fixture ``backend``: a ``Backend`` around an open, empty driver.
 
     >>> class TestMine(StoreContract):
     ...     @pytest.fixture

@@ -202,7 +202,7 @@ class Expiry:
             if isinstance(effect, Commit):
                 removals = [op for op in effect.ops if isinstance(op, Delete) and op.kind is ITEM]
                 assert all(op.unchanged for op in removals)
-                # What belongs to items goes with them, in the same commit, and once what belongs to all.
+                # Entries of items are removed in the same commit, and records of the whole namespace once.
                 others = sum(isinstance(op, Delete) for op in effect.ops) - len(removals)
                 assert others == (len(removals) + 1 if removals else 0)
 

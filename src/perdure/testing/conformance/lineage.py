@@ -173,7 +173,8 @@ class Lineage:
             assert found == {"x": f"{tenant}/t2 " * 20}
 
     def test_a_deleted_thread_leaves_nothing_to_its_successor(self, backend: Backend) -> None:
-        """This also holds if another process deleted it: the cache is of the thread that is gone."""
+        """This also holds if another process deleted it, although the cache of this one still has the deleted
+        thread."""
         values = {"x": ["text " * 50, "heard " * 50]}
         for remember in (
             lambda s: put(s, at(), "c1", values),

@@ -15,7 +15,7 @@ from perdure.testing.faults import FaultyDriver
 
 PLACES = (("a", ""), ("b", ""), ("b", "inner"), ("c", ""), ("c", "inner|deep"))
 AGES = (0, 1, 3, 3, 0, 2, 4, 0, 1, 2, 4, 4, 0, 3, 1, 2)
-"""To which of the places each checkpoint belongs, the oldest first."""
+"""The index in ``PLACES`` of each checkpoint, the oldest checkpoint first."""
 
 
 def _fill(saver: PerdureSaver) -> list[str]:

@@ -202,7 +202,9 @@ def store_records(driver: Driver, *puts: Put) -> None:
 def get(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record | None:
     (answer,) = driver.perform(Fetch(at, (Get(kind, key),)))
     assert len(answer) <= 1, "one key has several records"
-    return answer[0] if answer else None
+    if answer:
+        return answer[0]
+    return None
 
 
 def keys(driver: Driver, item: Range, at: Partition = HERE) -> list[Key]:

@@ -60,7 +60,7 @@ def expect_refusal(error: type[Exception], call: Any) -> str:
 
 
 class Operations:
-    """Contract of LangGraph's ``BaseStore``, and of what that leaves open."""
+    """Contract of LangGraph's ``BaseStore``, and of questions that it leaves open."""
 
     def test_an_item_comes_back_as_it_was_put(self, backend: Backend) -> None:
         value = {"text": "é\0中", "n": 1, "x": 1.5, "yes": True, "none": None, "deep": {"list": [1, [2], {}]}}
@@ -370,7 +370,8 @@ class Operations:
 
         def wrap(driver: Driver) -> Driver:
             faulty = FaultyDriver(driver, on_effect=interfere)
-            # Where a put keeps fields of what it overwrites, it reads nothing that it could lose by.
+            # Where a put keeps fields of the record that it overwrites, it reads nothing, so it cannot lose a
+            # race.
             faulty.capabilities = replace(faulty.capabilities, keeps_fields=False)
             return faulty
 

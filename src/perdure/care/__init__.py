@@ -1,1 +1,0 @@
-"""Care of stored threads: retention, beside the programs that use them."""

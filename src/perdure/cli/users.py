@@ -1,0 +1,189 @@
+"""Commands on the users of threads: what they use, and removing everything of one."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from perdure.cli.app import (
+    AsJson,
+    Db,
+    Keys,
+    Tenant,
+    Yes,
+    add_listing,
+    handle_in,
+    keys_of,
+    open_database,
+    out,
+    print_json,
+    printable,
+    require_consent,
+    run_coroutine,
+    several,
+)
+from perdure.cli.memory import check_user, open_store, refuse_elsewhere
+from perdure.cli.runs import open_walk
+from perdure.cli.suggestions import Group
+from perdure.errors import NotFound
+
+if TYPE_CHECKING:
+    from perdure.database.blocking import SyncDatabase
+    from perdure.runtime.operations.user_removal import RemovalTerms
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
+
+users = typer.Typer(
+    cls=Group, help="Look at what users use, and remove everything of one.", no_args_is_help=True
+)
+
+Last = Annotated[
+    Literal["hour", "day"], typer.Option(help="The last hour, or the last 24 hours", show_default=True)
+]
+
+
+def list_users(
+    last: Last = "day", db: Db = None, tenant: Tenant = "", keys: Keys = None, as_json: AsJson = False
+) -> None:
+    """List the users with their runs, tokens of models and costs, the most tokens first.
+
+    A run's user is the user_id of its config, or the one of the server's authentication; the metadata of
+    threads is not read. Workers store their counts every ten seconds. Of many users, the twenty with the most
+    tokens are listed. A cost is known for models with a price in perdure.toml, as it was when they were
+    called.
+    """
+    from perdure.runtime.operations.overview import read
+
+    with open_database(db, tenant, keys) as database:
+        found: list[dict[str, Any]] = run_coroutine(read(handle_in(database), tenant))[last]["users"]
+    if as_json:
+        for each in found:
+            print_json(each)
+        return
+    if not found:
+        out.print(f"No runs of users in the last {last}.")
+        return
+    table = Table("user", box=None, pad_edge=False)
+    for title in ("runs", "failed", "calls", "tokens in", "out", "cost"):
+        table.add_column(title, justify="right")
+    for each in found:
+        name = "all others" if each["user"] is None else printable(each["user"])
+        counts = [each[key] for key in ("runs", "failed", "calls", "input_tokens", "output_tokens")]
+        cost = "" if each["cost"] is None else f"{each['cost']:,.4g}"
+        table.add_row(escape(name), *(f"{count:,}" for count in counts), cost)
+    out.print(table)
+
+
+def delete(
+    user: Annotated[str, typer.Argument(help="The user's id", callback=check_user)],
+    yes: Yes = False,
+    db: Db = None,
+    tenant: Tenant = "",
+    keys: Keys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove everything of a user: crons, threads, and memories.
+
+    Threads are those that `perdure threads ls --user` lists, with their runs, messages and replies; runs that
+    are under way end. Items that an agent itself wrote into its store, the log of actions, the counts of the
+    last day, and backups stay. Safe to interrupt and to run again.
+    """
+    from perdure.memory import Memory
+    from perdure.memory.memory import find_roots
+    from perdure.memory.users import ROOT
+    from perdure.runtime.operations.user_removal import RemovalTerms, find_crons, find_unlisted
+
+    key = keys_of(keys)
+    with open_walk(db, tenant, key) as found, open_store(db, tenant, key) as kept:
+        handle = handle_in(found.database)
+        own_crons = run_coroutine(find_crons(handle, tenant, user))
+        unlisted = run_coroutine(find_unlisted(found.walk, user))
+        own_threads = run_coroutine(_threads_of(found.walk, user)) | unlisted
+        roots = find_roots(kept.store(), user)
+        if not tenant and not (own_crons or own_threads or roots):
+            _refuse_elsewhere(found.database, kept, user)
+        counted = f"{several(len(own_threads), 'thread')} and {several(len(own_crons), 'cron')}"
+        question = f"Remove {counted} of the user {printable(user)}, and all that is known of the user?"
+        require_consent(question, yes)
+        saver, store = found.database.checkpointer(), kept.store()
+
+        async def remove_thread(thread_id: str) -> bool:
+            await saver.adelete_thread(thread_id)
+            return True
+
+        terms = RemovalTerms(
+            own_crons,
+            [Memory(store, user, root=root) for root in {ROOT, *roots}],
+            remove_thread,
+            remove_thread,
+            unlisted,
+            partial(_end_runs, found.walk, user),
+        )
+        threads, known = run_coroutine(_remove(found.walk, user, terms))
+    if as_json:
+        counts = {"threads": threads, "crons": len(own_crons), "entries": known}
+        print_json({"user": user, **counts})
+        return
+    counted = f"{several(threads, 'thread')} and {several(len(own_crons), 'cron')}"
+    entries = "nothing was known" if not known else f"{known} entries of what was known"
+    out.print(escape(f"{printable(user)}: {counted} removed, {entries}"), soft_wrap=True)
+
+
+async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int]:
+    """Remove everything of a user; return the numbers of threads and of entries of memories."""
+    from perdure.runtime.operations.user_removal import remove_user
+
+    threads = entries = 0
+    async with aclosing(remove_user(walk, user, terms)) as steps:
+        async for step in steps:
+            threads, entries = threads + step.threads, entries + step.entries
+    return threads, entries
+
+
+async def _end_runs(walk: ThreadWalk, user: str) -> None:
+    from perdure.runtime.operations.stops import stop_runs
+
+    async with aclosing(stop_runs(walk, user=user)) as steps:
+        async for _ in steps:
+            pass
+
+
+async def _threads_of(walk: ThreadWalk, user: str, enough: int | None = None) -> set[str]:
+    """Return a user's threads, no more than are ``enough``."""
+    from perdure.runtime.operations.user_removal import find_threads
+
+    found: set[str] = set()
+    async with aclosing(find_threads(walk, user)) as steps:
+        async for step in steps:
+            if step.row is not None:
+                found.add(step.row.thread_id)
+            if len(found) == enough:
+                break
+    return found
+
+
+def _refuse_elsewhere(database: SyncDatabase, kept: SyncDatabase, user: str) -> None:
+    """Raise ``NotFound`` if a tenant has threads of the user, or something is known there: no tenant was
+    named, and what is found without one would be taken for all."""
+    from perdure import admin
+    from perdure.memory.users import ROOT
+    from perdure.runtime.operations.walk_by_activity import ThreadWalk
+
+    handle = handle_in(database)
+    names = sorted(filter(None, admin.tenants(database)))
+    others = [name for name in names if run_coroutine(_threads_of(ThreadWalk(handle, name), user, 1))]
+    if not others:
+        refuse_elsewhere(kept, "", user, ROOT)
+        return
+    raise NotFound(
+        f"the user {printable(user)} has no thread without a tenant, but has some in {len(others)} of them; "
+        f"pass --tenant {printable(others[0])}" + (", or another one" if len(others) > 1 else "")
+    )
+
+
+add_listing(users, list_users)
+users.command()(delete)

@@ -1,0 +1,65 @@
+"""A finished summary of a thread, stored in the thread until its next run puts it among the messages.
+
+The content is the caller's. It is stored by compare-and-set, so that of several makers one is kept, and only
+in the thread in which the run ended after which it was made: one that was deleted and created again under the
+same id does not have that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.engine import documents
+from perdure.engine.documents import Document
+from perdure.model.ops import Check, Commit, Committed, Expect, Put
+from perdure.model.program import Program, ask
+from perdure.model.records import DOCUMENT, HEAD, RUN, Partition
+from perdure.model.runs.messages import encode
+
+SUMMARY = ("conversation", "summary")
+"""Key of the document."""
+
+_LATEST = Check(HEAD, ("",), Expect.PRESENT)
+
+
+def load(partition: Partition) -> Program[Document | None]:
+    """Return the latest summary that was stored for a thread, ``None`` if there is none."""
+    return (yield from documents.get(partition, *SUMMARY))
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSummary:
+    """A summary that was made after a run.
+
+    Args:
+        body: The summary, as plain data.
+        run: The id of the run.
+        before: The summary that was waiting when this one was begun, if any.
+    """
+
+    body: Mapping[str, Any]
+    run: str
+    before: Document | None = None
+
+
+def store(partition: Partition, made: FinishedSummary, now: int, *, fresh: int) -> Program[bool]:
+    """Store a finished summary in place of the one that it was made from.
+
+    Args:
+        partition: The thread.
+        made: The summary.
+        now: The current time in microseconds.
+        fresh: A version that was never used.
+
+    Returns:
+        False if another summary was stored meanwhile, or the thread of the run is gone.
+    """
+    before = made.before
+    expect, version = (Expect.ABSENT, fresh) if before is None else (before.version, before.version + 1)
+    body = encode(dict(made.body), "summary")
+    write = Put(DOCUMENT, SUMMARY, {"updated_at": now}, body, expect, version)
+    same_thread = Check(RUN, (made.run,), Expect.PRESENT)
+    outcome = yield from ask(Commit(partition, (write, _LATEST, same_thread)))
+    return isinstance(outcome, Committed)

@@ -1,0 +1,115 @@
+"""Terms of a transfer: its two sides, its options and its result.
+
+A program of a transfer uses two databases: every effect carries the ``Side`` at which it is performed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from perdure.engine.threads import thread_digest
+from perdure.engine.threads.thread_digest import Digest, Report
+from perdure.engine.transact import Budget
+from perdure.errors import Conflict
+from perdure.model.ops import Commit, Committed, Op
+from perdure.model.program import Effect, Program, advance, ask, resume
+from perdure.model.records import Partition
+from perdure.model.values.chunks import Digester
+
+R = TypeVar("R")
+
+ATTEMPTS = 5
+"""Times that a thread is read again because it was written to during the transfer."""
+
+
+class Side(Enum):
+    """The database at which an effect is performed."""
+
+    SOURCE = "source"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class OnSide(Effect[R]):
+    """An effect, and the side at which it is performed."""
+
+    place: Side
+    effect: Effect[R]
+
+
+def at(place: Side, program: Program[R]) -> Program[R]:
+    """Run a program of one database as part of a program of two."""
+    return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
+
+
+class State(Enum):
+    """State of a thread at the target before the transfer."""
+
+    ABSENT = "absent"
+    PARTIAL = "partial"
+    SAME = "same"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    """Result for a thread or a namespace of the store.
+
+    ``found`` is the state at the target before, ``digest`` the digest of the content, ``written`` the bytes
+    of chunks written now.
+    """
+
+    found: State
+    digest: Digest
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Options of a transfer.
+
+    Attributes:
+        source: digester of the source.
+        target: digester of the target.
+        budget: size of a commit at the target.
+        first_version: start of the versions of a new thread.
+        replace: replace a different thread of the same name.
+        report: called with the count of bytes as they are read.
+        hand_over: take the waits from the source.
+        is_from_archive: nothing wakes a thread at the source.
+        is_to_archive: nothing wakes a thread at the target.
+        has_queue: the run with which the thread waits is transferred, too.
+    """
+
+    source: Digester
+    target: Digester
+    budget: Budget
+    first_version: int
+    replace: bool = False
+    report: Report = thread_digest.silent
+    hand_over: bool = False
+    is_from_archive: bool = False
+    is_to_archive: bool = False
+    has_queue: bool = True
+
+
+class Exists(Conflict):
+    """Raised when the target has a different thread of this name; it was left as it is."""
+
+
+def commit_at_target(target: Partition, ops: Iterable[Op]) -> Program[None]:
+    """Commit operations at the target; raise ``Conflict`` if others write to the thread there."""
+    outcome = yield from ask(Commit(target, tuple(ops)))
+    if not isinstance(outcome, Committed):
+        raise busy_target_error(target)
+
+
+def busy_target_error(target: Partition) -> Conflict:
+    """Return the error for a thread that others write to while it arrives."""
+    return Conflict(
+        f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
+        "Stop its writers there, delete it there, and move it again"
+    )

@@ -1,0 +1,202 @@
+"""Writes assistants and crons to a LangGraph server, as far as its API allows. Existing ones are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+from urllib.parse import quote
+
+from perdure.engine.queue.crons import Cron
+from perdure.engine.versioned_documents import Versioned
+from perdure.errors import Conflict, NotFound
+from perdure.imports.langgraph_server.api import ServerApi
+from perdure.model.times import read_time, to_datetime
+
+Outcome = Literal["written", "unchanged", "over"]
+
+EXPORTED = "exported_cron"
+"""Key of a cron's metadata with the id that it had where it was exported: a server gives it another one."""
+
+_PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
+_RUN = (
+    "input",
+    "config",
+    "context",
+    "webhook",
+    "interrupt_before",
+    "interrupt_after",
+    "multitask_strategy",
+    "checkpoint_during",
+    "durability",
+    "stream_mode",
+    "stream_subgraphs",
+    "stream_resumable",
+)
+"""Fields of a cron's run that the API takes."""
+
+
+class RecordsTarget:
+    """A LangGraph server that gets assistants and crons.
+
+    Args:
+        api: The server.
+    """
+
+    def __init__(self, api: ServerApi) -> None:
+        self._api = api
+        self._client = api.client
+        self._crons: dict[str, Mapping[str, Any]] | None = None
+
+    def assistant(self, name: str, versions: Sequence[Versioned], current: int) -> Outcome:
+        """Write an assistant with its versions.
+
+        Args:
+            name: Its id.
+            versions: Its versions, the oldest first.
+            current: The number of the current one.
+
+        Raises:
+            Conflict: The server has another assistant with this id, or stores a version differently.
+            NotAllowed: The server refuses a version.
+            NotFound: The server does not have its graph.
+        """
+        there = self._versions(name)
+        outcome: Outcome = "unchanged"
+        for held, shown in zip(versions, there, strict=False):
+            self._compare(name, held, shown)
+        for held in versions[len(there) :]:
+            self._write(name, held.body, is_new=held is versions[0])
+            outcome = "written"
+        if outcome == "written":
+            there = self._versions(name)
+            if len(there) != len(versions):
+                raise Conflict(f"assistant {name} was changed at {self._api.name} meanwhile; export it again")
+            for held, shown in zip(versions, there, strict=True):
+                self._compare(name, held, shown)
+        elif len(there) > len(versions):
+            raise Conflict(f"assistant {name} was changed at {self._api.name}; it stays as it is there")
+        shown = self._api.call(lambda: self._client.assistants.get(name))
+        if shown["version"] != current:
+            self._api.call(lambda: self._client.assistants.set_latest(name, current))
+            shown = self._api.call(lambda: self._client.assistants.get(name))
+            outcome = "written"
+        # `langgraph dev` keeps the context of the previous version when another version is chosen.
+        self._compare(name, versions[current - 1], shown)
+        return outcome
+
+    def _versions(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the versions that the server has, the oldest first."""
+        try:
+            self._api.call(lambda: self._client.assistants.get(name))
+        except NotFound:
+            return []
+        return self._api.versions(name)
+
+    def _write(self, name: str, body: Mapping[str, Any], *, is_new: bool) -> None:
+        parts: dict[str, Any] = {part: body.get(part) for part in _PARTS}
+        if parts["context"]:
+            # A server mirrors the config and the context in each other, and refuses a request with both.
+            config = parts["config"] or {}
+            parts["config"] = {key: held for key, held in config.items() if key != "configurable"}
+        if is_new:
+            self._api.call(lambda: self._client.assistants.create(assistant_id=name, **parts))
+        else:
+            self._api.call(lambda: self._client.assistants.update(name, **parts))
+
+    def _compare(self, name: str, held: Versioned, shown: Mapping[str, Any]) -> None:
+        if (held.body.get("metadata") or {}).get("created_by") == "system":
+            return  # Each server derives it from its graph.
+        ours, theirs = _comparable(held.body), _comparable(shown)
+        if different := [part for part, value in ours.items() if theirs[part] != value]:
+            raise Conflict(
+                f"version {held.number} of assistant {name} differs at {self._api.name}: "
+                f"{', '.join(different)} differ; nothing was changed there"
+            )
+
+    def cron(self, cron: Cron, now: int) -> Outcome:
+        """Write a cron, which the server starts from now on, as the user who exports it.
+
+        Args:
+            cron: The cron.
+            now: The time in microseconds since 1970: a cron that has ended is skipped.
+
+        Raises:
+            Conflict: The server has it already, and it was changed since on either side.
+            NotAllowed: The server refuses it.
+            NotFound: The server does not have its thread or assistant.
+        """
+        body = cron.body
+        schedule: Mapping[str, Any] = body["schedule"]
+        if schedule["end"] is not None and schedule["end"] <= now:
+            return "over"
+        there = self._find(cron.id)
+        wanted: dict[str, Any] = {
+            "assistant_id": body["assistant_id"],
+            "thread_id": body["thread_id"],
+            "schedule": schedule["expression"],
+            "timezone": schedule["timezone"],
+            "end_time": schedule["end"],
+            "input": body["payload"].get("input"),
+            "enabled": body["enabled"],
+        }
+        if there is not None:
+            found = _shown_cron(there)
+            if different := [part for part, value in wanted.items() if found[part] != value]:
+                raise Conflict(
+                    f"cron {cron.id} differs at {self._api.name}, as {there['cron_id']}: "
+                    f"{', '.join(different)} differ; nothing was changed there"
+                )
+            return "unchanged"
+        sent: dict[str, Any] = {
+            **{name: body["payload"].get(name) for name in _RUN},
+            **{name: value for name, value in wanted.items() if name != "thread_id"},
+            "metadata": {**body["metadata"], EXPORTED: cron.id},
+        }
+        if schedule["end"] is not None:
+            sent["end_time"] = to_datetime(schedule["end"]).isoformat()
+        if body["thread_id"] is None:
+            sent["on_run_completed"] = body["on_run_completed"]
+            path = "/runs/crons"
+        else:
+            path = f"/threads/{quote(body['thread_id'], safe='')}/runs/crons"
+        sent = {name: value for name, value in sent.items() if value is not None}
+        self._api.call(lambda: self._client.http.post(path, json=sent))
+        return "written"
+
+    def _find(self, name: str) -> Mapping[str, Any] | None:
+        if self._crons is None:
+            self._crons = dict(self._known_crons())
+        return self._crons.get(name)
+
+    def _known_crons(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the crons of the server, each by its id there and by the id that it had at the server that
+        exported it."""
+        for shown in self._api.crons():
+            yield str(shown["cron_id"]), shown
+            if exported := (shown.get("metadata") or {}).get(EXPORTED):
+                yield str(exported), shown
+
+
+def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = dict(body.get("config") or {})
+    configurable = config.pop("configurable", {})
+    return {
+        **{part: body.get(part) or None for part in ("graph_id", "name", "description", "metadata")},
+        "config": config,
+        "context": body.get("context") or configurable,
+    }
+
+
+def _shown_cron(shown: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a cron as a server shows it."""
+    payload = shown.get("payload") or {}
+    end = shown.get("end_time")
+    return {
+        "assistant_id": shown["assistant_id"],
+        "thread_id": shown.get("thread_id"),
+        "schedule": shown["schedule"],
+        "timezone": shown.get("timezone") or payload.get("timezone"),
+        "end_time": read_time(end) if end else None,
+        "input": payload.get("input"),
+        "enabled": shown.get("enabled") is not False,
+    }

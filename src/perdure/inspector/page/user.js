@@ -1,0 +1,111 @@
+// A user: the threads, what their calls of models used, and removing everything of the user.
+
+import { act, get } from "./api.js";
+import { announce, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { address } from "./address.js";
+import { money, total } from "./steps.js";
+
+const SHOWN = 200; // Threads in the table; all of them count.
+
+export async function showUser(main, asked) {
+  const user = asked.user || "";
+  const about = await get("about");
+  const sums = make("div");
+  const list = make("div");
+  const note = make("p.quiet", { role: "status" });
+  const stop = make("button", { type: "button" }, "Stop");
+  fill(main,
+    make("p", {}, make("a", { href: address("threads", { user }) }, "← Threads")),
+    make("h1", {}, `User ${user}`),
+    make("p", {}, make("a", { href: address("runs", { user, state: "any" }) }, "Runs of this user")),
+    sums, make("div.row", {}, note, stop), list, about.permissions.includes("delete") ? removal() : null);
+
+  let turn = 1;
+  stop.onclick = () => {
+    turn += 1;
+    stop.hidden = true;
+    note.textContent += " Stopped.";
+  };
+
+  // Threads are read one by one, as no index has their users or tokens.
+  async function load() {
+    const mine = ++turn;
+    const threads = [];
+    let [examined, cursor, usage, count] = [0, null, total([]), 0];
+    stop.hidden = false;
+    do {
+      const page = await get("user", { user, cursor });
+      if (mine !== turn) return;
+      examined += page.examined;
+      cursor = page.cursor;
+      count += page.threads.length;
+      usage = total([usage, ...page.threads.map((each) => each.usage).filter(Boolean)]);
+      threads.push(...page.threads.slice(0, SHOWN - threads.length));
+      note.textContent = `${number(count)} ${count === 1 ? "thread" : "threads"} of the user in ${number(examined)} examined${cursor === null ? ", which are all" : " so far"}.${count > SHOWN ? ` ${SHOWN} of them are shown.` : ""}`;
+      fill(sums, facts([
+        ["Threads", number(count)],
+        ["Calls of models", number(usage.calls)],
+        ["Tokens in", number(usage.input)],
+        ["Tokens out", number(usage.output)],
+        ["Cost", usage.cost === null ? null : money(usage.cost, usage.currency)],
+        ["Without a price", usage.unpriced.slice(0, 5).join(", ")],
+      ]));
+      fill(list, threads.length ? table("Threads of the user", ["Thread", "Status", "Graph", "Activity", "Tokens in", "Tokens out", "Cost"], threads.map(row)) : make("p.quiet", {}, cursor === null ? "The user has no thread." : "None so far."));
+    } while (cursor !== null);
+    stop.hidden = true;
+    announce(note.textContent);
+  }
+
+  function removal() {
+    const confirm = make("input", { name: "confirm", required: true, autocomplete: "off", spellcheck: false });
+    const outcome = make("p", { role: "status", tabIndex: -1 });
+    const button = make("button", { type: "submit" }, "Delete everything of the user");
+    const form = make("form", {},
+      make("p.problem", {}, "All threads, crons and what is known of the user are removed; runs that are under way end. It cannot be brought back. The log of actions, the counts of the last day, backups, and what an agent itself wrote into its store stay."),
+      field("Type the user's id to confirm", confirm), make("div.row", {}, button), outcome);
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      turn += 1; // The list below is not read any further.
+      stop.hidden = true;
+      button.disabled = true;
+      outcome.className = "";
+      const sum = { threads: 0, crons: 0, entries: 0, refused: 0 };
+      let cursor = "";
+      try {
+        do {
+          const done = await act("delete-user", { user, confirm: confirm.value, cursor });
+          for (const name of Object.keys(sum)) sum[name] += done[name];
+          cursor = done.cursor;
+          outcome.textContent = `${number(sum.threads)} threads, ${number(sum.crons)} crons and ${number(sum.entries)} entries of what was known are removed${cursor === null ? "" : " so far"}.${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
+        } while (cursor !== null && form.isConnected);
+        confirm.value = "";
+        if (form.isConnected) await load();
+      } catch (error) {
+        outcome.textContent = error.message;
+        outcome.className = "problem";
+      }
+      button.disabled = false;
+      outcome.focus();
+    });
+    return make("div.actions.run", {}, make("details", {}, make("summary", {}, "Delete everything of the user"), form));
+  }
+
+  const failed = (error) => {
+    stop.hidden = true;
+    note.textContent = error.message;
+    note.className = "problem";
+  };
+  load().catch(failed);
+  return () => {
+    turn += 1;
+  };
+}
+
+function row(each) {
+  const usage = each.usage;
+  return [
+    make("span", {}, make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id), each.title ? make("span.title", {}, each.title) : null),
+    status(each.status), each.graph_id || each.run?.graph || "", time(each.updated_at),
+    ...(usage === null ? ["?", "?", "?"] : [number(usage.input), number(usage.output), usage.cost === null ? "" : money(usage.cost, usage.currency)]),
+  ];
+}

@@ -1,0 +1,1 @@
+"""Retention beside the programs that use the threads: removal of what has expired, and reads without it."""

@@ -1,0 +1,248 @@
+"""Expired threads read as absent: a driver that answers for them as if they were removed.
+
+It wraps the driver of a database, so that every reader and writer above it agrees, whatever it reads. The
+first write to an expired thread removes it, so that a thread of the same name starts without any of its past.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_removal import remove_expired
+from perdure.engine.transact import ATTEMPTS
+from perdure.errors import Corrupt
+from perdure.model.bounded_cache import BoundedCache
+from perdure.model.ops import (
+    Commit,
+    Committed,
+    Drop,
+    Fetch,
+    FindListed,
+    FindRuns,
+    FindThreads,
+    Get,
+    IndexHit,
+    Now,
+    Refused,
+    Stage,
+)
+from perdure.model.program import Effect, Program, ask
+from perdure.model.records import DOCUMENT, EPOCH, HEAD, OF_THREAD, RESERVED, THREADS, Partition, Record
+from perdure.model.retention_policy import RetentionRules
+from perdure.model.times import time_of
+from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fetch, arun, run
+
+R = TypeVar("R")
+
+_FRESH_US = 10_000_000
+"""Time for which a thread is known not to expire: another process may shorten its time to live."""
+
+_KNOWN_MAX = 20_000
+
+_LOOKS = (Get(HEAD, ("",)), Get(EPOCH, ()), Get(DOCUMENT, OF_THREAD))
+
+
+def host_clock() -> int:
+    """Return the host's time in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+class ExpiringDriver(WrappingDriver):
+    """A driver behind retention rules.
+
+    A thread's first request in ten seconds also reads its head, its open run and its document; no further
+    request is made unless they show that it may have expired. Then the whole decision is made once, by the
+    database's clock.
+    """
+
+    def __init__(self, inner: Driver, rules: RetentionRules) -> None:
+        super().__init__(inner)
+        self._rules = rules
+        self._alive: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
+        self._lock = threading.Lock()
+
+    @property
+    def inner(self) -> Driver:
+        """The driver that shows expired threads, for those that remove them."""
+        return self._inner
+
+    def perform(self, effect: Effect[R]) -> R:
+        return run(self._answer(effect), self._inner)
+
+    async def aperform(self, effect: Effect[R]) -> R:
+        return await arun(self._answer(effect), self._inner)
+
+    async def acommit_and_fetch(
+        self, commit: Commit, fetch: Fetch
+    ) -> tuple[Committed | Refused, Answers | None]:
+        """See ``port.acommit_and_fetch``: only of a thread that is known not to be expired."""
+        if _is_thread(commit.partition) and not self._is_alive(commit.partition):
+            return await self.aperform(commit), None
+        return await acommit_and_fetch(self._inner, commit, fetch)
+
+    def _answer(self, effect: Effect[R]) -> Program[R]:
+        if isinstance(effect, Fetch):
+            if _is_thread(effect.partition) and not self._is_alive(effect.partition):
+                return cast("Program[R]", self._fetch(effect))
+        elif isinstance(effect, FindThreads | FindListed | FindRuns):
+            if not isinstance(effect, FindThreads) or effect.space == THREADS:
+                return cast("Program[R]", self._find(effect))
+        elif isinstance(effect, Commit | Stage):
+            if _is_thread(effect.partition) and self._is_suspect(effect.partition):
+                return cast("Program[R]", self._write(effect))
+        elif isinstance(effect, Drop):
+            self._forget(effect.partition)
+        return ask(cast("Effect[R]", cast("Effect[Any]", effect)))
+
+    def _fetch(self, effect: Fetch) -> Program[tuple[tuple[Record, ...], ...]]:
+        count = len(effect.items)
+        try:
+            answers = yield from ask(replace(effect, items=(*effect.items, *_LOOKS)))
+        except Corrupt:
+            # The requested records may be sound; a caller that requests the damaged one gets the error.
+            return (yield from ask(effect))
+        heads, epochs, documents = answers[count:]
+        if not self._may_be_over(effect.partition, heads, epochs, documents):
+            return answers[:count]
+        if (yield from self._find_expired(effect.partition)) is None:
+            # Another process may have removed the thread since the answers were read.
+            return (yield from ask(effect))
+        return ((),) * count
+
+    def _find(self, effect: FindThreads | FindListed | FindRuns) -> Program[tuple[IndexHit, ...]]:
+        """Return a page without expired threads. It is shorter than its limit only at the end."""
+        if self._rules.shortest_idle_us is None:
+            return (yield from ask(effect))
+        out: list[IndexHit] = []
+        page, passed = effect, 0
+        if isinstance(effect, FindListed):
+            # Places in the listing are counted: skipped threads have to be checked, too, and a page needs all
+            # of its threads.
+            page, passed = replace(effect, skip=0, copies=None), effect.skip
+        while len(out) < effect.limit:
+            found = yield from ask(page)
+            for hit in found:
+                if len(out) < effect.limit and not (yield from self._is_over(hit)):
+                    if passed:
+                        passed -= 1
+                    else:
+                        out.append(hit)
+            if len(found) < effect.limit or isinstance(page, FindRuns):
+                break
+            last = found[-1]
+            if not isinstance(page, FindListed):
+                page = replace(page, after=last.partition)
+            elif last.listed is not None:
+                page = page.after(last.listed)
+        return tuple(out)
+
+    def _is_over(self, hit: IndexHit) -> Program[bool]:
+        """Return True if a thread of a listing is expired by a policy; one that has its own time to live is
+        found, and reads as absent."""
+        partition, idle = hit.partition, self._rules.shortest_idle_us
+        if idle is None or not _is_thread(partition) or self._is_alive(partition):
+            return False
+        if hit.listed is not None and hit.listed.updated_at + idle > host_clock():
+            return False
+        heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
+        if not self._may_be_over(partition, heads, epochs, documents):
+            return False
+        return (yield from self._find_expired(partition)) is not None
+
+    def _write(self, effect: Commit | Stage) -> Program[Any]:
+        for _ in range(ATTEMPTS):
+            thread = yield from self._find_expired(effect.partition)
+            if thread is None:
+                break
+            if (yield from remove_expired(effect.partition, thread, is_replaced=True)):
+                self._forget(effect.partition)
+                break
+            # Another writer removes it. A record that is stored during the removal would be removed with the
+            # thread.
+        return (yield from ask(cast("Effect[Any]", effect)))
+
+    def _find_expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
+        """Return the thread if it is expired by the database's clock."""
+        try:
+            thread = yield from read_at_rest(partition)
+            expires_at = thread.expires_at(self._rules)
+        except (Corrupt, LookupError):
+            # A thread that is damaged, or names an unknown policy, is left to those who report that.
+            self._remember(partition, host_clock() + _FRESH_US)
+            return None
+        now = yield from ask(Now())
+        if expires_at is None or expires_at > now:
+            self._remember(partition, host_clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
+            return None
+        self._remember(partition, 0)
+        return thread
+
+    def _may_be_over(
+        self,
+        partition: Partition,
+        heads: tuple[Record, ...],
+        epochs: tuple[Record, ...],
+        documents: tuple[Record, ...],
+    ) -> bool:
+        """Return True if these records alone do not show that a thread is not expired."""
+        now = host_clock()
+        until = self._alive_until(now, heads, epochs, documents)
+        if until <= now:
+            return True
+        self._remember(partition, until)
+        return False
+
+    def _alive_until(
+        self,
+        now: int,
+        heads: tuple[Record, ...],
+        epochs: tuple[Record, ...],
+        documents: tuple[Record, ...],
+    ) -> int:
+        fresh = now + _FRESH_US
+        if epochs and epochs[0].fields["open_run"] is not None:
+            return fresh
+        if documents and b'"expires_at"' in documents[0].body:
+            # Its own time to live, which may be shorter than any policy's.
+            return now
+        idle = self._rules.shortest_idle_us
+        if idle is None:
+            return fresh
+        times = [each.fields["updated_at"] for each in documents]
+        if heads:
+            at = time_of(heads[0].fields["checkpoint_id"])
+            if at is None:
+                return now
+            times.append(at)
+        return min(fresh, max(times) + idle) if times else fresh
+
+    def _is_alive(self, partition: Partition) -> bool:
+        return self._alive.get(partition, 0) > host_clock()
+
+    def _is_suspect(self, partition: Partition) -> bool:
+        """Return True if a thread was checked before, and may have expired since."""
+        until = self._alive.get(partition)
+        return until is not None and until <= host_clock()
+
+    def _remember(self, partition: Partition, until: int) -> None:
+        with self._lock:
+            self._alive[partition] = until
+
+    def _forget(self, partition: Partition) -> None:
+        with self._lock:
+            self._alive.pop(partition, None)
+
+
+def _is_thread(partition: Partition) -> bool:
+    return partition.space == THREADS and partition != RESERVED
+
+
+def with_expired(driver: Driver) -> Driver:
+    """Return the driver that shows expired threads."""
+    if isinstance(driver, ExpiringDriver):
+        return driver.inner
+    return driver

@@ -1,0 +1,88 @@
+"""Search for words in a conversation: all of them in its title or in one message, in either case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perdure.langgraph.reading.delta_values import plain_of
+from perdure.model.values.joined_values import pack_tree
+from perdure.model.values.tree import EncodedList
+
+_EXCERPT = 90
+_BEFORE = 30
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a search, which are separated by white space."""
+    return text.casefold().split()
+
+
+def has_words(text: str, wanted: Sequence[str]) -> bool:
+    """Return True if a text contains all words."""
+    folded = text.casefold()
+    return all(word in folded for word in wanted)
+
+
+def excerpt(messages: Any, wanted: Sequence[str]) -> str | None:
+    """Return the part of the latest matching message around the first word, ``None`` if none matches.
+
+    Args:
+        messages: the messages of a state as JSON data; anything else has none.
+        wanted: the words.
+    """
+    if not isinstance(messages, list):
+        return None
+    for message in reversed(messages):
+        for text in _texts(message):
+            if has_words(text, wanted):
+                line = " ".join(text.split())
+                word = _place(line, wanted[0])
+                at = max(0, word - _BEFORE)
+                if at and " " in line[at:word]:
+                    at = line.index(" ", at) + 1
+                start, end = "…" if at else "", "…" if at + _EXCERPT < len(line) else ""
+                return f"{start}{line[at : at + _EXCERPT]}{end}"
+    return None
+
+
+def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> str | None:
+    """Return the result of ``excerpt`` for stored messages: only those whose bytes contain all words are
+    decoded."""
+    for item in reversed(messages.items):
+        if has_words(pack_tree(item).decode(errors="ignore"), wanted):
+            found = excerpt([plain_of(item)], wanted)
+            if found is not None:
+                return found
+    return None
+
+
+def _texts(message: Any) -> Iterator[str]:
+    # In its plain form a message is the value of its type.
+    if isinstance(message, Mapping) and "content" not in message:
+        held = message.get("value")
+    else:
+        held = message
+    if isinstance(held, Mapping):
+        content = held.get("content")
+    else:
+        content = None
+    if isinstance(content, str):
+        yield content
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, Mapping):
+            text = part.get("text")
+        else:
+            text = part
+        if isinstance(text, str):
+            yield text
+
+
+def _place(line: str, word: str) -> int:
+    """Return where a word begins in a line; folding can make a character longer, as it does "ß"."""
+    left = line.casefold().find(word)
+    for place, character in enumerate(line):
+        left -= len(character.casefold())
+        if left < 0:
+            return place
+    return 0

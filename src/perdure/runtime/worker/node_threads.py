@@ -1,0 +1,33 @@
+"""Threads in which a process calls the nodes of its graphs that are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+
+_SPARE = 4
+_END_S = 1.0
+
+_log = logging.getLogger("perdure.worker")
+
+
+async def run_with_node_threads(concurrency: int, work: Coroutine[None, None, None]) -> None:
+    """Run a process's work, and let its event loop call plain functions in one thread for each run, so that
+    none waits for another: by default asyncio has a number of threads that depends on the processors. At the
+    end of the work, end the process if nodes that cannot be interrupted still occupy threads: their runs were
+    handed over, and their results are not stored."""
+    threads = ThreadPoolExecutor(concurrency + _SPARE, thread_name_prefix="node")
+    asyncio.get_running_loop().set_default_executor(threads)
+    await work
+    threads.shutdown(wait=False, cancel_futures=True)
+    waiting = threading.Thread(target=threads.shutdown, daemon=True)
+    waiting.start()
+    waiting.join(_END_S)
+    if waiting.is_alive():
+        _log.warning("nodes that cannot be interrupted are left behind; their runs were handed over")
+        # Without waiting; log lines are written at once, so none is lost.
+        os._exit(0)

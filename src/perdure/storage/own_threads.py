@@ -1,0 +1,39 @@
+"""Threads for Perdure's own work beside an event loop.
+
+The loop's default executor calls the nodes of graphs that are plain functions. They may occupy all of its
+threads for as long as a model takes to answer, and what waits for a node must not hold up what does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MOST = 16
+
+_pool = ThreadPoolExecutor(_MOST, thread_name_prefix="perdure-own")
+
+
+def _renew() -> None:
+    """Begin anew in a forked process, which has none of the threads."""
+    global _pool
+    _pool = ThreadPoolExecutor(_MOST, thread_name_prefix="perdure-own")
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_renew)
+
+
+async def in_own_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function in a thread, in a copy of the context, and return its result."""
+    call = partial(copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_pool, call)

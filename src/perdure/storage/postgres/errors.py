@@ -1,0 +1,145 @@
+"""Translation of the client's exceptions to Perdure's, and which failed connections may succeed later."""
+
+from __future__ import annotations
+
+import psycopg
+
+from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
+from perdure.storage.postgres.url import PostgresUrl
+
+_AGAIN = {"57P03", "53300", "57P01", "57P02"}
+"""States in which a server will take connections again: starting, full, stopping, crashed."""
+
+_WRONG_PASSWORD = ("authentication failed", "no password supplied")
+
+
+def is_wrong_password(error: psycopg.Error) -> bool:
+    """Return True if a server refused the user's name or password."""
+    return any(sign in str(error) for sign in _WRONG_PASSWORD)
+
+
+def may_pass(error: psycopg.Error) -> bool:
+    """Return True if a connection that failed may succeed a little later."""
+    if error.sqlstate is not None:
+        return error.sqlstate in _AGAIN
+    text = str(error)
+    return not any(
+        sign in text
+        for sign in (
+            "authentication failed",
+            "no password supplied",
+            "does not exist",
+            "no pg_hba.conf",
+            "role ",
+            "certificate",
+            "does not support SSL",
+        )
+    )
+
+
+def unreachable_error(error: Exception, place: PostgresUrl) -> PerdureError:
+    """Return the error for a failed connection, with its reason in one sentence."""
+    text = " ".join(str(error).split())
+    if "authentication failed" in text or "no password supplied" in text:
+        return Unavailable(
+            f"{place.name}: the server refused the user's name or password; check both in the URL, "
+            "or PGPASSWORD"
+        )
+    if "database" in text and "does not exist" in text:
+        return Unavailable(
+            f"{place.name}: there is no such database; create it (createdb), or correct the URL"
+        )
+    if "role" in text and "does not exist" in text:
+        return Unavailable(f"{place.name}: there is no such user; create it (createuser), or correct the URL")
+    if "server does not support SSL" in text:
+        return Unavailable(
+            f"{place.name}: the server does not offer TLS and sslmode= in the URL demands it; turn TLS on "
+            "there (ssl = on), or change sslmode="
+        )
+    if "root certificate file" in text:
+        detail = text.partition("root certificate file")[2]
+        return Unavailable(
+            f"{place.name}: root certificate file{detail}; name the file of the authority that signed the "
+            "server's certificate in sslrootcert="
+        )
+    if "certificate" in text:
+        if "verify failed" not in text:
+            detail = text.rpartition("failed: ")[2]
+        else:
+            detail = "certificate verify failed"
+        return Unavailable(
+            f"{place.name}: the server's TLS certificate was not accepted ({detail}); connect to a host that "
+            "it names in the URL, see that it has not expired, and name the file of the authority that "
+            "signed it in sslrootcert="
+        )
+    if "too many c" in text or "remaining connection slots" in text:
+        return Unavailable(
+            f"{place.name}: the server has no connection left; lower pool= in the URLs, raise "
+            "max_connections, or put a pooler between"
+        )
+    if "starting up" in text or "shutting down" in text or "recovery" in text:
+        return Unavailable(f"{place.name}: the server is starting or stopping; try again when it is up")
+    return Unavailable(
+        f"{place.name}: no server answers there; check host and port, and that PostgreSQL runs and may be "
+        f"reached ({text.partition('Multiple connection')[0].strip() or type(error).__name__})"
+    )
+
+
+def translate(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
+    """Return the error for a refused statement."""
+    state = error.sqlstate or ""
+    message = error.diag.message_primary or type(error).__name__
+    is_of_vectors = state == "42883" and "vectors_sent" in message
+    if state == "42883" and not is_of_vectors:
+        return MigrationRequired(
+            f"{place.name} has no functions of this release in schema {place.schema!r}: a newer release has "
+            "migrated it since this process opened it, and the process needs that release; or they were "
+            f"removed: run `{place.migrate}`"
+        )
+    if state in ("42P01", "3F000", "42703"):
+        return MigrationRequired(
+            f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
+        )
+    if state in ("42704", "42601", "42804") or is_of_vectors:
+        # Of the functions that keep the vectors: those of our own statements are there.
+        return MigrationRequired(
+            f"{place.name}: pgvector was dropped from the database or moved within it ({message}); "
+            f"nothing was stored: run `{place.migrate}`"
+        )
+    if state in ("42P05", "26000") and place.prepare:
+        return BadUrl(
+            f"{place.name}: a pooler between this process and PostgreSQL gives each statement another "
+            "session, where statements prepared by name are missing or another client's; remove prepare=1 "
+            "from the URL"
+        )
+    if state == "25006":
+        return Unavailable(
+            f"{place.name} takes no writes (a standby, or read-only by setting); connect to the primary"
+        )
+    if state == "42501":
+        return Unavailable(
+            f"{place.name}: the user lacks a right in schema {place.schema!r} ({message}); "
+            "grant it USAGE on the schema, and SELECT, INSERT, UPDATE, DELETE on its tables"
+        )
+    if state == "55P03":
+        return Unavailable(
+            f"{place.name}: another session held rows of this thread in an open transaction for too long; "
+            "nothing was stored: end that transaction and try again"
+        )
+    if state == "57014":
+        return Unavailable(
+            f"{place.name} cancelled a statement by its statement_timeout; nothing was stored: "
+            "raise the timeout"
+        )
+    if state == "P5001":
+        return Unavailable(
+            f"{place.name} has another default isolation than read committed; "
+            "ALTER ROLE … SET default_transaction_isolation = 'read committed'"
+        )
+    if state in ("22003", "22P02", "54000", "54001", "22023", "0A000"):
+        return TooLarge(f"{place.name}: a value is too large for PostgreSQL: {message}")
+    if state == "53100":
+        return Unavailable(f"{place.name}: the server's disk is full; nothing was stored. Free space there")
+    if state.startswith("XX"):
+        return Corrupt(f"{place.name}: PostgreSQL reports damage ({state}); look into the server's log")
+    return Unavailable(f"{place.name}: PostgreSQL refused a statement ({state}: {message})")

@@ -1,0 +1,98 @@
+"""What users use, as a shell sees it, and that nothing of a removed one is left."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.engine.queue import crons
+from perdure.memory import Memory
+from perdure.memory.memory import find_roots
+from perdure.runtime import Runtime
+from tests.cli.test_operations import EVIL, Shell, shell
+
+__all__ = ["shell"]
+
+
+def _answer(state: MessagesState) -> dict[str, Any]:
+    return {"messages": [AIMessage("fine")]}
+
+
+def talk(*said: tuple[str, str, str], later: str | None = None, tenant: str = "") -> None:
+    """Let messages of users be answered, and leave one of the user ``later`` for another time."""
+
+    async def go() -> None:
+        builder = StateGraph(MessagesState).add_node("answer", _answer).add_edge(START, "answer")
+        async with (
+            perdure.connect("sqlite:///threads.db", tenant=tenant, migrate=True) as database,
+            Runtime(database, builder.compile(), observers=()) as runtime,
+        ):
+            for user, thread, text in said:
+                config = {"configurable": {"user_id": user}}
+                await runtime.wait(await runtime.accept(thread, text, config=config), 60)
+            if later is not None:
+                config = {"configurable": {"user_id": later}}
+                await runtime.submit(f"later of {later}", {"messages": []}, config=config, delay=3600)
+                await runtime.accept(f"soon of {later}", "hello", config=config, debounce=1000, max_wait=1000)
+
+    asyncio.run(go())
+
+
+def test_users_are_listed_with_what_they_use(shell: Shell) -> None:
+    talk(("ada", "a", "1"), (EVIL, "b", "1"), ("ada", "c", "1"))
+    rows = shell("users", "ls", "--json").rows
+    assert [(row["user"], row["runs"], row["failed"]) for row in rows] == [("ada", 2, 0), (EVIL, 1, 0)]
+    listed = shell("users", "ls", "--last", "hour")
+    assert "ada" in listed.stdout
+    assert "\x1b" not in listed.stdout
+
+
+def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk(("ada", "a1", "1"), ("ada", "a2", "1"), ("bob", "b", "1"), later="ada")
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        for user in ("ada", "bob"):
+            Memory(database.store(), user).remember("Likes tea.")
+            Memory(database.store(), user, root=("notes", "of")).remember("Likes cake.")
+            database.store().put((user, "facts"), "own", {"of": "the application"})
+            body = {"thread_id": None, "user": {"identity": user}}
+            new = crons.Due(body, None)
+            handle_of(database).run(crons.create(crons.place(""), f"cron of {user}", new, 1, 1))
+
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    kept = shell("users", "delete", "ada")
+    assert kept.code == 1
+    assert "Nothing was removed. Pass --yes" in kept.stderr
+    (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
+    assert done == {"user": "ada", "threads": 4, "crons": 1, "entries": 2}
+
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        assert {each.thread_id for each in database.threads()} == {"b"}
+        assert find_roots(database.store(), "ada") == []
+        assert find_roots(database.store(), "bob") == [("memories",), ("notes", "of")]
+        assert database.store().get(("ada", "facts"), "own") is not None
+        left = handle_of(database).run(crons.everything(crons.place("")))
+    assert [cron.id for cron in left] == ["cron of bob"]
+    again = shell("users", "delete", "ada", "--yes")
+    assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"
+    assert "later" not in shell("runs", "stop", "--all").stdout
+
+
+def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:
+    talk(("ada", "a1", "1"), tenant="acme")
+    refused = shell("users", "delete", "ada", "--yes")
+    assert refused.code == 1
+    assert "pass --tenant acme" in refused.stderr
+    with perdure.connect_sync("sqlite:///threads.db", tenant="acme") as database:
+        assert [each.thread_id for each in database.threads()] == ["a1"]
+        Memory(database.store(), "eve").remember("Likes tea.")
+    assert "pass --tenant acme" in shell("users", "delete", "eve", "--yes").stderr
+    assert shell("users", "delete", "bob", "--yes").stdout.startswith("bob: 0 threads")
+    (done,) = shell("users", "delete", "ada", "--yes", "--tenant", "acme", "--json").rows
+    assert done["threads"] == 1

@@ -1,0 +1,115 @@
+"""A user's threads with what they used, and removing everything of a user, with the rights to that.
+
+Covers perdure.inspector.users, perdure.runtime.operations.user_removal.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.engine.queue import crons
+from perdure.inspector import api, users
+from perdure.inspector.access import PERMISSIONS, LocalAccess
+from perdure.memory import Memory, MemoryPolicy
+from perdure.runtime import Agent, Runtime
+from tests.inspector import staging
+from tests.inspector.staging import HOSTILE
+from tests.inspector.test_operations import BACKENDS, Restricted, Site, site, within_two_minutes
+
+
+async def threads_of(found: Site, user: str) -> list[str]:
+    pages: list[dict[str, Any]] = []
+    cursor = None
+    while not pages or cursor is not None:
+        pages.append(await found.get("user", user=user, **({} if cursor is None else {"cursor": cursor})))
+        cursor = pages[-1]["cursor"]
+    return sorted(each["thread_id"] for page in pages for each in page["threads"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@within_two_minutes
+async def test_the_threads_of_a_user_have_what_they_used(backend: str) -> None:
+    async with site(backend) as found:
+        for thread, user in (("a1", "ada"), ("b", "bob"), ("a2", "ada")):
+            await found.say(thread, "hello", user)
+        assert await threads_of(found, "ada") == ["a1", "a2"]
+        page = await found.get("user", user="ada")
+        assert page["examined"] == 3
+        assert {each["usage"]["calls"] for each in page["threads"]} == {0}
+        assert await threads_of(found, "nobody") == []
+        for wrong in ({}, {"user": ""}, {"user": "x" * 301}, {"user": "ada", "cursor": "x"}):
+            await found.get("user", 422, **wrong)
+    async with site(backend, kind=Restricted) as found:
+        for user in ("ada", "bob"):
+            await found.say(f"of {user}", "hello", user)
+        assert (await threads_of(found, "ada"), await threads_of(found, "bob")) == (["of ada"], [])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+@within_two_minutes
+async def test_nothing_of_a_removed_user_is_left(
+    backend: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(users, "_SECONDS", seconds)
+    async with site(backend) as found:
+        for thread, user in (("a1", HOSTILE), ("b", "bob"), ("a2", HOSTILE)):
+            await found.say(thread, "hello", user)
+        await found.wait_with("waits", HOSTILE)
+        config = {"configurable": {"user_id": HOSTILE}}
+        await found.runtime.submit("later", {"messages": []}, config=config, delay=3600)
+        handle = handle_of(found.runtime.database)
+        for user in (HOSTILE, "bob"):
+            memory = Memory(found.runtime.for_tenant("").store(), user)
+            await memory.aremember("Likes tea.")
+            body = {"thread_id": None, "user": {"identity": user}}
+            await handle.arun(crons.create(crons.place(""), f"cron of {user}", crons.Due(body, None), 1, 1))
+        for wrong in ({}, {"user": HOSTILE}, {"user": HOSTILE, "confirm": "bob"}, {"user": 1, "confirm": 1}):
+            await found.act("delete-user", 422, **wrong)
+        await found.act("delete-user", 422, user=HOSTILE, confirm=HOSTILE, cursor="x")
+        sums = {"threads": 0, "crons": 0, "entries": 0, "refused": 0}
+        cursor, requests = "", 0
+        while cursor is not None:
+            done = await found.act("delete-user", user=HOSTILE, confirm=HOSTILE, cursor=cursor)
+            cursor, requests = done.pop("cursor"), requests + 1
+            sums = {name: sums[name] + count for name, count in done.items()}
+        assert (requests > 1) == (seconds == 0)
+        assert sums == {"threads": 4, "crons": 1, "entries": 1, "refused": 0}
+        assert [each["thread_id"] for each in (await found.get("threads"))["threads"]] == ["b"]
+        assert await Memory(found.runtime.for_tenant("").store(), HOSTILE).afacts() == []
+        assert len(await Memory(found.runtime.for_tenant("").store(), "bob").afacts()) == 1
+        left = await handle.arun(crons.everything(crons.place("")))
+        assert [cron.id for cron in left] == ["cron of bob"]
+        log = (await found.get("log"))["entries"]
+        assert log[0]["action"] == "delete-user"
+        assert HOSTILE not in json.dumps(log[0])
+
+
+@within_two_minutes
+async def test_a_user_is_removed_by_those_who_may_delete_every_thread() -> None:
+    for how in ({"allowed": frozenset(PERMISSIONS) - {"delete"}}, {"kind": Restricted}):
+        async with site(**how) as found:
+            await found.say("t", "hello", "ada")
+            await found.act("delete-user", 403, user="ada", confirm="ada")
+            assert await threads_of(found, "ada") == ["t"]
+
+
+@within_two_minutes
+async def test_the_memories_of_each_graph_are_removed() -> None:
+    async with perdure.connect("memory://") as database:
+        policy = MemoryPolicy(root=("notes", "of"))
+        agent = Agent(staging.graph().compile(), memory=policy)
+        async with Runtime(database, {"agent": agent}, works=False, observers=()) as runtime:
+            access = LocalAccess(handle_of(database), "", runtime=runtime, allowed=frozenset(("delete",)))
+            store = runtime.for_tenant("").store()
+            memories = [Memory(store, "ada"), Memory(store, "ada", root=policy.root)]
+            for memory in memories:
+                await memory.aremember("Likes tea.")
+            done = await api.act(access, "delete-user", {"user": "ada", "confirm": "ada"})
+            assert done["entries"] == 2
+            assert [await memory.afacts() for memory in memories] == [[], []]

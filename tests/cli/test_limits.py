@@ -15,6 +15,7 @@ import perdure
 from perdure.database.base import handle_of
 from perdure.engine import limits as stored
 from perdure.limits import SharedLimit
+from perdure.model import limits as model
 from perdure.runtime.limits.limiter import CallTurn, limiter_of
 from tests.cli.running import run_cli
 
@@ -24,6 +25,8 @@ LIMIT = SharedLimit(by=("user",), concurrency=4, rate=60, tokens=6000, budget=5.
 @pytest.fixture(autouse=True)
 def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A database in which two users have used a limit, and one holds a place."""
+    # The lease of the process that holds it lasts longer than a test on a busy machine.
+    monkeypatch.setattr(model, "LEASE_US", 3_600_000_000)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PERDURE_DB", "sqlite:///threads.db")
 

@@ -131,7 +131,7 @@ def browsing(browser: Browser, **how: Any) -> Iterator[Page]:
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda said: faults.append(said.text) if "Content Security" in said.text else None)
         yield page
-    assert faults == []
+    assert faults == [], "\n".join(faults)
 
 
 def wait_for(what: str, reached: Callable[[], object], seconds: float = PATIENCE_S) -> None:

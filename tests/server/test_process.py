@@ -121,6 +121,7 @@ def test_streams_that_end_with_the_server_are_no_error_from_the_signal_on(
     for name in ("uvicorn", "uvicorn.error"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     caplog.set_level(logging.ERROR, "uvicorn.error")
 
     async def nothing() -> None:

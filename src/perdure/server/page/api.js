@@ -41,10 +41,8 @@ async function request(method, path, { body, headers = {}, signal, keepalive = f
 }
 
 // Anything but JSON is not an answer of this server, but that of a proxy or a sign-in page in between, or was cut off.
-const json = async (...asked) => {
-  const response = await request(...asked);
-  return response.json().catch(() => { throw gone(); });
-};
+const read = (response) => response.json().catch(() => { throw gone(); });
+const json = async (...asked) => read(await request(...asked));
 
 let described = null;
 export const about = () => {
@@ -78,7 +76,7 @@ export const threads = async (wanted) => {
   const rows = await listed(wanted, "thread_id", async (limit, offset) => {
     const response = await request("POST", "threads/search", { body: { limit, offset, select: LISTED } });
     more = response.headers.has("X-Pagination-Next");
-    return response.json();
+    return read(response);
   });
   return { rows, more };
 };

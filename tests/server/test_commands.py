@@ -94,3 +94,34 @@ async def _again(place: World) -> None:
 
 def test_failed_runs_are_run_again() -> None:
     in_world(_again)
+
+
+async def _ambiguous(place: World) -> None:
+    run = (await started(place, input={"log": ["hi"]})).json()["run_id"]
+    bodies: tuple[dict[str, Any], ...] = (
+        {"thread_id": THREAD},
+        {"run_ids": [run]},
+        {"run_ids": [run], "status": "all"},
+        {"run_ids": [run], "status": "error"},
+        {"thread_id": THREAD, "run_ids": [run], "status": "all"},
+        {"thread_id": THREAD, "run_ids": [run], "status": "error"},
+    )
+    for path in ("/runs/cancel", "/runs/retry"):
+        for body in bodies:
+            refused = await place.http.post(path, json=body)
+            assert refused.status_code == 422, (path, body, refused.text)
+    assert (await place.http.post("/runs/cancel", json={"thread_id": THREAD, "run_ids": []})).is_success
+    for status in ("", "done"):
+        refused = await place.http.get(f"/threads/{THREAD}/runs", params={"status": status})
+        assert refused.status_code == 422, refused.text
+        assert "'success'" in refused.json()["detail"]
+    for strategy in ("", "newest"):
+        refused = await place.http.post("/threads/prune", json={"thread_ids": [THREAD], "strategy": strategy})
+        assert refused.status_code == 422, refused.text
+        assert "'keep_latest'" in refused.json()["detail"]
+    listed = (await place.http.get(f"/threads/{THREAD}/runs")).json()
+    assert [(one["run_id"], one["status"]) for one in listed] == [(run, "pending")]
+
+
+def test_a_request_that_may_mean_more_than_it_names_changes_nothing() -> None:
+    in_world(_ambiguous)

@@ -39,19 +39,20 @@ _PAGE = 100
 _DEFAULT: tuple[StreamMode, ...] = ("values",)
 
 Action = Literal["interrupt", "rollback"]
+Status = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
 
 
 class _CancelMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids = Field(default_factory=list[str])
+    run_ids: Ids | None = None
     status: Literal["pending", "running", "all"] | None = None
 
 
 class _RetryMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids = Field(default_factory=list[str])
+    run_ids: Ids | None = None
     status: Literal["error"] | None = None
     metadata: Contents = Field(default_factory=dict[str, Any])
     limit: int = Field(default=100, ge=1, le=1000)
@@ -196,7 +197,7 @@ async def list_runs(
     thread_id: ThreadId,
     limit: Page = 10,
     offset: Annotated[int, Query(ge=0, le=1 << 53)] = 0,
-    status: str | None = None,
+    status: Status | None = None,
     select: QueriedNames = None,
 ) -> Json:
     """List a thread's runs, newest first."""
@@ -321,12 +322,11 @@ async def cancel_many(
 ) -> Response:
     """Cancel several runs: those of a thread by their ids, or all with a status."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
-    if (asked.status is None) == (thread_id is None):
-        raise Refusal(422, "name a thread_id and its run_ids, or a status")
-    if thread_id is not None:
-        await caller.thread(thread_id, "update", action=action)
-        for run_id in asked.run_ids:
-            await _cancel(caller, thread_id, run_id, action)
+    named = _named_runs(thread_id, asked, "a status")
+    if named is not None:
+        await caller.thread(named[0], "update", action=action)
+        for run_id in named[1]:
+            await _cancel(caller, named[0], run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
     wanted = ("pending", "running") if asked.status == "all" else (str(asked.status),)
@@ -340,6 +340,21 @@ async def cancel_many(
             for run_id in await _list_unfinished(caller, row.thread_id, wanted):
                 await _cancel(caller, row.thread_id, run_id, action)
     return Response(status_code=204)
+
+
+def _named_runs(
+    thread_id: str | None, asked: _CancelMany | _RetryMany, status: str
+) -> tuple[str, list[str]] | None:
+    """Return the thread and the ids of the runs that a request names; ``None`` if it names a status.
+
+    Neither is read into the other: a list of runs that came without its thread would else stand for all
+    runs of the status.
+    """
+    is_by_id = thread_id is not None and asked.run_ids is not None and asked.status is None
+    is_by_status = thread_id is None and asked.run_ids is None and asked.status is not None
+    if not (is_by_id or is_by_status):
+        raise Refusal(422, f"name a thread_id and its run_ids, or {status}, and not both")
+    return None if thread_id is None or asked.run_ids is None else (thread_id, asked.run_ids)
 
 
 async def _list_unfinished(caller: Caller, thread_id: str, wanted: Sequence[str]) -> list[str]:
@@ -375,12 +390,11 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
 async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
     """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
-    if (thread_id is None) == (asked.status is None):
-        raise Refusal(422, "name a thread_id and its run_ids, or the status 'error'")
+    named = _named_runs(thread_id, asked, "the status 'error'")
     failed: list[tuple[str, str]] = []
-    if thread_id is not None:
-        await caller.thread(thread_id, "create_run")
-        failed = [(thread_id, run_id) for run_id in asked.run_ids]
+    if named is not None:
+        await caller.thread(named[0], "create_run")
+        failed = [(named[0], run_id) for run_id in named[1]]
     else:
         conditions = await caller.may("threads", "create_run", {})
         async for row in caller.threads.index.search(status="error", metadata=asked.metadata):

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from fastapi import Header, Request, Response
 from langgraph.types import Command, StateSnapshot, StateUpdate
@@ -46,7 +46,7 @@ _log = logging.getLogger("perdure.server")
 
 class _Prune(Body):
     thread_ids: requests.Ids
-    strategy: str | None = None
+    strategy: Literal["delete", "keep_latest"] | None = None
 
 
 @router.post("/threads")
@@ -204,19 +204,16 @@ async def _in_time(found: Coroutine[Any, Any, R]) -> R:
 @router.post("/threads/prune")
 async def prune(caller: CallerNow, asked: _Prune) -> Json:
     """Remove threads, or all of their history but the latest state."""
-    strategy = asked.strategy or "delete"
-    if strategy not in ("delete", "keep_latest"):
-        raise Refusal(422, f"strategy is 'delete' or 'keep_latest', not {strategy!r}")
     pruned = 0
     for thread_id in dict.fromkeys(asked.thread_ids):
         conditions = await caller.may("threads", "delete", {"thread_id": thread_id})
         row = await caller.threads.look(thread_id)
         if row is None or not caller.sees(conditions, row.metadata):
             continue
-        if strategy == "delete":
-            await caller.threads.remove(thread_id)
-        else:
+        if asked.strategy == "keep_latest":
             await caller.threads.keep_latest(thread_id)
+        else:
+            await caller.threads.remove(thread_id)
         pruned += 1
     return Json({"pruned_count": pruned})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from perdure.cli.app import app, flow_help, legible
+from perdure.cli.app import app, complete_commands, legible
 from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.data.copy import copy
@@ -58,7 +58,7 @@ app.add_typer(memory, name="memory")
 app.add_typer(care, name="care")
 app.add_typer(schema, name="schema")
 app.add_typer(keys, name="keys")
-flow_help(app)
+complete_commands(app)
 
 
 def main() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
-from inspect import cleandoc
+from dataclasses import dataclass, fields, replace
+from functools import wraps
+from inspect import Parameter, cleandoc, signature
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from perdure.cli.suggestions import Group
 from perdure.errors import BadUrl
@@ -52,6 +55,22 @@ Db = Annotated[
         "--db", envvar=["PERDURE_DB", "DATABASE_URL"], help="The database, e.g. sqlite:///threads.db"
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlace:
+    """Options of a command that say where its data is: the database, the tenant, and what provides the
+    encryption keys. A command that takes ``place`` has them as ``--db``, ``--tenant`` and ``--keys``."""
+
+    db: str | None = None
+    tenant: str = ""
+    keys: str | KeyProvider | None = None
+
+    def with_key(self) -> DataPlace:
+        """Return the place with the provider of its keys, to use it several times."""
+        return replace(self, keys=keys_of(self.keys))
+
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")]
 Tenant = Annotated[str, typer.Option(envvar="PERDURE_TENANT", help="The threads' tenant; none by default")]
 Keys = Annotated[
@@ -93,21 +112,54 @@ def legible(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def say(text: str) -> None:
+    """Print a text to standard output as it is, without breaking its lines to the width of the terminal."""
+    out.print(text, soft_wrap=True, markup=False)
+
+
+def warn(text: str) -> None:
+    """Print a text to standard error as it is, without breaking its lines to the width of the terminal."""
+    err.print(text, soft_wrap=True, markup=False)
+
+
 def add_listing(group: typer.Typer, listing: Callable[..., None]) -> None:
     """Add a group's command that lists, as ``ls``, and under the name ``list``, which the help leaves out."""
     group.command("ls")(listing)
     group.command("list", hidden=True)(listing)
 
 
-def flow_help(group: typer.Typer) -> None:
-    """Let the help of a group's commands fill the width of the terminal: lines of a docstring are shorter or
-    longer than that. Indented lines stay as they are."""
+def complete_commands(group: typer.Typer) -> None:
+    """Give the commands of a group, and of the groups in it, the options of a ``DataPlace`` if they take one,
+    and let their help fill the width of the terminal: lines of a docstring are shorter or longer than that.
+    Indented lines stay as they are."""
     for command in group.registered_commands:
-        if command.callback is not None and command.help is None:
-            command.help = reflow(command.callback.__doc__ or "")
+        if command.callback is not None:
+            command.help = command.help or reflow(command.callback.__doc__ or "")
+            command.callback = _with_options_of_place(command.callback)
     for inner in group.registered_groups:
         if inner.typer_instance is not None:
-            flow_help(inner.typer_instance)
+            complete_commands(inner.typer_instance)
+
+
+def _with_options_of_place(command: Callable[..., None]) -> Callable[..., None]:
+    if "place" not in signature(command).parameters:
+        return command
+    own = signature(command, eval_str=True)
+    of_place = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=getattr(DataPlace(), name), annotation=option)
+        for name, option in (("db", Db), ("tenant", Tenant), ("keys", Keys))
+    ]
+
+    @wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        place = DataPlace(**{each.name: given.pop(each.name) for each in of_place})
+        command(*args, place=place, **given)
+
+    parameters: list[Parameter] = []
+    for each in own.parameters.values():
+        parameters += of_place if each.name == "place" else [each]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
 
 
 def reflow(text: str) -> str:
@@ -134,7 +186,7 @@ def require_consent(question: str, yes: bool) -> None:
     except typer.Abort:
         # The input has ended, or was interrupted, on the line of the question.
         err.print()
-    err.print("Nothing was removed. Pass --yes to remove it without a question.", soft_wrap=True)
+    warn("Nothing was removed. Pass --yes to remove it without a question.")
     raise typer.Exit(1)
 
 
@@ -168,6 +220,39 @@ def progress_bar(amount: str) -> Iterator[Progress | None]:
 def print_json(entry: dict[str, Any]) -> None:
     """Print an object on a line of its own."""
     typer.echo(json_text(entry))
+
+
+def print_all(
+    entries: Iterable[dict[str, Any]], as_json: bool, show: Callable[[dict[str, Any]], object], nothing: str
+) -> None:
+    """Print entries, each as JSON or by ``show``; for people ``nothing`` if there are none."""
+    is_empty = True
+    for entry in entries:
+        is_empty = False
+        (print_json if as_json else show)(entry)
+    if is_empty and not as_json:
+        say(nothing)
+
+
+def print_table(
+    entries: Sequence[dict[str, Any]],
+    as_json: bool,
+    table: Table,
+    row: Callable[[dict[str, Any]], Iterable[str]],
+    nothing: str,
+) -> None:
+    """Print entries, each as JSON, or as the rows of a table; for people ``nothing`` if there are none."""
+    print_all(entries, as_json, lambda entry: table.add_row(*map(escape, row(entry))), nothing)
+    if table.row_count:
+        out.print(table)
+
+
+def new_table(*headings: str, numbers: Iterable[str] = ()) -> Table:
+    """Return a table without lines, whose columns of numbers come last and are aligned at the right."""
+    table = Table(*headings, box=None, pad_edge=False)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    return table
 
 
 def shallow(record: DataclassInstance) -> dict[str, Any]:
@@ -228,22 +313,11 @@ def _jsonable(value: Any) -> Any:
 
 
 @contextmanager
-def open_database(
-    url: str | None, tenant: str = "", keys: str | KeyProvider | None = None
-) -> Iterator[SyncDatabase]:
-    """Open the database of a command.
-
-    Args:
-        url: The database's URL, if one was given.
-        tenant: The tenant whose threads are used.
-        keys: The provider of the encryption keys, or what names it.
-
-    Raises:
-        BadUrl: There is no URL.
-    """
+def open_database(place: DataPlace) -> Iterator[SyncDatabase]:
+    """Open the database of a command; raise ``BadUrl`` if no URL was passed or set."""
     from perdure.database.opening import connect_sync
 
-    with connect_sync(url_of(url), tenant=tenant, encryption_key=keys_of(keys)) as database:
+    with connect_sync(url_of(place.db), tenant=place.tenant, encryption_key=keys_of(place.keys)) as database:
         yield database
 
 

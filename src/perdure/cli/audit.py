@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, err, out, print_json
+from perdure.cli.app import AsJson, out, print_json, say, warn
 
 if TYPE_CHECKING:
     from perdure.audit import AuditReport, Ignore
@@ -75,7 +75,7 @@ def audit(
         _print(name if len(reports) > 1 else "", report, as_json)
     for choice in choices:
         if all(choice in report.unused for report in reports.values()):
-            err.print(f"--ignore {escape(str(choice))} matches no finding; remove it", soft_wrap=True)
+            warn(f"--ignore {choice!s} matches no finding; remove it")
     if not all(report.is_sound for report in reports.values()):
         raise typer.Exit(1)
 
@@ -110,7 +110,7 @@ async def _examine(configuration: ResolvedConfig, ignore: list[Ignore]) -> Mappi
 
 def _print(name: str, report: AuditReport, as_json: bool) -> None:
     for reason in report.unchecked:
-        err.print(f"not examined: {escape(reason)}", soft_wrap=True)
+        warn(f"not examined: {reason}")
     if as_json:
         for finding in report.findings:
             print_json({**({"graph": name} if name else {}), **finding.as_json()})
@@ -124,7 +124,7 @@ def _print(name: str, report: AuditReport, as_json: bool) -> None:
         found = "nothing was found"
     else:
         found = f"{count} finding{'' if count == 1 else 's'}"
-    out.print(escape(f"{prefix}{found}{ignored}"), soft_wrap=True)
+    say(f"{prefix}{found}{ignored}")
 
 
 def _list(as_json: bool) -> None:
@@ -135,5 +135,5 @@ def _list(as_json: bool) -> None:
             print_json({"check": check.id, "title": check.title, "why": check.why, "fix": check.fix})
             continue
         out.print(f"[bold]{check.id}[/]: {escape(check.title)}", soft_wrap=True)
-        out.print(f"    why: {escape(check.why)}", soft_wrap=True)
-        out.print(f"    fix: {escape(check.fix)}", soft_wrap=True)
+        say(f"    why: {check.why}")
+        say(f"    fix: {check.fix}")

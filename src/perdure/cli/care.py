@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
-    err,
+    DataPlace,
     handle_in,
-    keys_of,
     open_database,
     out,
     print_json,
     printable,
+    say,
     several,
+    warn,
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting, Unavailable
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from perdure.config.retention import RetentionSettings
     from perdure.database.blocking import SyncDatabase
     from perdure.engine.retention.sweep import RetentionProgress, RetentionResult
-    from perdure.storage.key_providers import KeyProvider
 
 care = typer.Typer(
     cls=Group,
@@ -74,9 +70,7 @@ def run_(
     every: Annotated[str | None, typer.Option(help="The time between two sweeps; 1h")] = None,
     config: Config = None,
     all_tenants: AllTenants = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Sweep all threads: remove expired ones, and old checkpoints of the others.
@@ -87,39 +81,38 @@ def run_(
     """
     if dry_run and not once:
         once = True
-    key = keys_of(keys)
+    place = place.with_key()
     flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
-    settings = _settings(config, flags, key is not None)
+    settings = _settings(config, flags, place.keys is not None)
     if once:
-        if not _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json):
+        if not _sweep_once(settings, place, all_tenants, dry_run, as_json):
             raise typer.Exit(1)
         return
     is_known = False
     while True:
         try:
-            _sweep_once(settings, (db, tenant, key), all_tenants, dry_run, as_json)
+            _sweep_once(settings, place, all_tenants, dry_run, as_json)
         except Unavailable as error:
             # A database that was never reached is a mistake; one that was reached before will come back.
             if not is_known:
                 raise
-            err.print(escape(f"{error}; the next sweep is tried in {settings.every:g} s"), soft_wrap=True)
+            warn(f"{error}; the next sweep is tried in {settings.every:g} s")
         is_known = True
         _wait(settings.every)
 
 
 @care.command()
 def status(
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
     all_tenants: AllTenants = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the sweep that is under way, and when the last one ended."""
     from perdure.engine.retention import sweep
 
-    with open_database(db, tenant, keys) as database:
-        state, _ = handle_in(database).run(sweep.read_progress(None if all_tenants else tenant))
+    with open_database(place) as database:
+        state, _ = handle_in(database).run(sweep.read_progress(None if all_tenants else place.tenant))
     if as_json:
         print_json(asdict(state))
         return
@@ -128,10 +121,7 @@ def status(
     else:
         out.print(f"The last sweep ended at {_time(state.finished_at)}: {_sentence(state.last, False)}")
     if not state.is_over:
-        out.print(
-            f"A sweep is under way since {_time(state.started_at)}: {_sentence(state.swept, False)}",
-            soft_wrap=True,
-        )
+        say(f"A sweep is under way since {_time(state.started_at)}: {_sentence(state.swept, False)}")
 
 
 def prune_threads(
@@ -169,7 +159,7 @@ def prune_threads(
     if not thread_ids:
         swept = database.apply_retention(options)
         if swept is None:
-            err.print("Another process sweeps these threads; try again when it is done.", soft_wrap=True)
+            warn("Another process sweeps these threads; try again when it is done.")
             raise typer.Exit(1)
         _print(swept, dry_run, as_json)
         if swept.failed:
@@ -184,7 +174,7 @@ def prune_threads(
         what = "would be removed" if dry_run else "removed"
         left = stay - swept.checkpoints if dry_run else stay
         line = f"{printable(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay"
-        out.print(escape(line), soft_wrap=True)
+        say(line)
 
 
 def _wait(seconds: float) -> None:
@@ -202,7 +192,7 @@ def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> Rete
 
 def _sweep_once(
     settings: RetentionSettings,
-    place: tuple[str | None, str, KeyProvider | None],
+    place: DataPlace,
     all_tenants: bool,
     dry_run: bool,
     as_json: bool,
@@ -210,7 +200,7 @@ def _sweep_once(
     """Sweep, and print the result; return False if a thread could not be swept."""
     from perdure.retention.sweeper import RetentionOptions, no_report
 
-    with open_database(*place) as database:
+    with open_database(place) as database:
         options = RetentionOptions(
             all_tenants=all_tenants,
             dry_run=dry_run,
@@ -220,7 +210,7 @@ def _sweep_once(
         )
         swept = database.apply_retention(options)
     if swept is None:
-        err.print("Another process sweeps this database; nothing was done here.", soft_wrap=True)
+        warn("Another process sweeps this database; nothing was done here.")
         return True
     _print(swept, dry_run, as_json)
     return not swept.failed
@@ -230,7 +220,7 @@ def _print(swept: RetentionResult, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(swept), "dry_run": dry_run})
     else:
-        out.print(_sentence(swept, dry_run), soft_wrap=True)
+        say(_sentence(swept, dry_run))
 
 
 def _progress() -> Any:
@@ -241,7 +231,7 @@ def _progress() -> Any:
         nonlocal last
         if time.monotonic() - last >= 2 and not state.is_over:
             last = time.monotonic()
-            err.print(f"… {_sentence(state.swept, False)}", soft_wrap=True)
+            warn(f"… {_sentence(state.swept, False)}")
 
     return show
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perdure.cli.app import Keys, err
+from perdure.cli.app import Keys, err, warn
 from perdure.cli.logs import LogLevel
 from perdure.cli.serve import ConfigFile, Host, Port, ServerLog, Works, announce_address
 from perdure.errors import BadSetting, MissingExtra
@@ -105,20 +105,17 @@ def _announce(made: Announcement) -> None:
         err.print("[dim]watching[/] the files that it imports; Ctrl-C stops the server")
         return
     names = ", ".join(os.path.relpath(path) for path in made.changed[:3])
+    more = ""
     if len(made.changed) > 3:
         more = f" and {len(made.changed) - 3} more"
-    else:
-        more = ""
-    err.print(
-        f"Reloaded after a change of {names}{more}, in {made.took_s:.1f} s.", soft_wrap=True, markup=False
-    )
+    warn(f"Reloaded after a change of {names}{more}, in {made.took_s:.1f} s.")
 
 
 def _announce_failure(text: str) -> None:
-    err.print(f"\n{text}\n", soft_wrap=True, markup=False)
+    warn(f"\n{text}\n")
     hint = " After an installation, save any file of the project." if "pip install" in text else ""
     err.print(f"[yellow bold]Waiting for the next save.[/]{hint} Ctrl-C stops the server.", soft_wrap=True)
 
 
 def _announce_end(text: str) -> None:
-    err.print(text, soft_wrap=True, markup=False)
+    warn(text)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.app import err, out, several
+from perdure.cli.app import err, say, several, warn
 from perdure.errors import NotAllowed
 
 _TEMPLATES = Path(__file__).with_name("new_project")
@@ -62,16 +62,16 @@ def init(
         where = "this folder"
     else:
         where = f"{folder}{os.sep}"
-    err.print(f"Wrote {several(len(names), 'file')} to {where}", soft_wrap=True, markup=False)
+    warn(f"Wrote {several(len(names), 'file')} to {where}")
     for name in names:
         err.print(f"  {name:<17}{_FILES[name][1]}", markup=False)
     if existing:
-        err.print(f"Left as they were: {', '.join(existing)}", soft_wrap=True, markup=False)
+        warn(f"Left as they were: {', '.join(existing)}")
     if ".gitignore" in existing:
-        err.print("Add .env and .perdure/ to .gitignore: they have keys and conversations.", soft_wrap=True)
+        warn("Add .env and .perdure/ to .gitignore: they have keys and conversations.")
     err.print("\nNext:")
     for command in _next_commands(folder):
-        out.print(command, soft_wrap=True, markup=False)
+        say(command)
 
 
 def _write(folder: Path, names: Sequence[str]) -> None:

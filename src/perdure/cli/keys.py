@@ -6,19 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
-from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
+    DataPlace,
     Db,
     Keys,
     add_listing,
-    err,
     open_database,
-    out,
     print_json,
     printable,
+    say,
     several,
+    warn,
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
@@ -54,21 +54,21 @@ def list_keys(
     The newest data key encrypts; all of them decrypt. The keys themselves are not shown. With --check, what
     is still under an old key is named with the remedy.
     """
-    with open_database(db, keys=keys) as database:
+    with open_database(DataPlace(db, keys=keys)) as database:
         found = _keys_in(database)
         state = _check(database) if check else None
     if as_json:
         _print_json(found, {}, state)
         return
-    out.print(_describe(found), soft_wrap=True)
+    say(_describe(found))
     for number, each in enumerate(found.data_keys):
         what = "decrypts" if number else "encrypts and decrypts"
         if state is not None:
             what += f" {several(state.values.get(each.id, 0), 'value')}"
-        out.print(f"{each.id}  {each.created_at:%Y-%m-%d %H:%M} UTC  {what}", soft_wrap=True)
+        say(f"{each.id}  {each.created_at:%Y-%m-%d %H:%M} UTC  {what}")
     if state is not None:
         for remedy in _find_remedies(found, state):
-            err.print(escape(remedy), soft_wrap=True)
+            warn(remedy)
 
 
 class _KeyState(NamedTuple):
@@ -128,31 +128,26 @@ def rotate(
     """
     from perdure import admin
 
-    with open_database(db, keys=keys) as database:
+    with open_database(DataPlace(db, keys=keys)) as database:
         before = _keys_in(database)
         after = admin.rotate_keys(database, data_key=data_key, dry_run=dry_run)
     if as_json:
         _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run}, None)
         return
     if dry_run:
-        err.print(
-            "Nothing was changed. The provider answered; the result of a rotation would be:", soft_wrap=True
-        )
-    out.print(_describe(after), soft_wrap=True)
+        warn("Nothing was changed. The provider answered; the result of a rotation would be:")
+    say(_describe(after))
     if data_key:
         if dry_run:
             name = "a new data key"
         else:
             name = f"the new data key {after.data_keys[0].id}"
         older = several(len(after.data_keys) - 1, "earlier data key")
-        out.print(f"{name} encrypts new values; {older} for older values", soft_wrap=True)
+        say(f"{name} encrypts new values; {older} for older values")
     if before.wrapping_key != after.wrapping_key:
-        err.print(
-            escape(
-                f"Processes that start from now on do not need {printable(before.wrapping_key)}; archives "
-                "and backups from before do."
-            ),
-            soft_wrap=True,
+        warn(
+            f"Processes that start from now on do not need {printable(before.wrapping_key)}; archives "
+            "and backups from before do."
         )
 
 
@@ -169,7 +164,7 @@ def _keys_in(database: SyncDatabase) -> EncryptionKeys:
 
 
 def _describe(keys: EncryptionKeys) -> str:
-    name = escape(printable(keys.wrapping_key))
+    name = printable(keys.wrapping_key)
     return f"wrapped with {name} at {keys.wrapped_at:%Y-%m-%d %H:%M} UTC"
 
 

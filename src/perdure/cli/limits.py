@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     add_listing,
     handle_in,
     json_text,
@@ -20,6 +17,7 @@ from perdure.cli.app import (
     out,
     print_json,
     run_coroutine,
+    say,
 )
 from perdure.cli.runs import when
 from perdure.cli.suggestions import Group
@@ -53,9 +51,7 @@ def list_limits(
     name: Annotated[str | None, typer.Argument(help="Only the limit of this name")] = None,
     *,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The maximum number of keys")] = 100,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the keys of limits that are in use: what is used now, what waits, and when there is more.
@@ -64,16 +60,16 @@ def list_limits(
     """
     from perdure.runtime.operations import limit_states
 
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         handle = handle_in(database)
-        found, last = run_coroutine(limit_states.read_entries(handle, tenant, name, limit))
-        changed = run_coroutine(limit_states.read_amounts(handle, tenant))
+        found, last = run_coroutine(limit_states.read_entries(handle, place.tenant, name, limit))
+        changed = run_coroutine(limit_states.read_amounts(handle, place.tenant))
     for entry in found:
-        print_json(entry) if as_json else _print(entry)
+        (print_json if as_json else _print)(entry)
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
             shown = {"limit": each, "set": dict(amounts)}
-            print_json(shown) if as_json else _line(f"{legible(each)}  is set to {_amounts(amounts)}")
+            print_json(shown) if as_json else say(f"{legible(each)}  is set to {_amounts(amounts)}")
     if not as_json and last is not None:
         out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
     if not as_json and not found and not changed:
@@ -84,23 +80,21 @@ def show(
     name: Name,
     key: Key = None,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show one key of a limit, with the processes that have a share of it."""
     from perdure.runtime.operations import limit_states
 
-    with open_database(db, tenant, keys) as database:
-        found = run_coroutine(limit_states.read_entry(handle_in(database), tenant, name, _key_of(key)))
+    with open_database(place) as database:
+        found = run_coroutine(limit_states.read_entry(handle_in(database), place.tenant, name, _key_of(key)))
     if as_json:
         print_json(found)
         return
     _print(found)
     for process in found["processes"]:
         line = f"    {legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
-        _line(f"{line}, lease until {when(process['lease_until'])}")
+        say(f"{line}, lease until {when(process['lease_until'])}")
 
 
 def set_(
@@ -116,9 +110,7 @@ def set_(
     clear: Annotated[
         bool, typer.Option("--clear", help="Let what is configured count again, without the rest")
     ] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Set the amounts of a limit, in place of the configured ones, for all processes and the keys of a
@@ -141,27 +133,25 @@ def set_(
     given = {field: value for field, value in given.items() if value is not None}
     if bool(given) == clear:
         raise typer.BadParameter("give the amounts to set, e.g. --rate 600, or else --clear")
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         handle = handle_in(database)
         if clear:
-            run_coroutine(limit_states.clear_amounts(handle, tenant, name))
+            run_coroutine(limit_states.clear_amounts(handle, place.tenant, name))
         else:
-            given = run_coroutine(limit_states.set_amounts(handle, tenant, name, given))
+            given = run_coroutine(limit_states.set_amounts(handle, place.tenant, name, given))
     if as_json:
         print_json({"limit": name, "set": given})
     elif clear:
-        _line(f"{legible(name)}: what is configured counts again")
+        say(f"{legible(name)}: what is configured counts again")
     else:
-        _line(f"{legible(name)}: {_amounts(given)}")
+        say(f"{legible(name)}: {_amounts(given)}")
 
 
 def reset(
     name: Name,
     key: Key = None,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Reset the rate, the tokens and the budget of a key, as if nothing was used yet.
@@ -171,12 +161,12 @@ def reset(
     from perdure.runtime.operations import limit_states
 
     parts = _key_of(key)
-    with open_database(db, tenant, keys) as database:
-        run_coroutine(limit_states.reset(handle_in(database), tenant, name, parts))
+    with open_database(place) as database:
+        run_coroutine(limit_states.reset(handle_in(database), place.tenant, name, parts))
     if as_json:
         print_json({"limit": name, "key": parts, "reset": True})
     else:
-        _line(f"{legible(name)}{_of(parts)}: begins anew")
+        say(f"{legible(name)}{_of(parts)}: begins anew")
 
 
 def _key_of(parts: list[str] | None) -> dict[str, str]:
@@ -191,20 +181,15 @@ def _amounts(amounts: Any) -> str:
     return ", ".join(f"{legible(field)} {legible(json_text(value))}" for field, value in amounts.items())
 
 
-def _line(text: str) -> None:
-    out.print(escape(text), soft_wrap=True)
-
-
 def _print(entry: dict[str, Any]) -> None:
     parts: list[str] = []
     if places := entry.get("concurrency"):
         parts.append(f"{places['used']} of {places['most']} at once")
     for what in ("rate", "tokens"):
         if rate := entry.get(what):
+            more = ""
             if rate["next_at"]:
                 more = f", more at {when(rate['next_at'])}"
-            else:
-                more = ""
             if what == "rate":
                 unit = "a minute"
             else:
@@ -219,7 +204,7 @@ def _print(entry: dict[str, Any]) -> None:
     if entry["waiting"]:
         parts.append(f"{entry['waiting']:,} waiting")
     what = {"model": "calls of models", "tool": "calls of tools", "run": "runs"}[entry["of"]]
-    _line(f"{legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
+    say(f"{legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
 
 
 add_listing(limits, list_limits)

@@ -6,19 +6,17 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     Yes,
     add_listing,
     handle_in,
-    keys_of,
     open_database,
     out,
     print_json,
@@ -30,7 +28,6 @@ from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
-    from perdure.storage.key_providers import KeyProvider
 
 memory = typer.Typer(
     cls=Group, help="Look at, export and forget what is known of users.", no_args_is_help=True
@@ -87,16 +84,14 @@ def list_memory(
         bool, typer.Option("--history", help="Also the facts that were superseded or retracted")
     ] = False,
     namespace: Namespace = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the users with memories, or the memories of one user, oldest first."""
     from perdure.memory import Memory, users
 
     root = _root(namespace)
-    with open_store(db, tenant, keys) as kept:
+    with open_store(place) as kept:
         if user is None:
             for name in users(kept.store(), root=root):
                 if as_json:
@@ -107,7 +102,7 @@ def list_memory(
         known = Memory(kept.store(), user, root=root)
         facts, summaries = known.facts(history=history), known.summaries()
         if not facts and not summaries:
-            refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, place.tenant, user, root)
     if as_json:
         for fact in facts:
             print_json({"id": fact.id, **fact.dump()})
@@ -115,9 +110,8 @@ def list_memory(
             print_json({"thread": summary.thread, **summary.dump()})
         return
     for fact in facts:
-        if fact.known_until is None:
-            ended = ""
-        else:
+        ended = ""
+        if fact.known_until is not None:
             ended = f" (until {fact.known_until:%Y-%m-%d})"
         typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_line(fact.text)}{ended}")
     for summary in summaries:
@@ -133,18 +127,17 @@ add_listing(memory, list_memory)
 def export_memory(
     user: User,
     namespace: Namespace = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
 ) -> None:
     """Print all that is known of a user, with its history, as one JSON object."""
     from perdure.memory import Memory
 
     root = _root(namespace)
-    with open_store(db, tenant, keys) as kept:
+    with open_store(place) as kept:
         exported = Memory(kept.store(), user, root=root).export()
         if not exported["facts"] and not exported["summaries"]:
-            refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, place.tenant, user, root)
     typer.echo(json.dumps(exported, indent=2))
 
 
@@ -157,9 +150,7 @@ def forget(
     *,
     yes: Yes = False,
     namespace: Namespace = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Remove a fact in all its versions, the summary of a thread, or all that is known of a user.
@@ -170,8 +161,11 @@ def forget(
     from perdure.memory import Memory
     from perdure.runtime.agent_memory.memory_turns import lane_of
 
-    key, root = keys_of(keys), _root(namespace)
-    with open_database(db, tenant, key) as database, open_store(db, tenant, key) as kept:
+    root, place = _root(namespace), place.with_key()
+    with (
+        open_database(place) as database,
+        open_store(place) as kept,
+    ):
         known = Memory(kept.store(), user, root=root)
         if id is None:
             what = "all that is known of"
@@ -183,7 +177,7 @@ def forget(
             database.checkpointer().delete_thread(lane_of(user))
         removed = known.forget(id)
         if not removed:
-            refuse_elsewhere(kept, tenant, user, root)
+            refuse_elsewhere(kept, place.tenant, user, root)
     if as_json:
         print_json({"user": user, "removed": removed})
     elif id is None and not removed:
@@ -193,7 +187,7 @@ def forget(
 
 
 @contextmanager
-def open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> Iterator[SyncDatabase]:
+def open_store(place: DataPlace) -> Iterator[SyncDatabase]:
     """Open the database of the store in which servers and workers with these settings keep memories: one of
     its own, if the settings name one, or else that of the threads.
 
@@ -203,9 +197,9 @@ def open_store(db: str | None, tenant: str, keys: str | KeyProvider | None) -> I
     """
     from perdure.config.resolve import resolve_config
 
-    key = keys_of(keys)
-    configuration = resolve_config(file=None, flags={}, environ=os.environ, has_key=key is not None)
-    with open_database(configuration.store_url() or db, tenant, key) as database:
+    place = place.with_key()
+    configuration = resolve_config(file=None, flags={}, environ=os.environ, has_key=place.keys is not None)
+    with open_database(replace(place, db=configuration.store_url() or place.db)) as database:
         yield database
 
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     add_listing,
     json_text,
     legible,
-    out,
+    print_all,
     print_json,
     printable,
     run_coroutine,
+    say,
 )
 from perdure.cli.runs import Prefix, User, age, check_span, open_walk, since_us, when
 from perdure.cli.suggestions import Group
@@ -54,9 +53,7 @@ def list_questions(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=1, help="The maximum number, oldest first")
     ] = 100,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the questions that wait for an answer, the oldest first, with what is asked.
@@ -66,17 +63,11 @@ def list_questions(
     """
     from perdure.runtime.operations import entries
 
-    with open_walk(db, tenant, keys, prefix) as found:
+    with open_walk(place, prefix) as found:
         asked = run_coroutine(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
-    for question in asked[:limit]:
-        entry = entries.question_entry(question)
-        if as_json:
-            print_json(entry)
-        else:
-            _print(entry, found.now)
-    if not asked and not as_json:
-        out.print("No thread waits for an answer.")
+    shown = map(entries.question_entry, asked[:limit])
+    print_all(shown, as_json, partial(_print, found.now), "No thread waits for an answer.")
 
 
 async def _all(
@@ -92,43 +83,31 @@ async def _all(
     return asked
 
 
-def _print(entry: dict[str, Any], now: int) -> None:
+def _print(now: int, entry: dict[str, Any]) -> None:
     line = f"{age(now - entry['since']):>7}  {printable(entry['thread_id'])}"
-    if entry["user"]:
-        line += f"  of {printable(entry['user'])}"
-    else:
-        line += ""
-    line += f"  {legible(entry['title'])}" if entry["title"] else ""
-    if entry["until"]:
-        line += f"  until {when(entry['until'])}"
-    else:
-        line += ""
-    if entry["deadline"]:
-        line += f"  deadline {when(entry['deadline'])}"
-    else:
-        line += ""
-    if entry["interrupt_id"]:
-        line += f"  interrupt {printable(entry['interrupt_id'])}"
-    else:
-        line += ""
-    out.print(escape(line), soft_wrap=True)
+    for key, words, shown in (
+        ("user", "of ", printable),
+        ("title", "", legible),
+        ("until", "until ", when),
+        ("deadline", "deadline ", when),
+        ("interrupt_id", "interrupt ", printable),
+    ):
+        if entry[key]:
+            line += f"  {words}{shown(entry[key])}"
+    say(line)
     text = entry["fault"] or entry["text"]
-    if len(text) <= _TEXT_MAX:
-        shown = text
-    else:
-        shown = f"{text[:_TEXT_MAX]}…"
-    for part in legible(shown, keep="\n").splitlines():
-        out.print(escape(f"         {part}"), soft_wrap=True)
+    if len(text) > _TEXT_MAX:
+        text = f"{text[:_TEXT_MAX]}…"
+    for part in legible(text, keep="\n").splitlines():
+        say(f"         {part}")
     form = entry["form"]
     if form["kind"] == "choice":
-        out.print(
-            escape(f"         one of {legible(json_text(form['options'], ascii_only=False))}"), soft_wrap=True
-        )
+        say(f"         one of {legible(json_text(form['options'], ascii_only=False))}")
     for action in form.get("actions", ()):
         takes = ", ".join(action["decisions"])
-        out.print(escape(f"         {printable(action['name'])} takes {takes}"), soft_wrap=True)
+        say(f"         {printable(action['name'])} takes {takes}")
     for field in form.get("fields", ()):
-        out.print(escape(f"         {printable(field['name'])}: {field['type']}"), soft_wrap=True)
+        say(f"         {printable(field['name'])}: {field['type']}")
 
 
 def answer(
@@ -149,9 +128,7 @@ def answer(
     graph: Annotated[
         str | None, typer.Option(help="The graph that asked, if no run did that is stored")
     ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Answer the question of a thread. A worker with the graph goes on.
@@ -167,8 +144,8 @@ def answer(
     from perdure.runtime.operations import open_questions
     from perdure.runtime.threads.rows import look
 
-    partition = Partition(tenant, thread_id)
-    with open_walk(db, tenant, keys) as found:
+    partition = Partition(place.tenant, thread_id)
+    with open_walk(place) as found:
         given: Any
         row = found.walk.database.run(look(partition))
         if row is None:
@@ -185,7 +162,7 @@ def answer(
     if as_json:
         print_json({"thread_id": thread_id, "run_id": run_id})
         return
-    out.print(escape(f"{printable(thread_id)}: answered; it goes on as run {run_id}"), soft_wrap=True)
+    say(f"{printable(thread_id)}: answered; it goes on as run {run_id}")
 
 
 async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -> AskedQuestion:
@@ -227,9 +204,7 @@ def signal(
         str | None, typer.Option(help="Its key: sent again with the same key, it has no further effect")
     ] = None,
     one: Annotated[bool, typer.Option("--one", help="End one wait, if several branches wait for it")] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Give a signal to a thread, whose graph goes on where it waits for one of this name.
@@ -238,11 +213,16 @@ def signal(
     """
     from perdure.runtime.operations import open_questions
 
-    with open_walk(db, tenant, keys) as found:
+    with open_walk(place) as found:
         given = None if value is None else _json_or_text(value)
         try:
             sent = open_questions.give_signal(
-                found.database, Partition(tenant, thread_id), name, given, key=key or None, to_all=not one
+                found.database,
+                Partition(place.tenant, thread_id),
+                name,
+                given,
+                key=key or None,
+                to_all=not one,
             )
             receipt = run_coroutine(sent)
         except ValueError as error:
@@ -255,7 +235,7 @@ def signal(
     else:
         what = f"it goes on as run {receipt.run_id}"
     again = ", as it had been before" if receipt.is_duplicate else ""
-    out.print(escape(f"{printable(thread_id)}: {what}{again}"), soft_wrap=True)
+    say(f"{printable(thread_id)}: {what}{again}")
 
 
 def _json_or_text(value: str) -> Any:

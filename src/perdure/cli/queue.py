@@ -15,9 +15,7 @@ from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     err,
     handle_in,
@@ -27,8 +25,9 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
-    run_coroutine,
+    say,
 )
+from perdure.cli.runs import print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 from perdure.model.times import to_datetime
@@ -58,9 +57,7 @@ R = TypeVar("R")
 def inbox(
     thread_id: ThreadId,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     limit: Limit = 30,
     text: Text = False,
     as_json: AsJson = False,
@@ -68,33 +65,32 @@ def inbox(
     """List the messages of a thread, newest first, each with the run that took it."""
     from perdure.engine.queue import inbox as inboxes
 
-    partition = Partition(tenant, thread_id)
+    partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
         return inboxes.latest(partition, count, last.message.seq if last else None)
 
-    found = _newest(db, keys, partition, limit, page)
+    found = _newest(place, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
     _print((_message(each, text) for each in found), headings, "No messages.", as_json, text)
 
 
 def runs(
     thread_id: ThreadId,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
     limit: Limit = 30,
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a thread, newest first, each with its messages, its state and its error."""
     from perdure.engine.queue import runs as running
 
-    partition = Partition(tenant, thread_id)
+    partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
         return running.latest(partition, count, last.first if last else None)
 
-    found = _newest(db, keys, partition, limit, page)
+    found = _newest(place, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
     _print(map(_run, found), headings, "No runs.", as_json)
 
@@ -102,9 +98,7 @@ def runs(
 def outbox(
     thread_id: ThreadId,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     limit: Limit = 30,
     text: Text = False,
     as_json: AsJson = False,
@@ -112,12 +106,12 @@ def outbox(
     """List the replies of a thread, newest first, sent or not, with the provider's ids and errors."""
     from perdure.engine.queue import outbox as outboxes
 
-    partition = Partition(tenant, thread_id)
+    partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
         return outboxes.replies(partition, count, last.seq if last else None)
 
-    found = _newest(db, keys, partition, limit, page)
+    found = _newest(place, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
     _print((_reply(each, text) for each in found), headings, "No replies.", as_json, text)
 
@@ -126,9 +120,8 @@ def dead(
     thread_id: Annotated[
         str | None, typer.Argument(help="The thread's id; by default all threads of the tenant")
     ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
     text: Text = False,
     as_json: AsJson = False,
 ) -> None:
@@ -138,15 +131,11 @@ def dead(
     """
     from rich.progress import track
 
-    from perdure import admin
     from perdure.engine.queue import inbox as inboxes
 
     rows: list[dict[str, Any]] = []
-    with open_database(db, tenant, keys) as database:
-        if thread_id is None:
-            partitions = [p for p in admin.partitions(database, tenant) if p.space == THREADS]
-        else:
-            partitions = [Partition(tenant, thread_id)]
+    with open_database(place) as database:
+        partitions = _choose(database, place.tenant, thread_id)
         hidden = len(partitions) == 1 or not sys.stderr.isatty()
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
             found = handle_in(database).run(inboxes.read_failures(partition))
@@ -173,9 +162,7 @@ def stuck(
     most: Annotated[
         int, typer.Option(min=1, help="The maximum number of queues to look at, those due longest first")
     ] = 10_000,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Count threads on which no worker makes progress, by the name of the graph or channel, and say what can
@@ -186,7 +173,7 @@ def stuck(
     """
     from perdure.runtime.operations.entries import stuck_entry
 
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         found = database.find_stuck(older, all_tenants=all_tenants, most=most)
     rows: list[dict[str, Any]] = []
     for one in found.stuck:
@@ -198,7 +185,7 @@ def stuck(
     if not as_json:
         for row in rows:
             named = legible(f"{row['problem']} {row['what']} {row['name']}".rstrip())
-            out.print(escape(f"{named}: {legible(row['advice'])}"), soft_wrap=True)
+            say(f"{named}: {legible(row['advice'])}")
         out.print("`perdure threads dead` has what was given up, `perdure questions ls` what asks people.")
     if not found.is_whole:
         err.print(f"There is more than {most} queues; pass --most to look at more of them.")
@@ -220,9 +207,7 @@ def retry(
         bool, typer.Option("--failed", help="Run every failed run again, the oldest of a thread first")
     ] = False,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
 ) -> None:
     """Send a dead reply, or one that is held in doubt, again, or run a failed run again.
 
@@ -233,14 +218,13 @@ def retry(
     """
     if [reply is not None, run is not None, failed].count(True) != 1 or (thread_id is None and not failed):
         raise typer.BadParameter("name a thread with --reply NUMBER or --run RUN, or pass --failed")
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         if reply is not None and thread_id is not None:
-            _resend(database, Partition(tenant, thread_id), reply)
+            _resend(database, Partition(place.tenant, thread_id), reply)
         elif run is not None and thread_id is not None:
-            again, was_repeated = _run_again(database, Partition(tenant, thread_id), run)
-            out.print(escape(_again_line(thread_id, run, again, was_repeated)), soft_wrap=True)
+            print_rerun(repeat_one(database, Partition(place.tenant, thread_id), run), as_json=False)
         else:
-            _run_all_again(database, tenant, thread_id)
+            _run_all_again(database, place.tenant, thread_id)
 
 
 def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
@@ -251,70 +235,53 @@ def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
     now = handle_in(database).run(ask(Now()))
     again = handle_in(database).run(outboxes.retry(partition, reply, now))
     line = f"{printable(partition.thread)}: reply {reply} is to be sent again, as number {again.seq} under "
-    out.print(escape(f"{line}the key {printable(again.id)}"), soft_wrap=True)
+    say(f"{line}the key {printable(again.id)}")
 
 
 def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -> None:
     """Run failed runs again; one that cannot be run again does not stop the others."""
-    from perdure import admin
     from perdure.engine.queue import inbox as inboxes
     from perdure.errors import PerdureError, Unavailable
 
     tried = refused = 0
-    if thread_id is None:
-        partitions = [p for p in admin.partitions(database, tenant) if p.space == THREADS]
-    else:
-        partitions = [Partition(tenant, thread_id)]
-    for partition in partitions:
+    for partition in _choose(database, tenant, thread_id):
         found = handle_in(database).run(inboxes.read_failures(partition))
         if thread_id is not None:
             _refuse_unknown(database, partition, found.runs)
         for run in reversed(found.runs):
+            entry: dict[str, Any] = {"thread_id": partition.thread, "run_id": run.id, "outcome": "stays"}
             try:
-                again, was_repeated = _run_again(database, partition, run.id)
+                entry = repeat_one(database, partition, run.id)
             except Unavailable:
                 raise
             except PerdureError as error:
-                refused += 1
-                err.print(
-                    escape(f"{printable(partition.thread)}: run {run.id} was not repeated: {error}"),
-                    soft_wrap=True,
-                )
-                continue
-            tried += not was_repeated
-            out.print(escape(_again_line(partition.thread, run.id, again, was_repeated)), soft_wrap=True)
+                entry["reason"] = error
+            refused += entry["outcome"] == "stays"
+            tried += entry["outcome"] == "accepted"
+            print_rerun(entry, as_json=False)
     out.print(f"{tried} runs are scheduled to run again, {refused} are not.")
     if refused:
         raise typer.Exit(1)
 
 
-def _run_again(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:
-    from functools import partial
+def _choose(database: SyncDatabase, tenant: str, thread_id: str | None) -> list[Partition]:
+    """Return the thread that is named, or else all threads of the tenant."""
+    from perdure import admin
 
-    from perdure.runtime.operations.reruns import rerun
-
-    read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
-    return run_coroutine(rerun(handle_in(database), partition, run_id, read_asked))
-
-
-def _again_line(thread_id: str, run_id: str, again: str, was_repeated: bool) -> str:
-    if was_repeated:
-        how = "had been scheduled to run again"
-    else:
-        how = "is scheduled to run again"
-    return f"{printable(thread_id)}: run {printable(run_id)} {how}, as {printable(again)}"
+    if thread_id is not None:
+        return [Partition(tenant, thread_id)]
+    return [each for each in admin.partitions(database, tenant) if each.space == THREADS]
 
 
 def _newest(
-    db: Db,
-    keys: Keys,
+    place: DataPlace,
     partition: Partition,
     limit: int,
     page: Callable[[int, R | None], Program[tuple[R, ...]]],
 ) -> list[R]:
     """Return at most ``limit`` results of ``page``, read in parts, as each may be large."""
     results: list[R] = []
-    with open_database(db, partition.tenant, keys) as database:
+    with open_database(place) as database:
         while count := min(limit - len(results), _PAGE):
             found = handle_in(database).run(page(count, results[-1] if results else None))
             results += found

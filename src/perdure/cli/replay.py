@@ -10,9 +10,7 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     err,
     json_text,
     keys_of,
@@ -20,7 +18,9 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    say,
     url_of,
+    warn,
 )
 from perdure.errors import BadSetting
 
@@ -56,9 +56,7 @@ def replay(
     context: Annotated[
         str | None, typer.Option(metavar="JSON", help="The graph's context, a JSON object")
     ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Run recorded steps again with your changed code, and show where it does something else.
@@ -91,7 +89,7 @@ def replay(
         whole_process=True,
     )
     agent = asyncio.run(load_agent(find(graph)))
-    database = open_for_reading(url_of(db), tenant=tenant, encryption_key=keys_of(keys))
+    database = open_for_reading(url_of(place.db), tenant=place.tenant, encryption_key=keys_of(place.keys))
     differs = False
     try:
         for thread_id in thread_ids:
@@ -133,9 +131,9 @@ def _context(text: str | None) -> dict[str, Any] | None:
 
 
 def _print(report: ReplayReport) -> None:
-    name = escape(printable(report.thread_id))
+    name = printable(report.thread_id)
     for each in report.differences:
-        out.print(f"{name}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
+        out.print(f"{escape(name)}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
         _print_values(each)
     if report.replayed == 1:
         steps = "1 step"
@@ -143,18 +141,17 @@ def _print(report: ReplayReport) -> None:
         steps = f"{report.replayed} steps"
     if report.differences:
         first = report.differences[0]
-        out.print(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}", soft_wrap=True)
+        say(f"{name}: differs at step {first.step}, checkpoint {first.checkpoint_id}")
     elif report.replayed:
-        out.print(f"{name}: {steps} replayed, nothing differs", soft_wrap=True)
+        say(f"{name}: {steps} replayed, nothing differs")
     else:
-        err.print(f"{name}: no step could be replayed", soft_wrap=True)
+        warn(f"{name}: no step could be replayed")
     for number, reason in report.skipped:
-        err.print(f"{name}: step {number} was not replayed: {escape(reason)}", soft_wrap=True)
+        warn(f"{name}: step {number} was not replayed: {reason}")
     if report.derived:
-        err.print(
+        warn(
             f"{name}: no calls are recorded for {report.derived} of the steps, so that changed prompts are "
-            "not seen there; record them with Agent(graph, record=True)",
-            soft_wrap=True,
+            "not seen there; record them with Agent(graph, record=True)"
         )
 
 

@@ -14,22 +14,24 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     add_listing,
     err,
     handle_in,
     legible,
     open_database,
     out,
+    print_all,
     print_json,
     printable,
     run_coroutine,
+    say,
     several,
+    warn,
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import NotFound
+from perdure.model.records import Partition
 from perdure.model.times import to_datetime
 
 if TYPE_CHECKING:
@@ -124,16 +126,16 @@ class _Open(NamedTuple):
 
 
 @contextmanager
-def open_walk(db: str | None, tenant: str, keys: Any, prefix: str = "") -> Iterator[_Open]:
+def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_Open]:
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         handle = handle_in(database)
         now = handle.run(ask(Now()))
-        yield _Open(database, ThreadWalk(handle, tenant, prefix=prefix), now)
+        yield _Open(database, ThreadWalk(handle, place.tenant, prefix=prefix), now)
 
 
 def since_us(since: str | None, now: int) -> int | None:
@@ -166,9 +168,7 @@ def list_runs(
     by_duration: Annotated[
         bool, typer.Option("--slowest", help="The slowest of all matching runs first")
     ] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the runs of a tenant, newest first, each with its state, thread, graph, duration and error.
@@ -184,14 +184,14 @@ def list_runs(
 
     if by_error and by_duration:
         raise typer.BadParameter("--by-error counts runs, and --slowest lists them; leave one out")
-    with open_walk(db, tenant, keys, prefix) as found:
+    with open_walk(place, prefix) as found:
         state = "failed" if by_error else status
         query = RunQuery(
             state=state, user=user, since=since_us(since, found.now), error=error, version=version
         )
         if by_error:
             groups = run_coroutine(_group(found.walk, query))
-            _print_groups(groups[:limit], as_json)
+            print_all(groups[:limit], as_json, _print_group, "No run has failed.")
             return
         faults: list[str] = []
         first = slowest if by_duration else newest
@@ -201,9 +201,9 @@ def list_runs(
         if as_json:
             print_json(entries.run_entry(run))
         else:
-            out.print(escape(_line(run, found.now)), soft_wrap=True)
+            say(_line(run, found.now))
     if not listed and not as_json:
-        out.print("No runs.")
+        say("No runs.")
 
 
 async def _group(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
@@ -227,7 +227,7 @@ async def _group(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
 
 def _print_faults(faults: list[str]) -> None:
     for fault in faults[:_FAULTS_MAX]:
-        err.print(escape(legible(f"left out, as it cannot be read: {fault}")), soft_wrap=True)
+        warn(legible(f"left out, as it cannot be read: {fault}"))
     if (more := len(faults) - _FAULTS_MAX) > 0:
         err.print(f"{several(more, 'more thread')} cannot be read: run perdure fsck")
 
@@ -236,24 +236,16 @@ def _node_shown(node: str) -> str:
     return printable(node.replace("|", " > "))
 
 
-def _print_groups(groups: list[dict[str, Any]], as_json: bool) -> None:
-    for group in groups:
-        if as_json:
-            print_json(group)
-            continue
-        example = group["example"]
-        line = f"{several(group['runs'], 'run')}  {legible(group['kind'] + ': ' + group['message'])}"
-        out.print(escape(line), soft_wrap=True)
-        if group["nodes"]:
-            out.print(escape(f"  in {', '.join(map(_node_shown, group['nodes']))}"), soft_wrap=True)
-        last = f"  first {when(group['first_at'])}, last {when(group['last_at'])}"
-        last += f" in {printable(example['thread_id'])}, run {example['run_id']}"
-        out.print(escape(last), soft_wrap=True)
-        if group["versions"]:
-            counts = (f"{printable(name)} ({count:,})" for name, count in group["versions"].items())
-            out.print(escape(f"  of the graph's version {', '.join(counts)}"), soft_wrap=True)
-    if not groups and not as_json:
-        out.print("No run has failed.")
+def _print_group(group: dict[str, Any]) -> None:
+    example = group["example"]
+    say(f"{several(group['runs'], 'run')}  {legible(group['kind'] + ': ' + group['message'])}")
+    if group["nodes"]:
+        say(f"  in {', '.join(map(_node_shown, group['nodes']))}")
+    last = f"  first {when(group['first_at'])}, last {when(group['last_at'])}"
+    say(f"{last} in {printable(example['thread_id'])}, run {example['run_id']}")
+    if group["versions"]:
+        counts = (f"{printable(name)} ({count:,})" for name, count in group["versions"].items())
+        say(f"  of the graph's version {', '.join(counts)}")
 
 
 def show(
@@ -262,9 +254,7 @@ def show(
         str | None, typer.Option(help="Its thread, if you know it: all threads need not be searched then")
     ] = None,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show a run: its state, its error with the traceback, and from where it can be run again.
@@ -273,7 +263,7 @@ def show(
     """
     from perdure.runtime.operations import entries, run_search
 
-    with open_walk(db, tenant, keys) as found:
+    with open_walk(place) as found:
         detail = run_coroutine(run_search.show(found.walk, run_id, thread))
     entry = entries.detail_entry(detail)
     if as_json:
@@ -288,16 +278,16 @@ def show(
         line += f", version {printable(run.graph_version)}"
     line += f"  {several(run.attempts, 'attempt')}"
     line += f"  started {when(run.started_at)}  {end} {when(run.updated_at)}"
-    out.print(escape(line), soft_wrap=True)
+    say(line)
     if detail.repeats is not None:
-        out.print(escape(f"runs again {printable(detail.repeats)}"), soft_wrap=True)
+        say(f"runs again {printable(detail.repeats)}")
     if failure is not None:
         error = f"{failure.kind}: {failure.message}"
         if failure.traceback is None or not failure.traceback.startswith(error):
-            out.print(escape(legible(error, keep="\n\t")), soft_wrap=True)
+            say(legible(error, keep="\n\t"))
         if failure.traceback is not None:
-            out.print(escape(legible(failure.traceback, keep="\n\t").rstrip("\n")), soft_wrap=True)
-    out.print(escape(_next_step(detail)), soft_wrap=True)
+            say(legible(failure.traceback, keep="\n\t").rstrip("\n"))
+    say(_next_step(detail))
 
 
 def _next_step(detail: Any) -> str:
@@ -330,9 +320,7 @@ def rerun(
     error: ErrorText = None,
     user: User = None,
     prefix: Prefix = "",
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Run a failed run again, or all of them, from the last step that is stored.
@@ -351,20 +339,11 @@ def rerun(
         raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
     if failed and thread is not None:
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
-    with open_walk(db, tenant, keys, prefix) as found:
+    with open_walk(place, prefix) as found:
         if run_id is not None:
             detail = run_coroutine(run_search.show(found.walk, run_id, thread))
-            again, was_repeated = run_coroutine(repeat(found.database, tenant, detail.found))
-            _print_rerun(
-                {
-                    "thread_id": detail.found.thread_id,
-                    "run_id": run_id,
-                    "outcome": "repeated before" if was_repeated else "accepted",
-                    "again": again,
-                    "reason": None,
-                },
-                as_json,
-            )
+            one = Partition(place.tenant, detail.found.thread_id)
+            print_rerun(repeat_one(found.database, one, run_id), as_json)
             return
         query = run_search.RunQuery(user=user, since=since_us(since, found.now), error=error)
         counts = run_coroutine(_rerun_standing(found, query, as_json))
@@ -379,7 +358,10 @@ async def _rerun_standing(found: _Open, query: RunQuery, as_json: bool) -> tuple
 
     accepted = stay = 0
     faults: list[str] = []
-    again = partial(repeat, found.database, found.walk.tenant)
+
+    async def again(run: FoundRun) -> tuple[str, bool]:
+        return await repeat(found.database, Partition(found.walk.tenant, run.thread_id), run.run.id)
+
     async with aclosing(reruns.rerun_standing(found.walk, query, again)) as steps:
         async for step in steps:
             if step.fault is not None:
@@ -387,7 +369,7 @@ async def _rerun_standing(found: _Open, query: RunQuery, as_json: bool) -> tuple
             for each in step.reruns:
                 accepted += each.outcome == "accepted"
                 stay += each.outcome == "stays"
-                _print_rerun(entries.rerun_entry(each), as_json)
+                print_rerun(entries.rerun_entry(each), as_json)
     _print_faults(faults)
     return accepted, stay + len(faults)
 
@@ -401,9 +383,7 @@ def stop(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Remove what the runs stored in their threads, too")
     ] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Stop an open or waiting run, those of a user, or all of them.
@@ -430,10 +410,10 @@ def stop(
                 how = "is stopped" if each.was_open else "had not begun, and never does"
                 whose = "" if each.user is None else f" of {printable(each.user)}"
                 line = f"{printable(each.thread_id)}{whose}: run {printable(each.run_id)} {how}"
-                out.print(escape(line), soft_wrap=True)
+                say(line)
         return count
 
-    with open_walk(db, tenant, keys, prefix) as found:
+    with open_walk(place, prefix) as found:
         count = run_coroutine(end_all(found.walk))
     if run_id is not None and not count:
         raise NotFound(
@@ -443,30 +423,36 @@ def stop(
         out.print(f"{several(count, 'run')} stopped.")
 
 
-async def repeat(database: SyncDatabase, tenant: str, found: FoundRun) -> tuple[str, bool]:
+async def repeat(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:
     """Run a failed run again, for a worker; return the new run's id, and whether it had been repeated."""
-    from perdure.model.records import Partition
     from perdure.runtime.operations.reruns import rerun as rerun_one
 
-    partition = Partition(tenant, found.thread_id)
-    read_asked = partial(database.checkpointer(tenant=tenant).read_asked, partition)
-    return await rerun_one(handle_in(database), partition, found.run.id, read_asked)
+    read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
+    return await rerun_one(handle_in(database), partition, run_id, read_asked)
 
 
-def _print_rerun(entry: dict[str, Any], as_json: bool) -> None:
+def repeat_one(database: SyncDatabase, partition: Partition, run_id: str) -> dict[str, Any]:
+    """Run a failed run again, as ``repeat`` does; return what became of it as JSON data."""
+    again, was_repeated = run_coroutine(repeat(database, partition, run_id))
+    return {
+        "thread_id": partition.thread,
+        "run_id": run_id,
+        "outcome": "repeated before" if was_repeated else "accepted",
+        "again": again,
+        "reason": None,
+    }
+
+
+def print_rerun(entry: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(entry)
         return
     line = f"{printable(entry['thread_id'])}: run {printable(entry['run_id'])} "
     if entry["outcome"] == "stays":
-        err.print(escape(legible(f"{line}was not repeated: {entry['reason']}")), soft_wrap=True)
+        warn(legible(f"{line}was not repeated: {entry['reason']}"))
         return
-    was_repeated = entry["outcome"] == "repeated before"
-    if was_repeated:
-        how = "had been scheduled to run again"
-    else:
-        how = "is scheduled to run again"
-    out.print(escape(f"{line}{how}, as {printable(entry['again'])}"), soft_wrap=True)
+    how = "had been" if entry["outcome"] == "repeated before" else "is"
+    say(f"{line}{how} scheduled to run again, as {printable(entry['again'])}")
 
 
 def _line(found: FoundRun, now: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import handle_in, out, printable
+from perdure.cli.app import handle_in, out, printable, say
 from perdure.cli.runs import span
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def print_agents(found: Mapping[str, Any]) -> None:
         out.print("\n[bold]to-dos[/]")
         for todo in found["todos"]:
             words = printable(todo["status"].replace("_", " "))
-            out.print(escape(f"{words}: {printable(todo['content'])}"), soft_wrap=True)
+            say(f"{words}: {printable(todo['content'])}")
     if not found["subagents"]:
         return
     out.print("\n[bold]subagents[/]")

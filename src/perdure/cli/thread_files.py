@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     handle_in,
     legible,
+    new_table,
     open_database,
-    out,
     print_json,
+    print_table,
     printable,
 )
 from perdure.errors import BadSetting
@@ -36,9 +33,7 @@ def files(
     *,
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the files that an agent keeps in its state, as deep agents do, or print the text of one."""
@@ -47,7 +42,7 @@ def files(
     listed: list[ThreadFile] = []
     parts: list[str] = []
     after, start = "", 0
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         handle = handle_in(database)
         partition = handle.partition(thread_id)
         if path is None:
@@ -74,24 +69,14 @@ def files(
             if start >= found.length:
                 break
     if path is None:
-        _list(listed, as_json=as_json)
+        entries = [each._asdict() for each in listed]
+        table = new_table("path", "bytes", "changed")
+        print_table(entries, as_json, table, _row, "the state of this thread has no files")
     elif as_json:
         print_json({"thread_id": thread_id, "path": path, "text": "".join(parts)})
     else:
         sys.stdout.write(legible("".join(parts), keep="\n\t") + "\n")
 
 
-def _list(found: list[ThreadFile], *, as_json: bool) -> None:
-    if as_json:
-        for each in found:
-            print_json(each._asdict())
-        return
-    if not found:
-        out.print("the state of this thread has no files")
-        return
-    table = Table("path", "bytes", "changed", box=None, pad_edge=False)
-    for each in found:
-        table.add_row(
-            escape(printable(each.path)), f"{each.size:,}", escape(printable((each.modified_at or "")[:19]))
-        )
-    out.print(table)
+def _row(file: dict[str, Any]) -> tuple[str, str, str]:
+    return printable(file["path"]), f"{file['size']:,}", printable((file["modified_at"] or "")[:19])

@@ -13,9 +13,7 @@ import typer
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     err,
     handle_in,
     legible,
@@ -26,6 +24,7 @@ from perdure.cli.app import (
     printable,
     run_coroutine,
     several,
+    warn,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, since_us
 from perdure.cli.thread_steps import money
@@ -90,9 +89,7 @@ def list_threads(
         ),
     ] = None,
     sizes: Annotated[bool, typer.Option("--bytes", help="Measure each thread, by reading all of it")] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List the threads of a tenant, with the time since their last change, their status, title and user.
@@ -104,7 +101,7 @@ def list_threads(
     from perdure.model.model_calls import NO_PRICES
     from perdure.runtime.operations.thread_search import ThreadQuery
 
-    with open_walk(db, tenant, keys, prefix) as found:
+    with open_walk(place, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
         prices = NO_PRICES if cost is None else prices_here()
         query = ThreadQuery(
@@ -119,10 +116,9 @@ def list_threads(
         )
 
         def show(match: ThreadMatch, row: ThreadRow, number: int) -> None:
+            size = None
             if sizes:
                 size = _size(found.database, row.thread_id)
-            else:
-                size = None
             if as_json:
                 entry = _entry(row, size, sizes)
                 if match.cost is not None:
@@ -130,10 +126,9 @@ def list_threads(
                 print_json(entry)
                 return
             if number == 1:
+                measured = ""
                 if sizes:
                     measured = f"{'bytes':>{_BYTES_WIDTH}}  "
-                else:
-                    measured = ""
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
             line = _line(row, found.now, size, sizes)
             if match.cost is not None:
@@ -169,10 +164,9 @@ def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
     from perdure.runtime.threads.user_and_title import title_in, user_in
 
     shown = _UNREADABLE if row.fault is not None else row.status
+    measured = ""
     if sizes:
         measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
-    else:
-        measured = ""
     line = f"{age(now - row.updated_at):<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
     line += printable(row.thread_id)
     if title := title_in(row.metadata):
@@ -185,9 +179,7 @@ def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
 def top(
     *,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="The number of threads to show")] = 20,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """List a tenant's largest threads, by their bytes in the database, each with its largest channel, and the
@@ -208,14 +200,14 @@ def top(
             try:
                 measured = database.measure(name)
             except (Corrupt, Contention) as error:
-                err.print(f"thread {name!r} was not measured: {error}", soft_wrap=True, markup=False)
+                warn(f"thread {name!r} was not measured: {error}")
                 continue
             largest = max(measured.channels, key=lambda c: measured.channels[c].bytes, default="")
             total += measured.total
             count += 1
             yield measured.total, name, largest
 
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         names = [thread.thread_id for thread in database.threads()]
         found = heapq.nsmallest(limit, measure_each(database, names), key=lambda each: (-each[0], each[1]))
         whole = run_coroutine(handle_in(database).acount_bytes())

@@ -34,10 +34,9 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     page = handle.run(load_steps(partition, handle.digest, namespace, limit=limit))
     said = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
     row = handle.run(look(partition))
+    open_now = None
     if row:
         open_now = open_questions.of_thread(handle, partition.tenant, row, with_waits=True)
-    else:
-        open_now = None
     return {
         **entries.wait_entries(() if open_now is None else handle.run(open_now)),
         "title": handle.run(load_title(partition, handle.digest)),
@@ -67,10 +66,9 @@ def print_way(found: Mapping[str, Any]) -> None:
         _add_step(table, step, 0, notes)
     out.print(table)
     for wait in found["waits"]:
+        until = ""
         if wait["until"]:
             until = f"  until {when(wait['until'])}"
-        else:
-            until = ""
         out.print(f"[bold]waits[/] {escape(legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:

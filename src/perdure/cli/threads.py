@@ -10,13 +10,10 @@ from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     Yes,
     add_listing,
-    err,
     json_text,
     legible,
     open_database,
@@ -24,7 +21,9 @@ from perdure.cli.app import (
     print_json,
     printable,
     require_consent,
+    say,
     shallow,
+    warn,
 )
 from perdure.cli.care import DryRun, prune_threads
 from perdure.cli.data.diff import checkpoint_id, diff
@@ -60,9 +59,7 @@ def show(
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     namespace: Namespace = "",
     steps: Annotated[int, typer.Option(min=1, max=1000, help="The newest steps to show")] = 20,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and its path through
@@ -70,7 +67,7 @@ def show(
 
     Costs are shown if the table "prices" of perdure.toml has the models.
     """
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         view = database.show(thread_id, checkpoint, namespace)
         way = read_way(database, thread_id, namespace, steps)
         agents = read_agents(database, thread_id, namespace, checkpoint)
@@ -79,23 +76,20 @@ def show(
         channels = [shallow(each) for each in view.channels]
         print_json({"thread_id": thread_id, **entry, "channels": channels, **way, **agents})
         return
+    title = ""
     if way["title"]:
         title = f"  {escape(printable(way['title']))}"
-    else:
-        title = ""
     out.print(f"[bold]{escape(printable(thread_id))}[/]{title}", soft_wrap=True)
-    out.print(f"checkpoint {view.checkpoint_id}", soft_wrap=True)
+    say(f"checkpoint {view.checkpoint_id}")
+    tags = ""
     if view.tags:
         tags = f"  tags {', '.join(map(printable, view.tags))}"
-    else:
-        tags = ""
     line = f"{view.created_at}  source {printable(view.source or '')}  step {view.step}{tags}"
-    out.print(escape(line), soft_wrap=True)
+    say(line)
     table = Table("channel", "bytes", "items", box=None, pad_edge=False)
     for channel in view.channels:
-        if channel.length is None:
-            length = ""
-        else:
+        length = ""
+        if channel.length is not None:
             length = str(channel.length)
         table.add_row(escape(printable(channel.name)), f"{channel.size:,}", length)
     out.print(table)
@@ -111,15 +105,13 @@ def show(
 def history(
     thread_id: ThreadId,
     *,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     limit: Annotated[int, typer.Option(min=1, help="The maximum number, newest first")] = 30,
     namespace: Namespace = "",
     as_json: AsJson = False,
 ) -> None:
     """List the checkpoints of a thread, newest first."""
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         views = database.timeline(thread_id, namespace, limit)
     if as_json:
         for view in views:
@@ -149,30 +141,29 @@ def digest(
     thread_ids: Annotated[
         list[str] | None, typer.Argument(help="The threads' ids; all of the tenant without")
     ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Print the digest of a thread's content: history, values, pending writes, tags and heads.
 
     It does not depend on the backend or the encryption key.
     """
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         unreadable = 0
         for name in thread_ids or [thread.thread_id for thread in database.threads()]:
             try:
                 found = database.digest(name)
             except Corrupt as error:
                 unreadable += 1
-                err.print(escape(f"{printable(name)} cannot be read: {error}"), soft_wrap=True)
+                warn(f"{printable(name)} cannot be read: {error}")
                 continue
             if not found.checkpoints and not found.writes:
-                raise missing_thread(Partition(tenant, name))
+                raise missing_thread(Partition(place.tenant, name))
             if as_json:
                 print_json({"thread_id": name, "digest": found.hex})
             else:
-                out.print(f"{found.hex}  {escape(printable(name))}", soft_wrap=True)
+                say(f"{found.hex}  {printable(name)}")
     if unreadable:
         raise typer.Exit(1)
 
@@ -184,19 +175,17 @@ def tag(
     name: Annotated[str, typer.Argument(help="The tag's name")],
     checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tag")] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
 ) -> None:
     """Tag a checkpoint: no pruning removes it, and a fork can start from it later."""
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         if remove:
             database.untag(thread_id, name)
             line = f"{printable(thread_id)}: the tag {printable(name)} is gone"
         else:
             target = database.tag(thread_id, name, checkpoint)
             line = f"{printable(thread_id)}: {printable(name)} is checkpoint {target}"
-    out.print(escape(line), soft_wrap=True)
+    say(line)
 
 
 @threads.command()
@@ -208,9 +197,7 @@ def fork(
         str | None,
         typer.Option(help="Copy the thread under this id and fork the copy", show_default=False),
     ] = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Go on from an earlier checkpoint: its copy becomes the latest one, and the next message builds on it.
@@ -218,7 +205,7 @@ def fork(
     The checkpoints after it stay as a branch. With --into the thread itself is left as it is. Refused while a
     run of the thread is open. Typical: `perdure threads fork ada approved --into ada-again`.
     """
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         source = checkpoint_id(database, thread_id, checkpoint, "")
         if into is not None:
             database.checkpointer().copy_thread(thread_id, into)
@@ -228,18 +215,15 @@ def fork(
         except BaseException:
             if into is not None:
                 # The copy stays: another process may have written to it by now.
-                err.print(
-                    escape(
-                        f"{printable(into)} is a copy that was not forked; go on with "
-                        f"`perdure threads fork {printable(into)} {source}`, or delete it"
-                    ),
-                    soft_wrap=True,
+                warn(
+                    f"{printable(into)} is a copy that was not forked; go on with "
+                    f"`perdure threads fork {printable(into)} {source}`, or delete it"
                 )
             raise
     if as_json:
         print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})
         return
-    out.print(escape(f"{printable(target)}: goes on from {source} as {forked}"), soft_wrap=True)
+    say(f"{printable(target)}: goes on from {source} as {forked}")
 
 
 @threads.command()
@@ -255,9 +239,7 @@ def prune(
         typer.Option(help="Remove only checkpoints older than this, e.g. 30d", show_default=False),
     ] = None,
     dry_run: DryRun = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Remove old checkpoints: those that are neither among the newest nor young enough.
@@ -268,7 +250,7 @@ def prune(
         raise typer.BadParameter("name threads, or pass --all for every thread of the tenant")
     if keep_last is None and older_than is None:
         raise typer.BadParameter("which checkpoints? Pass --keep-last 50, --older-than 30d, or both")
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         prune_threads(database, thread_ids, keep_last, older_than, dry_run=dry_run, as_json=as_json)
 
 
@@ -276,19 +258,18 @@ def prune(
 def delete(
     thread_id: ThreadId,
     yes: Yes = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
 ) -> None:
     """Remove a thread with everything in it, or the parts of one that was copied incompletely."""
     from perdure import admin
 
-    with open_database(db, tenant, keys) as database:
-        if Partition(tenant, thread_id) not in admin.partitions(database, tenant):
+    with open_database(place) as database:
+        if Partition(place.tenant, thread_id) not in admin.partitions(database, place.tenant):
             database.show(thread_id)
         require_consent(f"Remove the thread {printable(thread_id)} with everything in it?", yes)
         database.checkpointer().delete_thread(thread_id)
-    out.print(escape(f"{printable(thread_id)} is gone"), soft_wrap=True)
+    say(f"{printable(thread_id)} is gone")
 
 
 def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
@@ -311,4 +292,4 @@ def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
         for call in inner.get("tool_calls") or ():
             arguments = legible(json_text(call.get("args"), ascii_only=False))
             name = printable(str(call.get("name")))
-            out.print(f"calls {escape(name)} with {escape(arguments)}", soft_wrap=True)
+            say(f"calls {name} with {arguments}")

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from decimal import Decimal
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import set_cell_size
 from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
-    err,
+    DataPlace,
     handle_in,
+    new_table,
     open_database,
     out,
     print_json,
+    print_table,
     printable,
     progress_bar,
     run_coroutine,
+    say,
     several,
+    warn,
 )
 from perdure.cli.runs import Since, age, open_walk, since_us, span, when
 
@@ -52,9 +52,7 @@ def top(
     growth: Annotated[
         bool, typer.Option("--growth", help="Show how the database and its threads grew, day by day")
     ] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show how it is going: runs a minute, what waits, errors, latencies, tokens and cost.
@@ -78,14 +76,14 @@ def top(
     if since is not None and not nodes:
         raise typer.BadParameter("--since is for --nodes: the other numbers are of the last hour and day")
     if nodes:
-        _show_nodes(since or "1d", db, tenant, keys, as_json)
+        _show_nodes(since or "1d", place, as_json)
         return
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         handle = handle_in(database)
         if growth:
-            _show_growth(run_coroutine(read_growth(handle, tenant))["samples"], as_json)
+            _show_growth(run_coroutine(read_growth(handle, place.tenant))["samples"], as_json)
             return
-        found = run_coroutine(read(handle, tenant))
+        found = run_coroutine(read(handle, place.tenant))
         if as_json:
             print_json(found)
             return
@@ -97,51 +95,44 @@ def top(
         with Live(_show(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_show(run_coroutine(read(handle, tenant))), refresh=True)
+                live.update(_show(run_coroutine(read(handle, place.tenant))), refresh=True)
 
 
 def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        for each in samples:
-            print_json(each)
-        return
-    table = Table("time", box=None, pad_edge=False)
-    for title in ("bytes of the database", "growth", "threads", "growth"):
-        table.add_column(title, justify="right")
-    for before, each in pairwise([{}, *samples]):
-        cells: list[str] = []
+    before: dict[str, Any] = {}
+
+    def row(sample: dict[str, Any]) -> Iterator[str]:
+        nonlocal before
+        yield when(sample["at"])
         for name in ("bytes", "threads"):
-            size, earlier = each[name], before.get(name)
-            cells.append("not known" if size is None else f"{size:,}")
-            cells.append("" if size is None or earlier is None else f"{size - earlier:+,}")
-        table.add_row(when(each["at"]), *cells)
-    out.print(table)
+            size, earlier = sample[name], before.get(name)
+            yield "not known" if size is None else f"{size:,}"
+            yield "" if size is None or earlier is None else f"{size - earlier:+,}"
+        before = sample
+
+    table = new_table("time", numbers=("bytes of the database", "growth", "threads", "growth"))
+    print_table(samples, as_json, table, row, "Nothing is known yet.")
 
 
-def _show_nodes(since: str, db: str | None, tenant: str, keys: str | None, as_json: bool) -> None:
-    with open_walk(db, tenant, keys) as opened:
+def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
+    with open_walk(place) as opened:
         times, examined, unreadable = run_coroutine(
             _read_nodes(opened.walk, since_us(since, opened.now) or 0, is_shown=not as_json)
         )
     if unreadable:
-        err.print(f"{several(unreadable, 'thread')} cannot be read: run perdure fsck", soft_wrap=True)
-    entries = times.entries()
-    if as_json:
-        for each in entries:
-            print_json({name: value for name, value in each.items() if name != "classes"})
-        return
-    if not entries:
-        out.print(f"No node ran: {several(examined, 'thread')} examined.")
-        return
-    table = Table("graph", "node", box=None, pad_edge=False)
-    for title in ("runs", "failed", "half within", "95% within", "longest"):
-        table.add_column(title, justify="right")
-    for each in entries:
-        names = (escape(printable(each["graph"] or "")), escape(printable(each["node"].replace("|", " > "))))
-        lengths = (span(each[name]) for name in ("p50", "p95", "longest"))
-        table.add_row(*names, f"{each['count']:,}", f"{each['failed']:,}", *lengths)
-    out.print(table)
-    out.print(f"{several(examined, 'thread')} examined.")
+        warn(f"{several(unreadable, 'thread')} cannot be read: run perdure fsck")
+
+    def row(each: dict[str, Any]) -> Iterator[str]:
+        yield printable(each["graph"] or "")
+        yield printable(each["node"].replace("|", " > "))
+        yield from (f"{each['count']:,}", f"{each['failed']:,}")
+        yield from (span(each[name]) for name in ("p50", "p95", "longest"))
+
+    entries = [{name: value for name, value in each.items() if name != "classes"} for each in times.entries()]
+    table = new_table("graph", "node", numbers=("runs", "failed", "half within", "95% within", "longest"))
+    print_table(entries, as_json, table, row, f"No node ran: {several(examined, 'thread')} examined.")
+    if entries and not as_json:
+        say(f"{several(examined, 'thread')} examined.")
 
 
 async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     Yes,
     add_listing,
     handle_in,
-    keys_of,
+    new_table,
     open_database,
-    out,
     print_json,
+    print_table,
     printable,
     require_consent,
     run_coroutine,
+    say,
     several,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
@@ -46,9 +44,7 @@ Last = Annotated[
 ]
 
 
-def list_users(
-    last: Last = "day", db: Db = None, tenant: Tenant = "", keys: Keys = None, as_json: AsJson = False
-) -> None:
+def list_users(last: Last = "day", *, place: DataPlace, as_json: AsJson = False) -> None:
     """List the users with their runs, tokens of models and costs, the most tokens first.
 
     A run's user is the user_id of its config, or the one of the server's authentication; the metadata of
@@ -58,32 +54,24 @@ def list_users(
     """
     from perdure.runtime.operations.overview import read
 
-    with open_database(db, tenant, keys) as database:
-        found: list[dict[str, Any]] = run_coroutine(read(handle_in(database), tenant))[last]["users"]
-    if as_json:
-        for each in found:
-            print_json(each)
-        return
-    if not found:
-        out.print(f"No runs of users in the last {last}.")
-        return
-    table = Table("user", box=None, pad_edge=False)
-    for title in ("runs", "failed", "calls", "tokens in", "out", "cost"):
-        table.add_column(title, justify="right")
-    for each in found:
-        name = "all others" if each["user"] is None else printable(each["user"])
-        counts = [each[key] for key in ("runs", "failed", "calls", "input_tokens", "output_tokens")]
-        cost = "" if each["cost"] is None else f"{each['cost']:,.4g}"
-        table.add_row(escape(name), *(f"{count:,}" for count in counts), cost)
-    out.print(table)
+    with open_database(place) as database:
+        found: list[dict[str, Any]] = run_coroutine(read(handle_in(database), place.tenant))[last]["users"]
+
+    def row(each: dict[str, Any]) -> Iterator[str]:
+        yield "all others" if each["user"] is None else printable(each["user"])
+        for key in ("runs", "failed", "calls", "input_tokens", "output_tokens"):
+            yield f"{each[key]:,}"
+        yield "" if each["cost"] is None else f"{each['cost']:,.4g}"
+
+    table = new_table("user", numbers=("runs", "failed", "calls", "tokens in", "out", "cost"))
+    print_table(found, as_json, table, row, f"No runs of users in the last {last}.")
 
 
 def delete(
     user: Annotated[str, typer.Argument(help="The user's id", callback=check_user)],
     yes: Yes = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Remove everything of a user: crons, threads, and memories.
@@ -97,14 +85,14 @@ def delete(
     from perdure.memory.users import ROOT
     from perdure.runtime.operations.user_removal import RemovalTerms, find_crons, find_unlisted
 
-    key = keys_of(keys)
-    with open_walk(db, tenant, key) as found, open_store(db, tenant, key) as kept:
+    place = place.with_key()
+    with open_walk(place) as found, open_store(place) as kept:
         handle = handle_in(found.database)
-        own_crons = run_coroutine(find_crons(handle, tenant, user))
+        own_crons = run_coroutine(find_crons(handle, place.tenant, user))
         unlisted = run_coroutine(find_unlisted(found.walk, user))
         own_threads = run_coroutine(_threads_of(found.walk, user)) | unlisted
         roots = find_roots(kept.store(), user)
-        if not tenant and not (own_crons or own_threads or roots):
+        if not place.tenant and not (own_crons or own_threads or roots):
             _refuse_elsewhere(found.database, kept, user)
         counted = f"{several(len(own_threads), 'thread')} and {several(len(own_crons), 'cron')}"
         question = f"Remove {counted} of the user {printable(user)}, and all that is known of the user?"
@@ -130,7 +118,7 @@ def delete(
         return
     counted = f"{several(threads, 'thread')} and {several(len(own_crons), 'cron')}"
     entries = "nothing was known" if not known else f"{known} entries of what was known"
-    out.print(escape(f"{printable(user)}: {counted} removed, {entries}"), soft_wrap=True)
+    say(f"{printable(user)}: {counted} removed, {entries}")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int]:

@@ -63,9 +63,8 @@ def work(config: WorkerConfig, whose: For) -> None:
     set_variables(config.env)
     add_import_folders(config.import_folders)
     graphs = {name: find(graph.place, root=config.root) for name, graph in config.graphs.items()}
-    if config.channels is None:
-        channels = None
-    else:
+    channels = None
+    if config.channels is not None:
         channels = find(config.channels, root=config.root)
     working = _work(config, whose, graphs, channels)
     asyncio.run(run_with_node_threads(config.settings.concurrency, working))

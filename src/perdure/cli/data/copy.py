@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import err, named_keys, out, progress_bar, several
+from perdure.cli.app import named_keys, progress_bar, say, several, warn
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -143,35 +143,38 @@ def copy(
     ):
         partitions = _choose(here, tenant, threads)
         tally = CopyCounts()
-        try:
-            with show_progress(len(partitions)) as progress:
-                for partition in partitions:
-                    _one(
-                        partition,
-                        here,
-                        there,
-                        replace=replace,
-                        dry_run=dry_run,
-                        hand_over=hand_over,
-                        tally=tally,
-                        progress=progress,
-                    )
-        except KeyboardInterrupt:
-            err.print(
-                f"Stopped. At the target: {tally}. Run the same command again to continue.", soft_wrap=True
-            )
-            raise typer.Exit(INTERRUPTED) from None
-        except Unavailable:
-            err.print(
-                f"At the target so far: {tally}. Run the same command again to continue.", soft_wrap=True
-            )
-            raise
+        with report_interruption(lambda: str(tally)), show_progress(len(partitions)) as progress:
+            for partition in partitions:
+                _one(
+                    partition,
+                    here,
+                    there,
+                    replace=replace,
+                    dry_run=dry_run,
+                    hand_over=hand_over,
+                    tally=tally,
+                    progress=progress,
+                )
     for line in tally.failed:
-        err.print(escape(line), soft_wrap=True)
+        warn(line)
     verb = "To copy" if dry_run else "Copied"
-    out.print(f"{verb} to {escape(redact(target))}: {tally}", soft_wrap=True)
+    say(f"{verb} to {redact(target)}: {tally}")
     if tally.failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def report_interruption(tally: Callable[[], str]) -> Iterator[None]:
+    """Print what is at the target so far if the database becomes unavailable, or after Ctrl-C, which ends the
+    command with the exit code ``INTERRUPTED``."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        warn(f"Stopped. At the target: {tally()}. Run the same command again to continue.")
+        raise typer.Exit(INTERRUPTED) from None
+    except Unavailable:
+        warn(f"At the target so far: {tally()}. Run the same command again to continue.")
+        raise
 
 
 def _databases(*named: str | None) -> tuple[str, str]:
@@ -264,10 +267,9 @@ def label(partition: Partition) -> str:
     """Return the name of a thread, a namespace of the store or a server's list, for the screen."""
     from perdure.model.store_items import labels_of
 
+    tenant = ""
     if partition.tenant:
         tenant = f" of tenant {partition.tenant!r}"
-    else:
-        tenant = ""
     if partition.space == STORE:
         return f"store {'/'.join(map(repr, labels_of(partition.thread)))}{tenant}"
     if partition.space == SERVER:
@@ -290,7 +292,7 @@ def show_progress(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
     with progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
         if bar is None:
-            yield ProgressReport(lambda line: out.print(escape(line), soft_wrap=True), lambda count: None)
+            yield ProgressReport(say, lambda count: None)
             return
         task = bar.add_task("", total=total, megabytes=0.0)
         read = 0

@@ -11,9 +11,7 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     json_text,
     legible,
@@ -21,6 +19,7 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    say,
 )
 from perdure.errors import NotFound
 
@@ -41,9 +40,7 @@ def diff(
         str | None, typer.Argument(help="A checkpoint's id or a tag; by default the latest")
     ] = None,
     namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Show what changed in a thread's state between two checkpoints.
@@ -51,19 +48,17 @@ def diff(
     Without ids: what the latest step changed. Lists are compared item by item, so that of a conversation the
     messages are shown that were added, removed or replaced. With --json, one object for each changed channel.
     """
-    with open_database(db, tenant, keys) as database:
-        if after is None:
-            newest = None
-        else:
+    with open_database(place) as database:
+        newest = None
+        if after is not None:
             newest = checkpoint_id(database, thread_id, after, namespace)
         new = database.show(thread_id, newest, namespace)
         if before is None:
             old_id = new.parent_id
         else:
             old_id = checkpoint_id(database, thread_id, before, namespace)
-        if old_id is None:
-            old = None
-        else:
+        old = None
+        if old_id is not None:
             old = database.show(thread_id, old_id, namespace)
     if old is None:
         first = {}
@@ -76,7 +71,7 @@ def diff(
             print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
         return
     line = f"{printable(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}"
-    out.print(escape(line), soft_wrap=True)
+    say(line)
     if not changes:
         out.print("No channel differs.")
     for change in changes:

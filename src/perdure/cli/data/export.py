@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from perdure.cli.app import (
-    Db,
-    Keys,
-    Tenant,
-    err,
+    DataPlace,
     handle_in,
     json_text,
     keys_of,
     open_database,
-    out,
     print_json,
     printable,
+    say,
+    warn,
 )
 from perdure.cli.data.copy import HandOver
 from perdure.cli.data.export_to import TargetOptions, export_to
@@ -83,9 +80,7 @@ def export(
     ] = None,
     headers: Headers = None,
     authorization: Authorization = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
 ) -> None:
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
@@ -115,33 +110,33 @@ def export(
     from perdure.model.ops import Drop
     from perdure.model.program import ask
 
-    key = keys_of(keys)
+    place = place.with_key()
     if to is not None and (output is not None or form is not ExportForm.JSON):
         raise NotAllowed("--to names the place to export to; leave out --output and --as")
     server = ServerOptions(headers or [], authorization, graphs or [])
     server.require(is_used=to is not None)
     _refuse_options_of_files(form, output, clear=clear, hand_over=hand_over)
-    with open_database(db, tenant, key) as database:
+    with open_database(place) as database:
         if to is not None:
-            export_to(to, database, tenant, TargetOptions(thread_ids or [], everything, server))
+            export_to(to, database, place.tenant, TargetOptions(thread_ids or [], everything, server))
             return
         if output is None:
-            _print_threads(database, tenant, thread_ids, everything, form)
+            _print_threads(database, place.tenant, thread_ids, everything, form)
             return
         if output.exists() and not force:
             raise NotAllowed(f"{output} exists; pass --force to write over it")
-        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+        names = [p.thread for p in admin.partitions(database, place.tenant) if p.space == THREADS]
         wanted = names if everything else list(dict.fromkeys(thread_ids or []))
         if not wanted:
             raise NotFound("which thread? Name one or more, or pass --all")
         for name in wanted:
             if name not in names:
-                raise missing_thread(Partition(tenant, name))
+                raise missing_thread(Partition(place.tenant, name))
         left_out: dict[str, PerdureError] = {}
         digests: list[tuple[str, Digest]] = []
-        with admin.new_archive(output, encryption_key=None if clear else key) as archive:
+        with admin.new_archive(output, encryption_key=None if clear else keys_of(place.keys)) as archive:
             for name in wanted:
-                partition = Partition(tenant, name)
+                partition = Partition(place.tenant, name)
                 try:
                     moved = admin.move(database, partition, archive, hand_over=hand_over)
                     digests.append((name, moved.digest))
@@ -154,12 +149,10 @@ def export(
                 _say_left_out(left_out)
                 raise NotFound(f"no thread can be exported; {output} was not written")
     for name, digest in digests:
-        out.print(
-            f"{digest.hex}  {escape(printable(name))}, {digest.checkpoints} checkpoints", soft_wrap=True
-        )
-    sealed = "in the clear" if clear or key is None else "sealed with the database's key"
+        say(f"{digest.hex}  {printable(name)}, {digest.checkpoints} checkpoints")
+    sealed = "in the clear" if clear or place.keys is None else "sealed with the database's key"
     are = "thread is" if len(digests) == 1 else "threads are"
-    err.print(escape(f"{len(digests)} {are} in {output}, {sealed}"), soft_wrap=True)
+    warn(f"{len(digests)} {are} in {output}, {sealed}")
     if left_out:
         _say_left_out(left_out)
         raise typer.Exit(1)
@@ -191,7 +184,7 @@ def _print_threads(
 
 def _say_left_out(left_out: dict[str, PerdureError]) -> None:
     for name, why in left_out.items():
-        err.print(escape(f"{printable(name)}: not exported: {why}"), soft_wrap=True)
+        warn(f"{printable(name)}: not exported: {why}")
 
 
 def _export_history(
@@ -233,9 +226,7 @@ class ArchiveOptions:
     replace: bool
     dry_run: bool
     file_keys: str | None
-    db: str | None
-    tenant: str
-    keys: str | None
+    place: DataPlace
 
 
 def import_archive(name: str, options: ArchiveOptions) -> None:
@@ -249,16 +240,15 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
     from perdure import admin
     from perdure.engine.transfer.transfer_terms import State
 
-    file, dry_run = Path(name), options.dry_run
-    key = keys_of(options.keys)
-    file_key = keys_of(options.file_keys) or key
+    file, dry_run, place = Path(name), options.dry_run, options.place.with_key()
+    file_key = keys_of(options.file_keys) or keys_of(place.keys)
     with (
-        open_database(options.db, options.tenant, key) as database,
+        open_database(place) as database,
         admin.open_archive(
             file, encryption_key=file_key, sealed_only=options.file_keys is not None
         ) as archive,
     ):
-        moves = _moves(archive, file, options.threads, options.rename, options.tenant)
+        moves = _moves(archive, file, options.threads, options.rename, place.tenant)
         found = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
         taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
         if taken and not options.replace:
@@ -276,10 +266,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
                 text = "would be imported"
             else:
                 text = "imported"
-            out.print(
-                f"{digest.hex}  {escape(printable(into.thread))}: {text}, {digest.checkpoints} checkpoints",
-                soft_wrap=True,
-            )
+            say(f"{digest.hex}  {printable(into.thread)}: {text}, {digest.checkpoints} checkpoints")
 
 
 def _moves(

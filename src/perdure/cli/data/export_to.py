@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.markup import escape
 
-from perdure.cli.app import err, handle_in, out, printable, run_coroutine, several
+from perdure.cli.app import handle_in, printable, run_coroutine, say, several, warn
 from perdure.cli.data.langgraph_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
@@ -169,7 +168,7 @@ class _Written:
     def note(self, text: str) -> None:
         """Print what was written."""
         self._count += 1
-        out.print(escape(text), soft_wrap=True)
+        say(text)
 
     def count(self, kind: str, outcome: str) -> None:
         """Count a record of a kind, of which the sum is printed at the end."""
@@ -179,14 +178,14 @@ class _Written:
     def fail(self, what: str, error: PerdureError) -> None:
         """Print what was not written."""
         self._failed += 1
-        err.print(escape(f"{what} was not exported: {error}"), soft_wrap=True)
+        warn(f"{what} was not exported: {error}")
 
     def end(self, what: str) -> None:
         """Print the sum. The exit code is 1 if something failed."""
-        err.print(escape(f"{several(self._count, what)} at {self._name}"), soft_wrap=True)
+        warn(f"{several(self._count, what)} at {self._name}")
         for kind, outcomes in self._records.items():
             counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
-            err.print(f"{kind}s: {counts}", soft_wrap=True)
+            warn(f"{kind}s: {counts}")
         if self._failed:
             raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, Db, Keys, Tenant, err, open_database, out, print_json, several
+from perdure.cli.app import AsJson, DataPlace, err, open_database, out, print_json, several, warn
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -42,9 +42,7 @@ def fsck(
     all_tenants: Annotated[
         bool, typer.Option("--all-tenants", help="Check the threads and histories of all tenants")
     ] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Check the database and its threads: links, heads, tags, references, checksums, and the queue; and that
@@ -57,30 +55,30 @@ def fsck(
     """
     from perdure import admin
 
-    if all_tenants and (thread_ids or tenant):
+    if all_tenants and (thread_ids or place.tenant):
         raise typer.BadParameter("checks all threads of all tenants: leave out --tenant and the threads' ids")
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         report = _Report(as_json, names_tenants=all_tenants)
         if repair and not thread_ids:
-            _accept_losses(database, None if all_tenants else tenant, report)
+            _accept_losses(database, None if all_tenants else place.tenant, report)
         for detail in [] if thread_ids else admin.examine(database, all_tenants=all_tenants):
             report.add_damage_of_database(detail)
         if thread_ids:
             places = []
         else:
-            places = admin.partitions(database, None if all_tenants else tenant)
-        threads = [place for place in places if place.space == THREADS]
+            places = admin.partitions(database, None if all_tenants else place.tenant)
+        threads = [each for each in places if each.space == THREADS]
         if thread_ids:
-            threads = [Partition(tenant, name) for name in thread_ids]
-        histories = [place for place in places if place.space == SESSIONS]
+            threads = [Partition(place.tenant, name) for name in thread_ids]
+        histories = [each for each in places if each.space == SESSIONS]
         _check_threads(database, threads, report, _Checks(bool(thread_ids), repair, types))
-        for place in histories:
-            _check_history(database, place, report)
+        for each in histories:
+            _check_history(database, each, report)
         others = 0
         if not (thread_ids or as_json or all_tenants):
-            others = len(admin.tenants(database).keys() - {tenant})
+            others = len(admin.tenants(database).keys() - {place.tenant})
     if not as_json and not report.damaged:
-        out.print(_sound(threads, histories, len({place.tenant for place in places})))
+        out.print(_sound(threads, histories, len({each.tenant for each in places})))
     _print_others(others)
     if report.damaged:
         raise typer.Exit(1)
@@ -104,9 +102,8 @@ class _Report:
         self._names_tenants = names_tenants
 
     def add_damage_of_database(self, detail: str) -> None:
-        if "`perdure " in detail:
-            advice = ""
-        else:
+        advice = ""
+        if "`perdure " not in detail:
             advice = "; restore it from a backup"
         self._print(f"database: {detail}{advice}", {"thread_id": None, "kind": "database", "detail": detail})
         self.damaged += 1
@@ -147,16 +144,14 @@ def _check_threads(
     for place in track(threads, "Checking", console=err, transient=True, disable=hidden):
         if place.tenant != whose:
             whose, of_tenant = place.tenant, _of(database, place.tenant)
-            if checks.types is None:
-                saver = None
-            else:
+            saver = None
+            if checks.types is not None:
                 saver = _saver_of(of_tenant, checks.types)
         try:
             findings = _findings(of_tenant, place, is_named=checks.are_named)
+            repaired = None
             if findings and checks.repair:
                 repaired = of_tenant.repair(place.thread)
-            else:
-                repaired = None
         except (Corrupt, Conflict) as error:
             # One thread that cannot be checked must not prevent the check of the others.
             report.add_thread(
@@ -170,9 +165,8 @@ def _check_threads(
             findings = list(repaired.left)
         for finding in findings:
             report.add_finding(place, finding)
-        if saver is None:
-            unreadable = None
-        else:
+        unreadable = None
+        if saver is not None:
             unreadable = _unreadable(saver, place.thread)
         if unreadable is not None:
             report.add_thread(place, "types", f"thread {place.thread!r}: {unreadable}", unreadable)
@@ -242,10 +236,9 @@ def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants
 def _print_others(count: int) -> None:
     """Print that other tenants were not checked, as the threads of one look like all of the database."""
     if count:
-        err.print(
+        warn(
             f"{several(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant NAME "
-            "checks one, --all-tenants all",
-            soft_wrap=True,
+            "checks one, --all-tenants all"
         )
 
 

@@ -11,20 +11,18 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
-    err,
+    DataPlace,
     keys_of,
     open_database,
-    out,
     print_json,
     printable,
     progress_bar,
+    say,
     several,
     url_of,
+    warn,
 )
-from perdure.cli.data.copy import INTERRUPTED
+from perdure.cli.data.copy import report_interruption
 from perdure.cli.data.export import ArchiveOptions, import_archive
 from perdure.cli.data.langgraph_server import (
     Authorization,
@@ -36,7 +34,7 @@ from perdure.cli.data.langgraph_server import (
     open_server,
 )
 from perdure.cli.data.sessions import SessionOptions, import_sessions
-from perdure.errors import NotAllowed, NotFound, Unavailable
+from perdure.errors import NotAllowed, NotFound
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.storage.url import redact
 
@@ -101,9 +99,7 @@ def import_(
     ] = None,
     headers: Headers = None,
     authorization: Authorization = None,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Import threads and the store from another saver, or from an archive of Perdure's.
@@ -141,7 +137,7 @@ def import_(
     if kind is SourceKind.ARCHIVE:
         import_archive(
             source,
-            ArchiveOptions(threads, rename, replace, dry_run, file_keys, db, tenant, keys),
+            ArchiveOptions(threads, rename, replace, dry_run, file_keys, place),
         )
         return
     if rename is not None or file_keys is not None:
@@ -151,7 +147,7 @@ def import_(
 
         import_sessions(
             source,
-            SessionOptions(SessionTable(*names), threads, replace, dry_run, db, tenant, keys, as_json),
+            SessionOptions(SessionTable(*names), threads, replace, dry_run, place, as_json),
         )
         return
     if replace:
@@ -164,27 +160,20 @@ def import_(
     opened_source = server or open_source(kind, source)
     counts, items, records = ImportCounts(), None, None
     try:
-        with open_database(db, tenant, keys_of(keys)) as database:
-            try:
-                with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
-                    progress = _Progress(bar, len(threads) if threads else opened_source.count())
-                    options = ImportOptions(tenant, dry_run, verify, progress.rows)
-                    _threads(Importer(opened_source, database, options), threads, counts, progress)
-                if store and not threads:
-                    items = _items(opened_source, database, options)
-                if server is not None and not threads:
-                    target = RecordTarget(url_of(db), tenant, keys_of(keys), dry_run)
-                    records = import_records(server.api, target, {each.thread for each in counts.skipped})
-            except KeyboardInterrupt:
-                err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)
-                raise typer.Exit(INTERRUPTED) from None
-            except Unavailable:
-                err.print(f"At the target so far: {_text(counts)}. {_AGAIN}", soft_wrap=True)
-                raise
+        with open_database(place) as database, report_interruption(lambda: _text(counts)):
+            with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
+                progress = _Progress(bar, len(threads) if threads else opened_source.count())
+                options = ImportOptions(place.tenant, dry_run, verify, progress.rows)
+                _threads(Importer(opened_source, database, options), threads, counts, progress)
+            if store and not threads:
+                items = _items(opened_source, database, options)
+            if server is not None and not threads:
+                target = RecordTarget(url_of(place.db), place.tenant, keys_of(place.keys), dry_run)
+                records = import_records(server.api, target, {each.thread for each in counts.skipped})
     finally:
         opened_source.close()
     result = _Result(
-        opened_source.name, redact(url_of(db)), opened_source.verifier, counts, items, dry_run, records
+        opened_source.name, redact(url_of(place.db)), opened_source.verifier, counts, items, dry_run, records
     )
     if as_json:
         result.print_json()
@@ -203,14 +192,12 @@ def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
     else:
         kind = detect_kind(source)
     name = redact(source) if "://" in source else source
-    err.print(escape(f"{printable(name)} is read as {kind}"), soft_wrap=True)
+    warn(f"{printable(name)} is read as {kind}")
     return kind
 
 
 _SESSION_NAMES = ("sessions", "session_id", None)
 """Names of a table of sessions that were not passed."""
-
-_AGAIN = "Run the same command again to continue."
 
 
 def _threads(
@@ -285,24 +272,23 @@ class _Result:
     def print(self) -> None:
         counts, items = self.counts, self.items
         for skipped in counts.skipped:
-            err.print(escape(f"thread {skipped.thread!r} was skipped: {skipped.why}"), soft_wrap=True)
+            warn(f"thread {skipped.thread!r} was skipped: {skipped.why}")
         for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
-            err.print(escape(f"skipped: {why}"), soft_wrap=True)
+            warn(f"skipped: {why}")
         verb = "To import" if self.dry_run else "Imported"
-        out.print(escape(f"{verb} from {self.source} to {self.target}: {_text(counts)}"), soft_wrap=True)
+        say(f"{verb} from {self.source} to {self.target}: {_text(counts)}")
         if counts.verified:
             text = f"{counts.verified:,} checkpoints compared equal with {self.verifier}"
-            out.print(escape(text), soft_wrap=True)
+            say(text)
         if items is not None and (items.written or items.unchanged or items.expired):
-            out.print(
+            say(
                 f"store: {items.written:,} items, {items.unchanged:,} were there already, "
-                f"{items.expired:,} had expired",
-                soft_wrap=True,
+                f"{items.expired:,} had expired"
             )
         if self.records is not None:
             of = self.records
             text = f"{several(of.assistants, 'assistant')}, {several(of.crons, 'cron')}"
-            out.print(f"server: {text}, {several(of.threads, 'record')} of threads", soft_wrap=True)
+            say(f"server: {text}, {several(of.threads, 'record')} of threads")
 
 
 def _text(counts: ImportCounts) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from perdure.cli.app import Db, err, legible, out, url_of
+from perdure.cli.app import Db, legible, say, url_of, warn
 from perdure.storage.url import backend_of, redact
 
 
@@ -22,36 +21,31 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
     url = url_of(db)
-    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, redact(url)
+    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, legible(redact(url))
     if check or dry_run:
         found = backend.schema_version(url)
         steps = backend.plan_migration(url)
         for step in steps if dry_run else ():
-            out.print(escape(step), soft_wrap=True)
+            say(step)
         if steps:
-            if dry_run:
-                advice = ""
-            else:
+            advice = ""
+            if not dry_run:
                 advice = "; run `perdure migrate` with this URL"
             if found < after:
                 needed = f"this release needs {after}"
             else:
                 needed = "but parts of it are missing"
-            err.print(escape(f"{name} is at schema version {found}, {needed}{advice}"), soft_wrap=True)
+            warn(f"{name} is at schema version {found}, {needed}{advice}")
             raise typer.Exit(1 if check else 0)
-        _print(f"{name} is at schema version {after} already")
+        say(f"{name} is at schema version {after} already")
         return
     is_short = bool(backend.plan_migration(url))
     before = backend.migrate(url)
     if before == after and is_short:
-        _print(f"{name} was at schema version {after} already; parts of it that were missing were added")
+        say(f"{name} was at schema version {after} already; parts of it that were missing were added")
     elif before == after:
-        _print(f"{name} is at schema version {after} already")
+        say(f"{name} is at schema version {after} already")
     elif before == 0:
-        _print(f"{name} is ready, at schema version {after}")
+        say(f"{name} is ready, at schema version {after}")
     else:
-        _print(f"{name} went from schema version {before} to {after}")
-
-
-def _print(line: str) -> None:
-    out.print(escape(legible(line)), soft_wrap=True)
+        say(f"{name} went from schema version {before} to {after}")

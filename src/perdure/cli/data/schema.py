@@ -13,9 +13,7 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     ThreadId,
     err,
     handle_in,
@@ -23,6 +21,8 @@ from perdure.cli.app import (
     out,
     print_json,
     printable,
+    say,
+    warn,
 )
 from perdure.cli.suggestions import Group
 from perdure.model.records import INTERNAL
@@ -39,7 +39,7 @@ schema = typer.Typer(
     help="Change a graph under live threads: record its schema, check it, and plan a deploy.",
     no_args_is_help=True,
 )
-Place = Annotated[
+GraphPlace = Annotated[
     str | None,
     typer.Argument(
         metavar="[GRAPH]",
@@ -66,7 +66,7 @@ _FILE = Path("perdure.schema.json")
 
 @schema.command()
 def show(
-    graph_word: Place = None,
+    graph_word: GraphPlace = None,
     schema_place: SchemaPlace = None,
     config: Config = None,
     as_json: AsJson = False,
@@ -154,8 +154,8 @@ def check(
             )
             continue
         for line in wrong + why:
-            err.print(f"{escape(place)}: {escape(line)}", soft_wrap=True)
-        err.print(escape(f"{place}: {_advice(place, found.version, recorded, wrong)}"), soft_wrap=True)
+            warn(f"{place}: {line}")
+        warn(f"{place}: {_advice(place, found.version, recorded, wrong)}")
     if write:
         write_records(file, records)
     if failed:
@@ -177,7 +177,7 @@ def _advice(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
 
 @schema.command()
 def plan(
-    graph_word: Place = None,
+    graph_word: GraphPlace = None,
     *,
     schema_place: SchemaPlace = None,
     config: Config = None,
@@ -185,9 +185,7 @@ def plan(
         int | None, typer.Option(min=1, help="Try so many threads, spread over all; all without it")
     ] = None,
     history: Annotated[bool, typer.Option("--history", help="Try every older checkpoint too")] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Try a deploy on the stored threads, and write nothing.
@@ -203,7 +201,7 @@ def plan(
     agent, found = _agent(_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
-    with open_database(db, tenant, keys) as database:
+    with open_database(place) as database:
         names = [each.thread_id for each in database.threads() if not each.thread_id.startswith(INTERNAL)]
         if sample is None:
             tried = names
@@ -248,30 +246,34 @@ def plan(
 def pin(
     thread_id: ThreadId,
     version: Annotated[int, typer.Argument(min=1, help="The schema version to keep the thread at")],
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    *,
+    place: DataPlace,
 ) -> None:
     """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
-    _pin(thread_id, version, (db, tenant, keys))
-    out.print(escape(f"{printable(thread_id)} is pinned to schema version {version}"), soft_wrap=True)
+    _pin(thread_id, version, place)
+    say(f"{printable(thread_id)} is pinned to schema version {version}")
 
 
 @schema.command()
-def unpin(thread_id: ThreadId, db: Db = None, tenant: Tenant = "", keys: Keys = None) -> None:
+def unpin(
+    thread_id: ThreadId,
+    *,
+    place: DataPlace,
+) -> None:
     """Remove the pin of a thread."""
-    _pin(thread_id, None, (db, tenant, keys))
-    out.print(escape(f"{printable(thread_id)} is not pinned any more"), soft_wrap=True)
+    _pin(thread_id, None, place)
+    say(f"{printable(thread_id)} is not pinned any more")
 
 
-def _pin(thread_id: str, version: int | None, database: tuple[Any, str, Any]) -> None:
+def _pin(thread_id: str, version: int | None, place: DataPlace) -> None:
     import time
 
     from perdure.engine.threads.schema_pin import pin as pin_thread
     from perdure.model.records import Partition
 
-    with open_database(*database) as db:
-        handle_in(db).run(pin_thread(Partition(database[1], thread_id), version, time.time_ns() // 1000))
+    with open_database(place) as database:
+        program = pin_thread(Partition(place.tenant, thread_id), version, time.time_ns() // 1000)
+        handle_in(database).run(program)
 
 
 def _choose(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:

@@ -9,26 +9,24 @@ import typer
 from rich.markup import escape
 
 from perdure.cli.app import (
-    err,
-    keys_of,
+    DataPlace,
     open_database,
-    out,
     print_json,
     printable,
     progress_bar,
+    say,
     several,
     url_of,
+    warn,
 )
-from perdure.cli.data.copy import INTERRUPTED
-from perdure.errors import NotFound, Unavailable
+from perdure.cli.data.copy import report_interruption
+from perdure.errors import NotFound
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
     from perdure.imports.histories.session_tables import SessionTable
     from perdure.imports.histories.sessions import SessionCounts, SessionState
-
-_AGAIN = "Run the same command again to continue."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,7 @@ class SessionOptions:
     sessions: list[str] | None
     replace: bool
     dry_run: bool
-    db: str | None
-    tenant: str
-    keys: str | None
+    place: DataPlace
     as_json: bool
 
 
@@ -55,26 +51,18 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     wanted = set(options.sessions or ())
     seen: set[str] = set()
     try:
-        with open_database(options.db, options.tenant, keys_of(options.keys)) as database:
+        with open_database(options.place) as database, report_interruption(lambda: _text(counts)):
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
-            try:
-                with progress_bar("sessions") as bar:
-                    if bar is not None:
-                        task = bar.add_task("", total=len(wanted) or None)
-                    else:
-                        task = None
-                    for report in importer.run(found):
-                        counts.add(report)
-                        seen.add(report.session)
-                        if bar is not None and task is not None:
-                            bar.update(task, advance=1, description=escape(printable(report.session)[:60]))
-            except KeyboardInterrupt:
-                err.print(f"Stopped. At the target: {_text(counts)}. {_AGAIN}", soft_wrap=True)
-                raise typer.Exit(INTERRUPTED) from None
-            except Unavailable:
-                err.print(f"At the target so far: {_text(counts)}. {_AGAIN}", soft_wrap=True)
-                raise
+            with progress_bar("sessions") as bar:
+                task = None
+                if bar is not None:
+                    task = bar.add_task("", total=len(wanted) or None)
+                for report in importer.run(found):
+                    counts.add(report)
+                    seen.add(report.session)
+                    if bar is not None and task is not None:
+                        bar.update(task, advance=1, description=escape(printable(report.session)[:60]))
     finally:
         source.close()
     if missing := sorted(wanted - seen):
@@ -113,9 +101,9 @@ def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
         )
         return
     for skipped in counts.skipped:
-        err.print(escape(f"session {skipped.session!r} was skipped: {skipped.why}"), soft_wrap=True)
-    verb, target = "To import" if options.dry_run else "Imported", redact(url_of(options.db))
-    out.print(escape(f"{verb} from {source} to {target}: {_text(counts)}"), soft_wrap=True)
+        warn(f"session {skipped.session!r} was skipped: {skipped.why}")
+    verb, target = "To import" if options.dry_run else "Imported", redact(url_of(options.place.db))
+    say(f"{verb} from {source} to {target}: {_text(counts)}")
 
 
 def _text(counts: SessionCounts) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +14,13 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     AsJson,
-    Db,
-    Keys,
-    Tenant,
+    DataPlace,
     err,
     handle_in,
-    keys_of,
     open_database,
-    out,
     print_json,
     printable,
+    say,
     several,
 )
 from perdure.cli.suggestions import Group
@@ -53,9 +51,7 @@ def reindex(
         typer.Option(help="A label of the namespace within which to index; repeat it for a longer one"),
     ] = None,
     all_tenants: Annotated[bool, typer.Option("--all-tenants", help="The items of all tenants")] = False,
-    db: Db = None,
-    tenant: Tenant = "",
-    keys: Keys = None,
+    place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
     """Embed the items that the store's index does not know, or knows from another embedding model.
@@ -69,12 +65,12 @@ def reindex(
     from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.store_items import labels_of
 
-    key = keys_of(keys)
-    url, index = _settings(config, db, key is not None)
+    place = place.with_key()
+    url, index = _settings(config, place.db, place.keys is not None)
     total, places = Reindexed(), 0
-    with open_database(url, tenant, key) as database, closing(index):
+    with open_database(replace(place, db=url)) as database, closing(index):
         handle = handle_in(database)
-        found = handle.run(namespaces(None if all_tenants else tenant, tuple(namespace or ())))
+        found = handle.run(namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
         for partition in found:
             shown = escape("/".join(map(printable, labels_of(partition.thread))))
             with err.status(f"{shown}: reading") as status:
@@ -91,14 +87,13 @@ def reindex(
     if as_json:
         print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": again, "method": method})
         return
-    out.print(
+    say(
         f"{several(total.items, 'item')} in {several(places, 'namespace')}: {total.indexed} indexed, "
-        f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed",
-        soft_wrap=True,
+        f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed"
     )
     if again:
-        out.print(f"{again} items whose vectors were not those of their entries: made anew", soft_wrap=True)
-    out.print(f"searches compare {method}", soft_wrap=True)
+        say(f"{again} items whose vectors were not those of their entries: made anew")
+    say(f"searches compare {method}")
 
 
 def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import typer
 
-from perdure.cli.app import AsJson, Db, Keys, add_listing, open_database, out, print_json, printable
+from perdure.cli.app import (
+    AsJson,
+    DataPlace,
+    Db,
+    Keys,
+    add_listing,
+    open_database,
+    out,
+    print_json,
+    printable,
+)
 from perdure.cli.suggestions import Group
 
 tenants = typer.Typer(cls=Group, help="Look at the tenants of a database.", no_args_is_help=True)
@@ -22,7 +32,7 @@ def list_tenants(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> N
     """
     from perdure import admin
 
-    with open_database(db, keys=keys) as database:
+    with open_database(DataPlace(db, keys=keys)) as database:
         counts = admin.tenants(database)
     if as_json:
         for tenant, threads in counts.items():

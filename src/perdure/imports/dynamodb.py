@@ -17,8 +17,8 @@ from botocore.config import Config
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unavailable, Unserialisable
-from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, load, payload
+from perdure.imports.expected_tuples import StockSource
+from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     DAMAGED,
     CheckpointEntry,
@@ -42,10 +42,9 @@ _DESERIALIZER = TypeDeserializer()
 
 
 def _error_name(error: Exception) -> str:
+    code = ""
     if isinstance(error, aws.ClientError):
         code = error.response["Error"]["Code"]
-    else:
-        code = ""
     return code or type(error).__name__
 
 
@@ -87,7 +86,7 @@ def open_client(target: DynamoUrl) -> Any:
         raise BadUrl(f"{target} cannot be used: {type(error).__name__}") from error
 
 
-class DynamoSource:
+class DynamoSource(StockSource):
     """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. Payloads that were moved to S3 are
     refused by name.
 
@@ -99,17 +98,15 @@ class DynamoSource:
         Unavailable: The service does not answer.
     """
 
+    package = PACKAGE
+
     def __init__(self, url: str) -> None:
         target = target_of(url)
         self.name, self._table = str(target), target.table
         self._client: Any = open_client(target)
         self._check()
         self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
-        self._saver = self._stock_saver(target.region, target.endpoint)
-        if self._saver is not None:
-            self.verifier = PACKAGE
-        else:
-            self.verifier = self.name
+        self.saver = self._stock_saver(target.region, target.endpoint)
 
     @reading
     def _check(self) -> None:
@@ -195,32 +192,20 @@ class DynamoSource:
             path = item.get("task_path", {}).get("S", "")
             yield SourceWrite(slot, path, item["channel"]["S"], *payload(kind, body))
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as the saver returns them, or as they are read here without its package. The
-        saver orders writes by the text of their keys; here they are in LangGraph's order."""
-        if self._saver is None:
-            for found in self.checkpoints(thread, wanted):
-                slots = [slot for slot, _ in self._slots_of(thread, found.entry)]
-                yield as_tuple(thread, found, self.writes(thread, slots), SERDE)
-            return
-        for entry in wanted:
-            yield self._stock(thread, entry, self._slots_of(thread, entry))
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        return [slot for slot, _ in self._slots_of(thread, entry)]
 
     @reading
-    def _stock(
-        self, thread: str, entry: CheckpointEntry, slots: list[tuple[WriteSlot, str]]
-    ) -> CheckpointTuple:
-        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
-        found: CheckpointTuple | None = self._saver.get_tuple({"configurable": configurable})
-        if found is None or len(found.pending_writes or ()) != len(slots):
-            raise Contention(f"checkpoint {entry.id} is gone from {self.name}, or changed")
+    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        """Return a checkpoint as the saver returns it, but with its writes in LangGraph's order: the saver
+        orders them by the text of their keys."""
+        found, slots = super().read_stock(thread, entry), self._slots_of(thread, entry)
+        if len(found.pending_writes or ()) != len(slots):
+            raise Contention(f"checkpoint {entry.id} at {self.name} changed")
         pairs = zip(slots, found.pending_writes or (), strict=True)
         ordered = sorted(pairs, key=lambda pair: (pair[0][1], pair[0][0].task_id, pair[0][0].idx))
         return found._replace(pending_writes=[write for _, write in ordered])
-
-    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the largest id: the saver's rule."""
-        return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of a table of DynamoDBStore, in no order."""
@@ -312,10 +297,9 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
         # DynamoDBStore keeps when an item expires, not for how long it lives.
+        expires = None
         if "expires_at" in row:
             expires = int(row["expires_at"]["N"]) * 1_000_000
-        else:
-            expires = None
         ttl = None if expires is None else max(expires - updated, 1)
         return SourceItem(tuple(prefix.split(":")), key, value, created, updated, ttl, expires)
     except DAMAGED as error:

@@ -1,13 +1,17 @@
-"""Builds the tuple that a saver would return from what was read, for sources whose saver is not installed."""
+"""Checkpoints as a source's own saver returns them: from the saver, or built of what was read if its package
+is not installed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
 
 from langgraph.checkpoint.base import CheckpointTuple
 
-from perdure.imports.source import SourceCheckpoint, SourceWrite
+from perdure.errors import Contention
+from perdure.imports.payloads import SERDE
+from perdure.imports.source import CheckpointEntry, Outline, SourceCheckpoint, SourceWrite, WriteSlot
 from perdure.langgraph.values.serde import Serde
 
 
@@ -41,3 +45,64 @@ def as_tuple(
         None if entry.parent_id is None else config(entry.parent_id),
         [(w.slot.task_id, w.channel, serde.value(w.kind, w.body)) for w in ordered],
     )
+
+
+class StockSource(ABC):
+    """Base of the sources of stock savers. A subclass sets its ``package``, ``name`` and ``saver``.
+
+    Attributes:
+        package: The name of the saver's package.
+        saver: The stock saver, ``None`` if its package is not installed.
+    """
+
+    package: ClassVar[str]
+    name: str
+    saver: Any
+
+    @property
+    def verifier(self) -> str:
+        """The package whose saver is asked, or the source itself if it is not installed."""
+        if self.saver is None:
+            return self.name
+        return self.package
+
+    @abstractmethod
+    def threads(self) -> Iterator[str]:
+        """Yield the ids of the threads."""
+
+    @abstractmethod
+    def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
+        """Yield checkpoints in the given order."""
+
+    @abstractmethod
+    def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
+        """Yield pending writes in the given order."""
+
+    @abstractmethod
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+
+    def count(self) -> int | None:
+        """Return the number of threads."""
+        return sum(1 for _ in self.threads())
+
+    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
+        for entry in wanted:
+            if self.saver is not None:
+                yield self.read_stock(thread, entry)
+                continue
+            (found,) = self.checkpoints(thread, [entry])
+            yield as_tuple(thread, found, self.writes(thread, self.slots_of(thread, entry)), SERDE)
+
+    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        """Return a checkpoint as the stock saver returns it; raise ``Contention`` if it is gone."""
+        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
+        found: CheckpointTuple | None = self.saver.get_tuple({"configurable": configurable})
+        if found is None:
+            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
+        return found
+
+    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
+        """Return the largest id: the rule of most stock savers."""
+        return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)

@@ -13,7 +13,7 @@ import redis
 from langgraph.checkpoint.base import CheckpointTuple
 
 from perdure.errors import BadUrl, Contention, Corrupt, Unserialisable
-from perdure.imports.expected_tuples import as_tuple
+from perdure.imports.expected_tuples import StockSource
 from perdure.imports.payloads import SERDE, StockSerde, load
 from perdure.imports.source import (
     CheckpointEntry,
@@ -33,7 +33,7 @@ _FORM = "redis://user:password@host:6379/0, with ?prefix=… unless the saver's 
 _reading = translate_errors(redis.RedisError)
 
 
-class RedisSource:
+class RedisSource(StockSource):
     """A Redis of langgraph-checkpoint-plainredis, read with plain commands.
 
     Args:
@@ -43,6 +43,8 @@ class RedisSource:
         BadUrl: The URL cannot be used, or there are no keys of the saver.
         Unavailable: The server does not answer.
     """
+
+    package = PACKAGE
 
     def __init__(self, url: str) -> None:
         self.name = redact(url)
@@ -60,11 +62,7 @@ class RedisSource:
         self._check()
         self._namespaces: dict[str, list[str]] = {}
         self._registered = 0
-        self._saver = self._stock_saver()
-        if self._saver is not None:
-            self.verifier = PACKAGE
-        else:
-            self.verifier = self.name
+        self.saver = self._stock_saver()
 
     @_reading
     def _check(self) -> None:
@@ -84,10 +82,6 @@ class RedisSource:
         from langgraph_checkpoint_plainredis import RedisSaver
 
         return RedisSaver(self._client, prefix=self._prefix, serde=StockSerde())
-
-    def count(self) -> int | None:
-        """Return the number of threads."""
-        return sum(1 for _ in self.threads())
 
     @_reading
     def threads(self) -> Iterator[str]:
@@ -167,23 +161,16 @@ class RedisSource:
             raise Corrupt(f"a write of checkpoint {slot.checkpoint_id} is damaged at the source")
         return SourceWrite(slot, "", found[1], *SERDE.payload(found[2]))
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as the saver returns them, or as they are read here without its package."""
-        for entry in wanted:
-            yield self._read_expected(thread, entry)
+    @_reading
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
+        return [_slot(*entry[:2], field.decode()) for field in fields]
 
     @_reading
-    def _read_expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        if self._saver is None:
-            (found,) = self.checkpoints(thread, [entry])
-            fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
-            slots = [_slot(*entry[:2], field.decode()) for field in fields]
-            return as_tuple(thread, found, self.writes(thread, slots), SERDE)
-        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
-        stock: CheckpointTuple | None = self._saver.get_tuple({"configurable": configurable})
-        if stock is None:
-            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-        return stock
+    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        """Return a checkpoint as the saver returns it."""
+        return super().read_stock(thread, entry)
 
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:

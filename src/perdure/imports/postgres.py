@@ -11,8 +11,8 @@ from langgraph.checkpoint.base import CheckpointTuple
 from psycopg.rows import dict_row
 
 from perdure.errors import BadUrl, Contention
-from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, load, payload
+from perdure.imports.expected_tuples import StockSource
+from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.postgres_rows import connect
 from perdure.imports.source import (
     CheckpointEntry,
@@ -37,7 +37,7 @@ _STORE = frozenset({"prefix", "key", "value"})
 _reading = translate_errors(psycopg.Error)
 
 
-class PostgresSource:
+class PostgresSource(StockSource):
     """A database of langgraph-checkpoint-postgres, opened for reading.
 
     A thread's rows are read from the state of one moment, which ``outline`` begins.
@@ -50,6 +50,8 @@ class PostgresSource:
         Unavailable: The server does not answer.
     """
 
+    package = PACKAGE
+
     def __init__(self, url: str) -> None:
         self.name, self._connection = redact(url), connect(url)
         self._has_threads = self._columns("checkpoints") >= _CHECKPOINTS
@@ -61,11 +63,7 @@ class PostgresSource:
                 f"{self.name} has no tables of {PACKAGE} on its search_path (checkpoints with checkpoint_id, "
                 "or store with prefix); for another schema add ?options=-csearch_path%3Dname"
             )
-        self._saver = self._stock_saver()
-        if self._saver is not None:
-            self.verifier = PACKAGE
-        else:
-            self.verifier = self.name
+        self.saver = self._stock_saver()
         self._blobs: dict[tuple[str, str], tuple[str, Any]] = {}
 
     def _stock_saver(self) -> Any:
@@ -74,11 +72,6 @@ class PostgresSource:
         from langgraph.checkpoint.postgres import PostgresSaver
 
         return PostgresSaver(self._connection, serde=StockSerde())
-
-    @_reading
-    def count(self) -> int | None:
-        """Return the number of threads."""
-        return sum(1 for _ in self.threads())
 
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order, including threads that have only writes."""
@@ -218,32 +211,21 @@ class PostgresSource:
         }
         return [found[slot] for slot in page if slot in found]
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
-        for entry in wanted:
-            yield self._read_expected(thread, entry)
+    @_reading
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        rows = self._rows(
+            "SELECT task_id, idx FROM checkpoint_writes "
+            "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
+            thread,
+            *entry[:2],
+        )
+        return [WriteSlot(*entry[:2], *row.values()) for row in rows]
 
     @_reading
-    def _read_expected(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
-        if self._saver is None:
-            (found,) = self.checkpoints(thread, [entry])
-            rows = self._rows(
-                "SELECT task_id, idx FROM checkpoint_writes "
-                "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
-                thread,
-                *entry[:2],
-            )
-            slots = [WriteSlot(*entry[:2], *row.values()) for row in rows]
-            return as_tuple(thread, found, self.writes(thread, slots), SERDE)
-        configurable = {"thread_id": thread, "checkpoint_ns": entry.namespace, "checkpoint_id": entry.id}
-        stock: CheckpointTuple | None = self._saver.get_tuple({"configurable": configurable})
-        if stock is None:
-            raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-        return stock
-
-    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the largest id: the stock saver's rule."""
-        return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
+    def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
+        """Return a checkpoint as the stock saver returns it."""
+        return super().read_stock(thread, entry)
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Yield the items of the store."""
@@ -259,9 +241,8 @@ class PostgresSource:
     @_reading
     def _items(self, last: tuple[str, str] | None, ttl: str) -> list[dict[str, Any]]:
         self._connection.rollback()
-        if last is None:
-            where = ""
-        else:
+        where = ""
+        if last is not None:
             where = "WHERE (prefix, key) > (%s, %s)"
         return self._rows(
             f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store {where} "  # noqa: S608

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from langgraph.checkpoint.base import CheckpointTuple
-
 from perdure.errors import BadUrl, Contention, Corrupt
-from perdure.imports.expected_tuples import as_tuple
-from perdure.imports.payloads import SERDE, StockSerde, load, payload
+from perdure.imports.expected_tuples import StockSource
+from perdure.imports.payloads import StockSerde, load, payload
 from perdure.imports.source import (
     CheckpointEntry,
     DamagedItem,
@@ -40,7 +38,7 @@ def is_stock(path: Path) -> bool:
     return has_columns(path, STOCK_TABLES)
 
 
-class SqliteSource:
+class SqliteSource(StockSource):
     """A file of langgraph-checkpoint-sqlite, opened for reading.
 
     A thread's rows are read from the state of one moment, which ``outline`` begins.
@@ -51,6 +49,8 @@ class SqliteSource:
     Raises:
         BadUrl: The file does not exist, or does not have the saver's tables.
     """
+
+    package = PACKAGE
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -70,11 +70,7 @@ class SqliteSource:
         except BadUrl:
             self.close()
             raise
-        self._saver = self._stock_saver()
-        if self._saver is not None:
-            self.verifier = PACKAGE
-        else:
-            self.verifier = self.name
+        self.saver = self._stock_saver()
 
     def _refuse_other_ids(self) -> None:
         for table in sorted({"checkpoints", "writes"} & self._tables):
@@ -94,10 +90,6 @@ class SqliteSource:
         saver = SqliteSaver(self._connection, serde=StockSerde())
         saver.is_setup = True  # its set-up would write
         return saver
-
-    def count(self) -> int | None:
-        """Return the number of threads."""
-        return sum(1 for _ in self.threads())
 
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order, including threads that have only writes."""
@@ -170,43 +162,14 @@ class SqliteSource:
             )
             yield SourceWrite(slot, task_path, channel, *payload(kind, body))
 
-    def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
-        if self._saver is None:
-            slots = self._slots(thread, wanted)
-            for found in self.checkpoints(thread, wanted):
-                yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry[:2], ())), SERDE)
-            return
-        for entry in wanted:
-            configurable = {
-                "thread_id": thread,
-                "checkpoint_ns": entry.namespace,
-                "checkpoint_id": entry.id,
-            }
-            found = self._saver.get_tuple({"configurable": configurable})
-            if found is None:
-                raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-            yield found
-
-    def _slots(
-        self, thread: str, wanted: Sequence[CheckpointEntry]
-    ) -> dict[tuple[str, str], list[WriteSlot]]:
-        return {
-            entry[:2]: [
-                WriteSlot(*entry[:2], *row)
-                for row in self._rows(
-                    "SELECT task_id, idx FROM writes "
-                    "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
-                    thread,
-                    *entry[:2],
-                )
-            ]
-            for entry in wanted
-        }
-
-    def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the largest id: the stock saver's rule."""
-        return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)
+    def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
+        """Return the slots of a checkpoint's pending writes."""
+        rows = self._rows(
+            "SELECT task_id, idx FROM writes WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
+            thread,
+            *entry[:2],
+        )
+        return [WriteSlot(*entry[:2], *row) for row in rows]
 
     def items(self) -> Iterator[SourceItem | DamagedItem]:
         """Return the items of the store."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import require_parameter
+from perdure.inspector.timeline import read_thread
 from perdure.langgraph.reading.thread_agents import Subagent, load_subagents, load_todos
-from perdure.model.records import Partition
 
 _SECONDS = 0.4
 _SUBAGENTS_MAX = 50
@@ -22,10 +21,9 @@ async def todos(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
+    at, _ = await read_thread(access, asked)
     program = load_todos(
-        Partition(access.tenant, name),
+        at,
         access.handle.digest,
         namespace=asked.get("namespace") or "",
         checkpoint_id=asked.get("checkpoint") or None,
@@ -40,14 +38,12 @@ async def subagents(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``after``, the cursor of the part before.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    partition = Partition(access.tenant, name)
+    at, _ = await read_thread(access, asked)
     after: str | None = asked.get("after") or ""
     until = time.monotonic() + _SECONDS
     found: list[Subagent] = []
     while after is not None and len(found) < _SUBAGENTS_MAX and (not found or time.monotonic() < until):
-        page = await access.handle.arun(load_subagents(partition, access.handle.digest, after=after))
+        page = await access.handle.arun(load_subagents(at, access.handle.digest, after=after))
         found += page.subagents
         after = page.cursor
     return {"subagents": [each._asdict() for each in found], "cursor": after}

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import number, require_parameter
+from perdure.inspector.timeline import number, read_thread, require_parameter
 from perdure.langgraph.reading.thread_files import load_file, load_files
-from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.storage.own_threads import in_own_thread
 
@@ -21,10 +20,9 @@ async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``; ``after``, the
             cursor of the page before.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
+    at, _ = await read_thread(access, asked)
     program = load_files(
-        Partition(access.tenant, name),
+        at,
         access.handle.digest,
         namespace=asked.get("namespace") or "",
         checkpoint_id=asked.get("checkpoint") or None,
@@ -41,13 +39,11 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: as for ``files``, with the ``path``, and ``start``, the first character.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    path = require_parameter(asked, "path")
+    at, _ = await read_thread(access, asked)
     program = load_file(
-        Partition(access.tenant, name),
+        at,
         access.handle.digest,
-        path,
+        require_parameter(asked, "path"),
         namespace=asked.get("namespace") or "",
         checkpoint_id=asked.get("checkpoint") or None,
         start=number(asked, "start") or 0,

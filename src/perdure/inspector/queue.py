@@ -13,7 +13,7 @@ from perdure.engine.queue.scheduled import list_postponed
 from perdure.engine.queue.stuck import Stuck, survey
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_run, describe_thread
-from perdure.inspector.timeline import describe_lane, number, require_parameter, waits_of
+from perdure.inspector.timeline import describe_lane, number, read_thread, waits_of
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
@@ -83,9 +83,7 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``before``, the number of a message.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    at = Partition(access.tenant, name)
+    at, _ = await read_thread(access, asked)
     found = await access.handle.arun(inbox.latest(at, _PAGE, number(asked, "before")))
     replies = await access.handle.arun(outbox.replies(at, _PAGE))
     later = await access.handle.arun(list_postponed(at, _PAGE))

@@ -15,8 +15,7 @@ from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
 from perdure.inspector.requests import read_text, time_in
-from perdure.inspector.timeline import require_parameter
-from perdure.model.records import Partition
+from perdure.inspector.timeline import read_thread, require_parameter
 from perdure.runtime.operations import entries, failures, reruns, run_search, stops
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
@@ -86,11 +85,11 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread, ``run`` of the run.
     """
-    name, run_id = require_parameter(asked, "id"), require_parameter(asked, "run")
-    row = await access.thread(name)
-    found = await access.handle.arun(run_search.detail(Partition(access.tenant, name), run_id, row))
+    at, row = await read_thread(access, asked)
+    run_id = require_parameter(asked, "run")
+    found = await access.handle.arun(run_search.detail(at, run_id, row))
     if found is None:
-        raise NotFound(f"thread {name!r} has no run {run_id!r}")
+        raise NotFound(f"thread {at.thread!r} has no run {run_id!r}")
     return {**entries.detail_entry(found), "permissions": sorted(await access.permissions())}
 
 

@@ -10,7 +10,7 @@ from langgraph.checkpoint.serde.types import ERROR
 from perdure.errors import NotFound
 from perdure.inspector import diff
 from perdure.inspector.access import Access
-from perdure.inspector.timeline import number, require_parameter
+from perdure.inspector.timeline import number, read_thread, require_parameter
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
@@ -38,9 +38,8 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
         access: The viewer's rights.
         asked: ``id`` of the thread, ``checkpoint`` (the latest without it) and ``namespace``.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    at, _ = await read_thread(access, asked)
+    view = await _view(access, at, asked.get("checkpoint") or None, asked.get("namespace") or "")
     return await in_own_thread(_describe, view)
 
 
@@ -55,9 +54,9 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotFound: There is no such channel.
     """
-    name, wanted = require_parameter(asked, "id"), require_parameter(asked, "channel")
-    await access.thread(name)
-    view = await _view(access, name, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    at, _ = await read_thread(access, asked)
+    wanted = require_parameter(asked, "channel")
+    view = await _view(access, at, asked.get("checkpoint") or None, asked.get("namespace") or "")
     for found in view.channels:
         if found.name == wanted:
             if isinstance(found.value, list):
@@ -77,14 +76,12 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     Raises:
         NotFound: There is no such checkpoint.
     """
-    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
-    await access.thread(name)
-    after = await _view(access, name, await _id(access, name, asked.get("after"), namespace), namespace)
-    old_id = await _id(access, name, asked.get("before"), namespace) or after.parent_id
-    if old_id is None:
-        before = None
-    else:
-        before = await _view(access, name, old_id, namespace)
+    (at, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
+    after = await _view(access, at, await _id(access, at, asked.get("after"), namespace), namespace)
+    old_id = await _id(access, at, asked.get("before"), namespace) or after.parent_id
+    before = None
+    if old_id is not None:
+        before = await _view(access, at, old_id, namespace)
     found = await in_own_thread(_changes, before, after)
     return {
         "before": old_id,
@@ -93,17 +90,15 @@ async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     }
 
 
-async def _view(access: Access, thread_id: str, checkpoint_id: str | None, namespace: str) -> CheckpointView:
-    at = Partition(access.tenant, thread_id)
+async def _view(access: Access, at: Partition, checkpoint_id: str | None, namespace: str) -> CheckpointView:
     return await access.handle.arun(plain_reading.load(at, namespace, checkpoint_id, access.handle.digest))
 
 
-async def _id(access: Access, thread_id: str, named: str | None, namespace: str) -> str | None:
+async def _id(access: Access, at: Partition, named: str | None, namespace: str) -> str | None:
     """Return the id of a checkpoint that is named by its id or a tag."""
     if not named:
         return None
-    program = plain_reading.read_tags(Partition(access.tenant, thread_id), namespace)
-    return (await access.handle.arun(program)).get(named, named)
+    return (await access.handle.arun(plain_reading.read_tags(at, namespace))).get(named, named)
 
 
 def _changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:

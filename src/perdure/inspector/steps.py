@@ -12,12 +12,11 @@ from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
 from perdure.inspector.graph_picture import draw
-from perdure.inspector.timeline import number, require_parameter
+from perdure.inspector.timeline import number, read_thread
 from perdure.langgraph.reading.thread_calls import load_calls
 from perdure.langgraph.reading.thread_messages import load_messages
 from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
 from perdure.model.model_calls import ModelCall, distinct, show_call, total
-from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.user_and_title import title_in
 from perdure.storage.own_threads import in_own_thread
@@ -33,14 +32,11 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
     """
-    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
-    await access.thread(name)
-    program = load_steps(
-        Partition(access.tenant, name), access.handle.digest, namespace, number(asked, "before")
-    )
+    (at, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
+    program = load_steps(at, access.handle.digest, namespace, number(asked, "before"))
     page = await access.handle.arun(program)
     if not page.steps and namespace and not asked.get("before"):
-        raise NotFound(f"thread {name!r} has no checkpoint in namespace {namespace[:80]!r}")
+        raise NotFound(f"thread {at.thread!r} has no checkpoint in namespace {namespace[:80]!r}")
     shown = [show_step(step, access.prices) for step in page.steps]
     return {"steps": shown, "way": way_of(reversed(page.steps)), "cursor": page.cursor}
 
@@ -54,10 +50,8 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``cursor`` of the part before.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
+    (at, _), digest = await read_thread(access, asked), access.handle.digest
     after = _key(asked.get("cursor") or "")
-    at, digest = Partition(access.tenant, name), access.handle.digest
     chunks = ChunkReader(at, digest)
     until = time.monotonic() + _SECONDS
     calls: list[ModelCall] = []
@@ -82,10 +76,9 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``cursor`` of the page before.
     """
-    name, namespace = require_parameter(asked, "id"), asked.get("namespace") or ""
-    row = await access.thread(name)
+    (at, row), namespace = await read_thread(access, asked), asked.get("namespace") or ""
     program = load_messages(
-        Partition(access.tenant, name),
+        at,
         access.handle.digest,
         access.prices,
         asked.get("cursor") or "",
@@ -104,10 +97,9 @@ async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread.
     """
-    name = require_parameter(asked, "id")
-    row = await access.thread(name)
+    _, row = await read_thread(access, asked)
     try:
-        async with access.open_to_draw(row.graph_id, name) as graph:
+        async with access.open_to_draw(row.graph_id, row.thread_id) as graph:
             return {"graph": await draw(graph), "reason": None}
     except (NotAllowed, NotFound, GraphLoadError, BadSetting) as error:
         return {"graph": None, "reason": str(error)}
@@ -118,10 +110,9 @@ def _key(cursor: str) -> tuple[str | int, ...] | None:
     if not cursor:
         return None
     try:
+        held = None
         if len(cursor) <= _CURSOR_MAX:
             held = json.loads(cursor)
-        else:
-            held = None
     except (ValueError, RecursionError):
         held = None
     if not isinstance(held, list) or [type(each) for each in held] != [str, str, str, int]:

@@ -174,9 +174,8 @@ def _rules(asked: Mapping[str, str]) -> RetentionRules | None:
     keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
     if keep_last is None and keep_for is None:
         return None
-    if keep_last is None:
-        last = None
-    else:
+    last = None
+    if keep_last is not None:
         last = number(keep_last, "keep_last")
     if last == 0:
         raise BadSetting("keep_last has to be a number above 0, not '0'")

@@ -39,9 +39,7 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread.
     """
-    name = require_parameter(asked, "id")
-    row = await access.thread(name)
-    at = Partition(access.tenant, name)
+    at, row = await read_thread(access, asked)
     held = await access.handle.arun(_about(at))
     title = title_in(row.metadata)
     if not title and row.has_state and row.fault is None:
@@ -57,10 +55,8 @@ async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    before = number(asked, "before")
-    program = _timeline(Partition(access.tenant, name), asked.get("namespace") or "", before)
+    at, _ = await read_thread(access, asked)
+    program = _timeline(at, asked.get("namespace") or "", number(asked, "before"))
     return await access.handle.arun(program)
 
 
@@ -71,9 +67,8 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default.
     """
-    name = require_parameter(asked, "id")
-    await access.thread(name)
-    return await access.handle.arun(_branches(Partition(access.tenant, name), asked.get("namespace") or ""))
+    at, _ = await read_thread(access, asked)
+    return await access.handle.arun(_branches(at, asked.get("namespace") or ""))
 
 
 async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
@@ -82,6 +77,22 @@ async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
         return {"asks": row.status == "interrupted", "waits": []}
     program = open_questions.of_thread(access.handle, access.tenant, row, with_waits=True)
     return entries.wait_entries(await access.handle.arun(program))
+
+
+async def read_thread(access: Access, asked: Mapping[str, str]) -> tuple[Partition, ThreadRow]:
+    """Return the thread whose ``id`` a request has, with its row; raise ``NotFound`` if the viewer may not
+    read it."""
+    row = await access.thread(require_parameter(asked, "id"))
+    return Partition(access.tenant, row.thread_id), row
+
+
+def _list_tagged(tags_of: Iterable[Record], namespace: str) -> dict[str, list[str]]:
+    """Return the names of the tags in a namespace by checkpoint."""
+    tagged: dict[str, list[str]] = {}
+    for tag in tags_of:
+        if tag.fields["namespace"] == namespace:
+            tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
+    return tagged
 
 
 def require_parameter(asked: Mapping[str, str], name: str) -> str:
@@ -154,10 +165,7 @@ def _timeline(partition: Partition, namespace: str, before: int | None) -> Progr
     found = yield from ask(Fetch(partition, tuple(Get(RUN, (one,)) for one in run_ids)))
     runs = [run for answer in found for run in read_each(partition, Run.read, answer)]
     named = yield from tags.list_tags(partition)
-    tagged: dict[str, list[str]] = {}
-    for tag in named:
-        if tag.fields["namespace"] == namespace:
-            tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
+    tagged = _list_tagged(named, namespace)
     return {
         "checkpoints": [
             {**_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _tasks(own)}
@@ -228,10 +236,7 @@ def _branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     named = yield from tags.list_tags(partition)
     head = heads[0].fields["checkpoint_id"] if heads else None
-    tagged: dict[str, list[str]] = {}
-    for tag in named:
-        if tag.fields["namespace"] == namespace:
-            tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
+    tagged = _list_tagged(named, namespace)
     return {"total": len(nodes), "head": head, "branches": _chains(nodes, head, tagged)}
 
 

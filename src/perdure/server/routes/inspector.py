@@ -6,8 +6,8 @@ search for lists, to read for a thread, and to update, delete or create a run fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -190,26 +190,28 @@ def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
 
     @app.get(f"{PATH}/api/{{name}}", include_in_schema=False)
     async def view(caller: CallerNow, request: Request, name: str) -> Response:
-        try:
-            found = await api.view(ServerAccess(caller, request, prices), name, request.query_params)
-        except BadSetting as error:
-            raise Refusal(422, str(error)) from error
-        return json_response(found)
+        with _refuse_bad_settings():
+            access = ServerAccess(caller, request, prices)
+            return json_response(await api.view(access, name, request.query_params))
 
     @app.post(f"{PATH}/api/actions/{{name}}", include_in_schema=False)
     async def act(caller: CallerNow, request: Request, name: str) -> Response:
-        try:
-            found = await api.act(ServerAccess(caller, request, prices), name, await read_body(request))
-        except BadSetting as error:
-            raise Refusal(422, str(error)) from error
-        return json_response(found)
+        with _refuse_bad_settings():
+            access = ServerAccess(caller, request, prices)
+            return json_response(await api.act(access, name, await read_body(request)))
 
     @app.post(f"{PATH}/api/replay", include_in_schema=False)
     async def replay(caller: CallerNow, request: Request) -> Response:
-        try:
-            found = await api.replay(ServerAccess(caller, request, prices), await read_body(request))
-        except BadSetting as error:
-            raise Refusal(422, str(error)) from error
-        return json_response(found)
+        with _refuse_bad_settings():
+            access = ServerAccess(caller, request, prices)
+            return json_response(await api.replay(access, await read_body(request)))
 
     app.mount(PATH, inspector_pages(), name="inspector")
+
+
+@contextmanager
+def _refuse_bad_settings() -> Iterator[None]:
+    try:
+        yield
+    except BadSetting as error:
+        raise Refusal(422, str(error)) from error

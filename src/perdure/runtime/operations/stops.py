@@ -43,7 +43,12 @@ class Stopped(NamedTuple):
 
 
 async def find_unfinished(
-    walk: ThreadWalk, *, user: str | None = None, run_id: str | None = None, most: int | None = None
+    walk: ThreadWalk,
+    *,
+    user: str | None = None,
+    run_id: str | None = None,
+    most: int | None = None,
+    settings: Settings = Settings(),  # noqa: B008 - frozen
 ) -> AsyncGenerator[Unfinished, None]:
     """Yield the open and waiting runs of a tenant that were not stopped yet. The runs of a thread come from
     its newest message on: if they are ended in this order, none begins meanwhile.
@@ -53,6 +58,7 @@ async def find_unfinished(
         user: only runs of threads with this user or, if they name none, of messages with it.
         run_id: only this run, by its id or that of a message that was joined with it.
         most: maximum number of busy threads that are examined.
+        settings: those of the workers, which say how many messages one run takes.
     """
     database = walk.database
     # All are listed first: a thread whose run has ended is not busy any more.
@@ -71,7 +77,7 @@ async def find_unfinished(
             if walk.sees is None or walk.sees(metadata):
                 found[partition.thread] = user_in(metadata)
     for thread_id, whose in found.items():
-        for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id)):
+        for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id), settings):
             message, its_run = standing.message, standing.run
             its_user = whose or user_of_options(message.options)
             its_id = message.id if its_run is None else its_run.id
@@ -92,13 +98,15 @@ async def stop_runs(
                 yield Stopped(each.thread_id, each.run_id, each.user, was_open)
 
 
-async def _list_unfinished(database: DatabaseHandle, partition: Partition) -> list[Standing]:
+async def _list_unfinished(
+    database: DatabaseHandle, partition: Partition, settings: Settings
+) -> list[Standing]:
     """Return the messages whose runs have not ended and are not ending, the newest first."""
-    later = await database.arun(scheduled.list_postponed(partition, Settings().max_pending))
+    later = await database.arun(scheduled.list_postponed(partition, settings.max_pending))
     found = [Standing(message, None) for message in later]
     after: int | None = None
     while True:
-        page = await database.arun(inbox.latest(partition, _PAGE, after, Settings().max_batch))
+        page = await database.arun(inbox.latest(partition, _PAGE, after, settings.max_batch))
         for standing in page:
             if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
                 return found  # All before it have ended.

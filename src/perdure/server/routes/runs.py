@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
+from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request, Response
 from pydantic import Field
 
+from perdure.database.base import handle_of
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
 from perdure.model.runs.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import to_json
+from perdure.runtime.operations.stops import find_unfinished
+from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import StreamMode, unknown_modes
 from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
@@ -270,10 +275,9 @@ async def join_stream(
         # Clients retry a stream that fails to open; this one will never exist.
         return streams.respond_not_found(caller.host, str(error))
     is_kept = bool(standing.message.options.get("about", {}).get("kwargs", {}).get("stream_resumable"))
+    after = None
     if is_kept:
         after = streams.cursor_of(request, last_event_id)
-    else:
-        after = None
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
     # Clients send an empty value for an absent one.
@@ -329,16 +333,13 @@ async def cancel_many(
             await _cancel(caller, named[0], run_id, action)
         return Response(status_code=204)
     conditions = await caller.may("threads", "update", {"action": action})
-    wanted = ("pending", "running") if asked.status == "all" else (str(asked.status),)
-    # All are listed before the first run ends: its thread is not busy from then on.
-    found = caller.threads.index.search(status="busy")
-    rows = [row async for row in found]
-    postponed = await caller.runtime.postponed_threads() if "pending" in wanted else ()
-    rows += [row async for row in caller.threads.index.search(ids=postponed)] if postponed else []
-    for row in rows:
-        if caller.sees(conditions, row.metadata):
-            for run_id in await _list_unfinished(caller, row.thread_id, wanted):
-                await _cancel(caller, row.thread_id, run_id, action)
+    runtime = caller.host.runtime
+    sees = None if conditions is None else partial(caller.sees, conditions)
+    walk = ThreadWalk(handle_of(runtime.database), caller.user.tenant, sees)
+    async with aclosing(find_unfinished(walk, settings=runtime.settings)) as found:
+        async for each in found:
+            if asked.status in ("all", "running" if each.is_open else "pending"):
+                await _cancel(caller, each.thread_id, each.run_id, action)
     return Response(status_code=204)
 
 
@@ -355,26 +356,6 @@ def _named_runs(
     if not (is_by_id or is_by_status):
         raise Refusal(422, f"name a thread_id and its run_ids, or {status}, and not both")
     return None if thread_id is None or asked.run_ids is None else (thread_id, asked.run_ids)
-
-
-async def _list_unfinished(caller: Caller, thread_id: str, wanted: Sequence[str]) -> list[str]:
-    """Return the ids of a thread's runs that are pending or running, as ``wanted``, the newest first."""
-    most, after = caller.host.runtime.settings.max_pending, None
-    if "pending" in wanted:
-        later = await caller.runtime.list_postponed(thread_id, limit=most)
-    else:
-        later = ()
-    found = [message.id for message in later]
-    while True:
-        page = await caller.runtime.messages(thread_id, limit=_PAGE, before=after)
-        for standing in page:
-            if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
-                return found  # All before it have ended.
-            if standing.joins is None and responses.run_status(standing) in wanted:
-                found.append(standing.message.id if standing.run is None else standing.run.id)
-        if len(page) < _PAGE:
-            return found
-        after = page[-1].message.seq
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/retry")
@@ -530,9 +511,8 @@ def _addresses(
     path = path_of(accepted.thread_id, accepted.run_id)
     if then is None:
         return {"Content-Location": path}
-    if after is None:
-        query = ""
-    else:
+    query = ""
+    if after is not None:
         query = f"?{urlencode({'last_event_id': after})}"
     return {"Content-Location": path, "Location": f"{path}/{then}{query}"}
 

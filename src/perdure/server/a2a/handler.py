@@ -193,10 +193,9 @@ class DurableTasks(RequestHandler):
                 raise InvalidParamsError("pageSize is from 1 to 100")
             before = int(token) if token else None
             found, following = await self._tasks_of(params.context_id, size, before)
+            wanted = None
             if params.status:
                 wanted = types.TaskState.Name(params.status)
-            else:
-                wanted = None
             tasks = [
                 await self._to_task(task, params)
                 for task in found
@@ -328,9 +327,8 @@ class DurableTasks(RequestHandler):
                 return task
             self._require_waiting(task)
             made |= {"command": {"resume": answer}}
-            if is_by_name(answer):
-                interrupt_id = None
-            else:
+            interrupt_id = None
+            if not is_by_name(answer):
                 interrupt_id = task.question
             protocol["task"] = task.first_run_id
             thread_id = task.thread_id
@@ -512,9 +510,8 @@ class DurableTasks(RequestHandler):
     def _run_headers(self, key: str | None) -> Headers:
         """Return the headers of the request without those that would change how a run is accepted, but with
         the key by which a repeated message is recognised."""
-        if key is None:
-            named = None
-        else:
+        named = None
+        if key is not None:
             named = f"a2a:{self._assistant.assistant_id}:{key}"
         return without_terms(self._headers, named)
 

@@ -17,7 +17,6 @@ from a2a.compat.v0_3.conversions import to_compat_task
 from a2a.types.a2a_pb2 import Task
 from a2a.utils.proto_utils import parse_lenient
 
-from perdure.runtime import Standing
 from perdure.runtime.documents import ThreadDocuments
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.threads import missing_error
@@ -121,12 +120,8 @@ async def notices(
         notice_id: the id of the notice, by which those receivers are known that have it already.
         is_closed: the notice is that another message has closed the question of the run, and not its end.
     """
-    standing = await runtime.find(thread_id, run_id)
-    if standing is None:
-        task = None
-    else:
-        task = await _task_of(runtime, thread_id, standing)
-    if standing is None or task is None or (is_closed and not task.is_superseded):
+    task = await _task_of(runtime, thread_id, run_id)
+    if task is None or (is_closed and not task.is_superseded):
         # A question that was given up, or opened again as its message was taken back, is not closed.
         return ()
     if not (receivers := await configs(runtime, task)):
@@ -166,28 +161,24 @@ async def note_sent(
         sent = body.get("sent", {})
         return {**body, "sent": {**sent, notice_id: sorted({*sent.get(notice_id, ()), receiver})}}
 
-    standing = await runtime.find(thread_id, run_id)
-    if standing is None:
-        task = None
-    else:
-        task = await _task_of(runtime, thread_id, standing)
+    task = await _task_of(runtime, thread_id, run_id)
     if task is not None:
         await _change(runtime, task, change)
 
 
 async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
     """Remove what was stored beside the task of a run, if the task has ended."""
-    standing = await runtime.find(thread_id, run_id)
-    if standing is None:
-        task = None
-    else:
-        task = await _task_of(runtime, thread_id, standing)
+    task = await _task_of(runtime, thread_id, run_id)
     if task is not None and task.state in TERMINAL:
         await _documents(runtime, task).remove(task.id)
 
 
-async def _task_of(runtime: TenantRuntime, thread_id: str, standing: Standing) -> DurableTask | None:
-    """Return the task of a run, which began it or answers one of its questions."""
+async def _task_of(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
+    """Return the task of a run, which began it or answers one of its questions; ``None`` if the run is not
+    stored any more, or belongs to no task."""
+    standing = await runtime.find(thread_id, run_id)
+    if standing is None:
+        return None
     protocol = protocol_of(standing)
     if "task" in protocol or (not is_by_wait(standing) and (protocol or standing.message.mode != "answer")):
         return await find(runtime, thread_id, protocol.get("task", run_id_of(standing)))

@@ -359,10 +359,9 @@ def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
 
 
 def _messages_in(values: Any) -> list[JsonObject]:
+    messages = None
     if isinstance(values, dict):
         messages = values.get(_MESSAGES)
-    else:
-        messages = None
     if isinstance(messages, list):
         return [one for one in messages if isinstance(one, dict)]
     return []
@@ -392,10 +391,9 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
     parts: list[JsonObject] = []
     if isinstance(values, dict):
         messages = values.get("messages")
+        last = None
         if isinstance(messages, list) and messages:
             last = messages[-1]
-        else:
-            last = None
         if isinstance(last, dict) and (text := text_of(last)):
             parts.append({"text": text})
         if others := {name: value for name, value in values.items() if name != "messages"}:

@@ -83,9 +83,8 @@ class Acceptance:
             # The limits of its run are those of the graph that asked.
             message = replace(message, graph=await self._find_asking_graph(partition))
         try:
-            if limits is None:
-                turn = None
-            else:
+            turn = None
+            if limits is not None:
                 turn = await limits.admit(partition, message)
         except LimitReached as refused:
             if bool(message.dedupe) and await self._context.database.arun(
@@ -191,9 +190,8 @@ class Acceptance:
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         saver = runner.graphs.saver(accept.message.graph, partition.tenant)
         # The run loads its thread first of all.
-        if saver is None:
-            load = None
-        else:
+        load = None
+        if saver is not None:
             load = saver.load_of(partition.thread)
         gets = accept_and_claim.GETS
         fetch = Fetch(partition, (*gets, *(() if load is None else load.items)))
@@ -207,10 +205,9 @@ class Acceptance:
             if isinstance(begun, Refused):
                 dispatch.release((partition, IN))
                 is_outdated = accept_and_claim.is_of_inbox(begun) and answers is None
+                lane = None
                 if begun.kind is LANE and not is_outdated:
                     lane = known.lane
-                else:
-                    lane = None
                 accepted, _ = await self._store(accept, accept.store(lane))
                 return await self._schedule_run(accept, terms, accepted)
             accepted, held = begun
@@ -291,11 +288,7 @@ class Acceptance:
             context.queues.forget(partition)
         if accepted.lane is not None and accepted.message is not None:
             self._emit("run.retried", partition, accepted.message, accepted.id)
-            context.subscriptions.wake(partition)
-            if context.works:
-                self._worker.dispatch.schedule(partition, accepted.lane, now)
-            else:
-                context.notifications.notify_due(partition)
+            self._start(partition, accepted.lane, now)
         return _ticket(partition, accepted)
 
     async def signal(
@@ -327,11 +320,7 @@ class Acceptance:
         context.observers.event(f"signal.{outcome}", **where, signal=name)
         if accepted is not None and accepted.lane is not None:
             context.queues.forget(partition)
-            context.subscriptions.wake(partition)
-            if context.works:
-                self._worker.dispatch.schedule(partition, accepted.lane, now)
-            else:
-                context.notifications.notify_due(partition)
+            self._start(partition, accepted.lane, now)
         run_id = None if accepted is None else accepted.id
         return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)
 
@@ -352,6 +341,14 @@ class Acceptance:
         elif accepted.lane is not None:
             context.notifications.notify_due(partition, delay)
         return _ticket(partition, accepted)
+
+    def _start(self, partition: Partition, lane: Lane, now: int) -> None:
+        """Start the run of a thread's next message, here or where another process works."""
+        self._context.subscriptions.wake(partition)
+        if self._context.works:
+            self._worker.dispatch.schedule(partition, lane, now)
+        else:
+            self._context.notifications.notify_due(partition)
 
     def _schedule(self, partition: Partition, accepted: Accepted, terms: AcceptanceTerms, now: int) -> None:
         context, lane = self._context, cast(Lane, accepted.lane)

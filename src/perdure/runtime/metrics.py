@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from perdure.errors import BadSetting, MissingExtra
@@ -56,42 +56,36 @@ class Metrics:
         self._channels: set[str] = set()
         self._state_channels: set[str] = set()
         self._reported_names: set[str] = set()
-        self._messages = Counter(
+        counter, histogram = partial(Counter, registry=to), partial(Histogram, registry=to)
+        # A gauge of several processes is shown as their sum, or as the greatest of those that live.
+        summed = partial(Gauge, registry=to, multiprocess_mode="livesum")
+        greatest = partial(Gauge, registry=to, multiprocess_mode="livemax")
+        self._messages = counter(
             "perdure_messages",
             "Messages by outcome: accepted, duplicate, or refused because the queue was full.",
             ("graph", "channel", "outcome"),
-            registry=to,
         )
-        self._age = Histogram(
+        self._age = histogram(
             "perdure_queue_age_seconds",
             "Age of the first message of a run when a worker claimed it, debouncing included.",
             ("graph",),
             buckets=_AGES_S,
-            registry=to,
         )
-        self._duration = Histogram(
+        self._duration = histogram(
             "perdure_run_duration_seconds",
             "Time from the first claim of a run to its end, with the pauses between its attempts.",
             ("graph", "state"),
             buckets=_DURATIONS_S,
-            registry=to,
         )
-        self._open = Gauge(
-            "perdure_runs_open",
-            "Runs under way in this process.",
-            ("graph",),
-            registry=to,
-            multiprocess_mode="livesum",
-        )
-        self._sizes = Histogram(
+        self._open = summed("perdure_runs_open", "Runs under way in this process.", ("graph",))
+        self._sizes = histogram(
             "perdure_checkpoint_bytes",
             "Serialised size of a channel's whole value in a checkpoint that a run stored.",
             ("graph", "channel"),
             buckets=_SIZES,
-            registry=to,
         )
         self._by_event = {
-            event: Counter(name, text, ("graph",), registry=to)
+            event: counter(name, text, ("graph",))
             for event, name, text in (
                 ("run.claimed", "perdure_run_attempts", "Attempts at runs."),
                 ("run.attempt_failed", "perdure_run_attempts_failed", "Attempts that raised an error."),
@@ -144,60 +138,48 @@ class Metrics:
             )
         }
         by_hop = ("graph", "hop", "model")
-        self._calls = Histogram(
+        self._calls = histogram(
             "perdure_model_call_duration_seconds",
             "Time of calls of models, by the node in which they were made.",
             by_hop,
             buckets=_CALLS_S,
-            registry=to,
         )
-        self._call_errors = Counter(
-            "perdure_model_call_errors", "Calls of models that raised an error.", by_hop, registry=to
+        self._call_errors = counter(
+            "perdure_model_call_errors", "Calls of models that raised an error.", by_hop
         )
-        self._tokens = Counter(
-            "perdure_model_tokens", "Tokens of calls of models.", (*by_hop, "direction"), registry=to
-        )
-        self._cost = Counter(
-            "perdure_model_cost", "Cost of calls of models with a known price.", by_hop, registry=to
-        )
-        self._deliveries = Counter(
+        self._tokens = counter("perdure_model_tokens", "Tokens of calls of models.", (*by_hop, "direction"))
+        self._cost = counter("perdure_model_cost", "Cost of calls of models with a known price.", by_hop)
+        self._deliveries = counter(
             "perdure_deliveries",
             "Attempts to deliver a reply, by the state in which they left it.",
             ("channel", "state"),
-            registry=to,
         )
-        self._delivering = Histogram(
+        self._delivering = histogram(
             "perdure_delivery_duration_seconds",
             "Time that a channel's sender took for a reply, with any outcome.",
             ("channel",),
             buckets=_DELIVERIES_S,
-            registry=to,
         )
-        self._outboxes_lost = Counter(
-            "perdure_outboxes_lost", "Outboxes that this process held and another took over.", registry=to
+        self._outboxes_lost = counter(
+            "perdure_outboxes_lost", "Outboxes that this process held and another took over."
         )
-        self._older = Counter(
+        self._older = counter(
             "perdure_threads_older",
             "Times that a thread's stored state was older than this process had seen: the database was "
             "restored to an earlier state.",
-            registry=to,
         )
-        self._unserved = Gauge(
+        self._unserved = greatest(
             "perdure_unserved_threads",
             "Threads that wait for a graph or a channel that this process does not serve.",
             ("what", "name"),
-            registry=to,
-            multiprocess_mode="livemax",
         )
-        self._failing = Gauge(
+        self._failing = greatest(
             "perdure_failing_threads",
             "Threads on which this worker fails each time, by the queue and the type of the error.",
             ("lane", "error"),
-            registry=to,
-            multiprocess_mode="livemax",
         )
         self._swept = {
-            name: Counter(f"perdure_swept_{what}", text, registry=to)
+            name: counter(f"perdure_swept_{what}", text)
             for name, what, text in (
                 ("threads", "threads", "Threads looked at by sweeps of this process."),
                 ("expired", "expired_threads", "Expired threads that sweeps removed."),
@@ -207,83 +189,60 @@ class Metrics:
                 ("unfinished", "unfinished", "Killed imports, copies and first writes that sweeps removed."),
             )
         }
-        self._sweep_errors = Counter(
-            "perdure_sweep_errors", "Sweeps that an error ended in this process.", registry=to
-        )
+        self._sweep_errors = counter("perdure_sweep_errors", "Sweeps that an error ended in this process.")
         self._sweep_ended = Gauge(
             "perdure_sweep_last_success_timestamp_seconds",
             "Time at which the last sweep of the database ended, by any process, in seconds since 1970.",
             registry=to,
             multiprocess_mode="max",
         )
-        self._sweep_every = Gauge(
-            "perdure_sweep_interval_seconds",
-            "Time between two sweeps.",
-            registry=to,
-            multiprocess_mode="livemax",
+        self._sweep_every = greatest("perdure_sweep_interval_seconds", "Time between two sweeps.")
+        self._data_keys = greatest(
+            "perdure_data_keys", "Data keys of the encrypted database, of which the newest encrypts."
         )
-        self._data_keys = Gauge(
-            "perdure_data_keys",
-            "Data keys of the encrypted database, of which the newest encrypts.",
-            registry=to,
-            multiprocess_mode="livemax",
-        )
-        self._keys_wrapped = Gauge(
+        self._keys_wrapped = greatest(
             "perdure_keys_wrapped_timestamp_seconds",
             "Time at which the database's keys were wrapped last, in seconds since 1970.",
-            registry=to,
-            multiprocess_mode="livemax",
         )
-        self._password_failures = Gauge(
+        self._password_failures = greatest(
             "perdure_password_failures",
             "Calls for the database's password that failed since the last one that did not.",
-            registry=to,
-            multiprocess_mode="livemax",
         )
-        self._password_ends = Gauge(
+        self._password_ends = greatest(
             "perdure_password_ends_timestamp_seconds",
             "Time at which the database's password at hand ends, in seconds since 1970; 0 if it is unknown.",
-            registry=to,
-            multiprocess_mode="livemax",
         )
-        self._unavailable = Counter(
-            "perdure_database_unavailable", "Times that the database did not answer a worker.", registry=to
+        self._unavailable = counter(
+            "perdure_database_unavailable", "Times that the database did not answer a worker."
         )
-        self._waits = Counter(
+        self._waits = counter(
             "perdure_waits",
             "Events that ended or moved waits: wait.expired, question.reminded, signal.delivered, "
             "signal.kept and signal.duplicate.",
             ("outcome",),
-            registry=to,
         )
-        self._limit_waits = Histogram(
+        self._limit_waits = histogram(
             "perdure_limit_wait_seconds",
             "Time for which a call or a run waited for a limit over all processes, 0 included.",
             ("limit",),
             buckets=_AGES_S,
-            registry=to,
         )
-        self._limit_in_use = Gauge(
+        self._limit_in_use = summed(
             "perdure_limit_in_use",
             "Calls or runs of this process that are under way and count towards a limit.",
             ("limit",),
-            registry=to,
-            multiprocess_mode="livesum",
         )
-        self._limit_waiting = Gauge(
+        self._limit_waiting = greatest(
             "perdure_limit_waiting_runs",
             "Threads whose next run waits for a limit, as this process sees it.",
             ("limit",),
-            registry=to,
-            multiprocess_mode="livemax",
         )
-        self._limit_refused = Counter(
+        self._limit_refused = counter(
             "perdure_limit_refused",
             "Calls and runs that a limit refused, and calls whose run was put off.",
             ("limit",),
-            registry=to,
         )
-        self._errors = Counter("perdure_worker_errors", "Errors that no worker expects.", registry=to)
+        self._errors = counter("perdure_worker_errors", "Errors that no worker expects.")
 
     def event(self, name: str, fields: dict[str, Any]) -> None:
         match name.split("."):
@@ -408,10 +367,10 @@ class Metrics:
         """Return a channel's name as a label. ``accept`` takes any name, so the number of labels is
         limited."""
         channel: str = fields["channel"]
-        if channel not in self._channels:
-            if len(self._channels) >= _NAMES_MAX:
-                return _OTHER
-            self._channels.add(channel)
+        if channel in self._channels:
+            return channel
+        channel = _label(channel, self._channels)
+        if channel in self._channels:
             for state in (DEAD, UNKNOWN):
                 self._deliveries.labels(channel, state)
         return channel
@@ -419,20 +378,12 @@ class Metrics:
     def _reported_name(self, name: str) -> str:
         """Return the label for the name of a graph, channel, queue or error; the number of labels is
         limited."""
-        if name not in self._reported_names:
-            if len(self._reported_names) >= _NAMES_MAX:
-                return _OTHER
-            self._reported_names.add(name)
-        return name
+        return _label(name, self._reported_names)
 
     def _state_channel(self, channel: str) -> str:
         """Return a channel of a state as a label. A program may make graphs at run time, so the number is
         limited."""
-        if channel not in self._state_channels:
-            if len(self._state_channels) >= _NAMES_MAX:
-                return _OTHER
-            self._state_channels.add(channel)
-        return channel
+        return _label(channel, self._state_channels)
 
 
 @cache
@@ -485,6 +436,15 @@ def _own() -> CollectorRegistry:
     registry = CollectorRegistry()
     MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
     return registry
+
+
+def _label(name: str, known: set[str]) -> str:
+    """Return a name as a label, and add it to the known ones; all names beyond a limit share a label."""
+    if name not in known:
+        if len(known) >= _NAMES_MAX:
+            return _OTHER
+        known.add(name)
+    return name
 
 
 def _seconds(microseconds: int) -> float:

@@ -15,8 +15,7 @@ class Committing:
     def test_a_commit_is_read_by_the_next_fetch(self, driver: Driver) -> None:
         for version in range(1, 20):
             rows.store_ops(driver, rows.gc(version))
-            record = rows.get(driver, GC)
-            assert record is not None
+            record = rows.read(driver, GC)
             assert record.version == version
 
     def test_an_empty_commit_holds(self, driver: Driver) -> None:
@@ -26,15 +25,13 @@ class Committing:
     def test_a_put_replaces_the_whole_record(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.checkpoint("c", 1, body=b"long body", run_id="run"))
         rows.store_ops(driver, rows.checkpoint("c", 2, body=b"short"))
-        record = rows.get(driver, CHECKPOINT, "", "c")
-        assert record is not None
+        record = rows.read(driver, CHECKPOINT, "", "c")
         assert (record.fields["seq"], record.fields["run_id"], record.body) == (2, None, b"short")
 
     def test_the_writer_names_the_version(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.head(version=1 << 40))
         rows.store_ops(driver, rows.head(version=3, expect=1 << 40))
-        record = rows.get(driver, HEAD, "")
-        assert record is not None
+        record = rows.read(driver, HEAD, "")
         assert record.version == 3
 
     def test_every_expectation_of_a_put(self, driver: Driver) -> None:
@@ -56,8 +53,7 @@ class Committing:
             assert rows.commit(driver, rows.tag(f"old{n}", expect, version=9)) is holds, (
                 f"{expect} on version 5"
             )
-            record = rows.get(driver, TAG, f"old{n}")
-            assert record is not None
+            record = rows.read(driver, TAG, f"old{n}")
             assert record.version == (9 if holds else 5)
 
     def test_every_expectation_of_a_delete_and_a_check(self, driver: Driver) -> None:
@@ -163,8 +159,7 @@ class Committing:
         digest = b"d" * 16
         for generation, expected in ((5, 5), (3, 5), (7, 7), (6, 7)):
             rows.store_ops(driver, rows.chunk(digest, generation))
-            record = rows.get(driver, CHUNK, digest)
-            assert record is not None
+            record = rows.read(driver, CHUNK, digest)
             assert (record.fields["generation"], record.body) == (expected, b"bytes")
 
     def test_staged_chunks_are_visible_and_staging_is_repeatable(self, driver: Driver) -> None:

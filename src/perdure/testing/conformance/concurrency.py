@@ -41,8 +41,7 @@ class Concurrency:
             ops = [rows.head("", f"c{n}", n, expect=version, version=version + 1) for n in range(WRITERS)]
             won = at_once(WRITERS, lambda n: rows.commit(driver, ops[n], rows.tag(f"{version}-{n}")))  # noqa: B023
             assert won.count(True) == 1, f"{won.count(True)} writers won one compare-and-set"
-            record = rows.get(driver, HEAD, "")
-            assert record is not None
+            record = rows.read(driver, HEAD, "")
             assert record.fields["checkpoint_id"] == f"c{won.index(True)}"
             tags = [k for (k,) in rows.keys(driver, Range(TAG)) if k.startswith(f"{version}-")]
             assert tags == [f"{version}-{won.index(True)}"], "a loser's other operations were written"
@@ -75,8 +74,7 @@ class Concurrency:
         def increment(_: int) -> None:
             for _ in range(rounds):
                 while True:
-                    record = rows.get(driver, HEAD, "")
-                    assert record is not None
+                    record = rows.read(driver, HEAD, "")
                     put = rows.head(
                         seq=record.fields["seq"] + 1, expect=record.version, version=record.version + 1
                     )
@@ -84,8 +82,7 @@ class Concurrency:
                         break
 
         at_once(6, increment)
-        record = rows.get(driver, HEAD, "")
-        assert record is not None
+        record = rows.read(driver, HEAD, "")
         assert (record.fields["seq"], record.version) == (6 * rounds, 6 * rounds + 1)
 
     def test_tasks_and_threads_share_a_driver(self, driver: Driver) -> None:
@@ -186,8 +183,7 @@ class Concurrency:
                 driver.perform(Stage(HERE, (rows.chunk(digest, generation),)))
 
         at_once(WRITERS, work)
-        record = rows.get(driver, CHUNK, digest)
-        assert record is not None
+        record = rows.read(driver, CHUNK, digest)
         assert record.fields["generation"] == WRITERS - 1 + 9
 
     def test_drop_beside_commits_leaves_whole_commits_or_none(self, driver: Driver) -> None:

@@ -68,8 +68,7 @@ class Documents:
         for put in puts:
             rows.store_ops(driver, put, at=PLACE)
         for put in puts:
-            record = rows.get(driver, put.kind, *put.key, at=PLACE)
-            assert record is not None
+            record = rows.read(driver, put.kind, *put.key, at=PLACE)
             assert dict(record.fields) == dict(put.fields)
             assert (record.version, record.body) == (put.version, put.body)
         items = (Range(DOCUMENT, ("threads",), bodies=False), Range(EVENT, bodies=False))

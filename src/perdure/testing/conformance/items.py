@@ -89,8 +89,7 @@ class Items:
         rows.store_ops(driver, Delete(TAG, ("t",)), at=thread)
         assert rows.get(driver, TAG, "t", at=SPACE) is not None
         driver.perform(Drop(thread))
-        found = rows.get(driver, ITEM, "k", at=SPACE)
-        assert found is not None
+        found = rows.read(driver, ITEM, "k", at=SPACE)
         assert found.body == b"item"
         rows.store_ops(driver, rows.tag("t"), at=thread)
         driver.perform(Drop(SPACE))
@@ -101,8 +100,7 @@ class Items:
         puts = [item("plain", bytes(range(256))), item("timed", b"", expires_at=LATER, version=(1 << 53) - 1)]
         rows.store_ops(driver, *puts, at=SPACE)
         for put in puts:
-            record = rows.get(driver, ITEM, *put.key, at=SPACE)
-            assert record is not None
+            record = rows.read(driver, ITEM, *put.key, at=SPACE)
             assert (dict(record.fields), record.version, record.body) == (
                 dict(put.fields),
                 put.version,
@@ -116,8 +114,7 @@ class Items:
         assert not rows.commit(driver, Delete(ITEM, ("k",), big + 1), at=SPACE)
         # Versions of items are drawn, not counted: the next one may be smaller.
         rows.store_ops(driver, item("k", b"new", version=2)._replace(expect=big), at=SPACE)
-        record = rows.get(driver, ITEM, "k", at=SPACE)
-        assert record is not None
+        record = rows.read(driver, ITEM, "k", at=SPACE)
         assert (record.version, record.body) == (2, b"new")
         rows.store_ops(driver, Delete(ITEM, ("k",), 2), at=SPACE)
         rows.store_ops(driver, Delete(ITEM, ("k",)), at=SPACE)
@@ -246,8 +243,7 @@ class Items:
             assert (record.body, record.version, record.fields["updated_at"]) == (b"new", second, second)
             assert record.fields["created_at"] == (second if n % 2 else first + n % 5)
         rows.store_ops(driver, item("k0"), at=SPACE)
-        again = rows.get(driver, ITEM, "k0", at=SPACE)
-        assert again is not None
+        again = rows.read(driver, ITEM, "k0", at=SPACE)
         assert again.fields["created_at"] == LATER - 9, "a put that keeps nothing kept something"
 
     def test_nothing_is_kept_of_an_item_that_has_expired(self, driver: Driver) -> None:
@@ -260,8 +256,7 @@ class Items:
             (LATER - 10, LATER - 5, LATER - 20),
         ):
             rows.store_ops(driver, put_at("k", now, expires_at=expires_at), at=SPACE)
-            record = rows.get(driver, ITEM, "k", at=SPACE)
-            assert record is not None
+            record = rows.read(driver, ITEM, "k", at=SPACE)
             assert (record.fields["created_at"], record.fields["updated_at"]) == (created, now)
             assert record.fields["expires_at"] == expires_at
 
@@ -272,12 +267,10 @@ class Items:
         rows.store_ops(driver, put_at("k", born), at=SPACE)
         for expect in (Expect.ABSENT, born + 1):
             assert not rows.commit(driver, put_at("k", later, b"late", expect=expect), at=SPACE)
-        before = rows.get(driver, ITEM, "k", at=SPACE)
-        assert before is not None
+        before = rows.read(driver, ITEM, "k", at=SPACE)
         assert (before.body, before.version) == (b"{}", born)
         rows.store_ops(driver, put_at("k", later, b"new", expect=born), at=SPACE)
-        after = rows.get(driver, ITEM, "k", at=SPACE)
-        assert after is not None
+        after = rows.read(driver, ITEM, "k", at=SPACE)
         assert (after.body, after.version, after.fields["created_at"]) == (b"new", later, born)
 
     def _read_pages(

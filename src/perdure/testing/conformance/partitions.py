@@ -59,8 +59,7 @@ class Partitions:
             assert not rows.commit(driver, Check(HEAD, ("",), 5), at=at)
             assert rows.commit(driver, rows.head(version=1, expect=Expect.ABSENT), at=at)
             assert not rows.commit(driver, Delete(HEAD, ("",), 5), at=at)
-        record = rows.get(driver, HEAD, "")
-        assert record is not None
+        record = rows.read(driver, HEAD, "")
         assert record.version == 5
 
     def test_writes_and_deletes_stay_in_their_partition(self, driver: Driver) -> None:
@@ -70,8 +69,7 @@ class Partitions:
         rows.store_ops(driver, Delete(CHUNK, (b"d" * 16,)), at=NEIGHBOURS[0])
         assert rows.everything(driver, NEIGHBOURS[0]) == []
         for at in NEIGHBOURS[1:]:
-            record = rows.get(driver, CHUNK, b"d" * 16, at=at)
-            assert record is not None
+            record = rows.read(driver, CHUNK, b"d" * 16, at=at)
             assert record.fields["generation"] == 1
 
     def test_drop_removes_its_partition_and_no_other(self, driver: Driver) -> None:

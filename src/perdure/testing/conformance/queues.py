@@ -76,8 +76,7 @@ class Queues:
     def test_a_due_lane_stays_stored_however_old_it_is(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.lane("inbox", 1))
         assert list_due(driver, 1) == [("thread", "inbox")]
-        record = rows.get(driver, LANE, "inbox")
-        assert record is not None
+        record = rows.read(driver, LANE, "inbox")
         assert record.fields["due_at"] == 1
 
     def test_messages_runs_and_replies_come_in_order(self, driver: Driver) -> None:
@@ -99,16 +98,14 @@ class Queues:
             "run 1",
         ]
         assert [k[2] for k in rows.keys(driver, Range(EFFECT, ("run", "task")))] == [1, 2, 10, 11, 300]
-        record = rows.get(driver, DEDUPE, b"11")
-        assert record is not None
+        record = rows.read(driver, DEDUPE, b"11")
         assert record.fields["seq"] == 11
 
     def test_what_a_queue_stores_comes_back_whole(self, driver: Driver) -> None:
         puts = (rows.lane("outbox", None, version=7), rows.inbox(1, b"\0\xff"), rows.a_run("r", version=3))
         rows.store_ops(driver, *puts, rows.reply(4, version=2), rows.effect("t", 1, b""))
         for put in (*puts, rows.reply(4, version=2), rows.effect("t", 1, b"")):
-            record = rows.get(driver, put.kind, *put.key)
-            assert record is not None
+            record = rows.read(driver, put.kind, *put.key)
             assert dict(record.fields) == dict(put.fields)
             assert (record.version, record.body) == (put.version, put.body)
 

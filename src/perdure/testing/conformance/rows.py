@@ -207,6 +207,13 @@ def get(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record |
     return None
 
 
+def read(driver: Driver, kind: Kind, *key: Any, at: Partition = HERE) -> Record:
+    """Return a record; fail if it is absent."""
+    found = get(driver, kind, *key, at=at)
+    assert found is not None, f"there is no record {key} of the kind {kind.name}"
+    return found
+
+
 def keys(driver: Driver, item: Range, at: Partition = HERE) -> list[Key]:
     (answer,) = driver.perform(Fetch(at, (item,)))
     return [record.key for record in answer]

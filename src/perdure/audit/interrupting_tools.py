@@ -33,9 +33,8 @@ def interrupting_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
         asking = next(
             (found for each in _tool_nodes(node) if (found := _find_asking(each)) is not None), None
         )
-        if asking is None:
-            path = None
-        else:
+        path = None
+        if asking is not None:
             path = _find_message_path(facts, node.name)
         if asking is not None and path is not None:
             who, spot = asking
@@ -106,9 +105,8 @@ def _find_message_path(facts: GraphFacts, name: str) -> str | None:
     for node in facts.nodes:
         declared = getattr(builder.nodes.get(node.name), "ends", None) or ()
         for function in (*node.functions, *node.tools):
-            if is_library(function):
-                route = None
-            else:
+            route = None
+            if not is_library(function):
                 route = _Route.of(function, of_commands=True)
             if route is not None and route.leads_to(name, {end: end for end in declared}):
                 return f"by a Command of {node.name!r}"

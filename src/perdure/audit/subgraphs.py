@@ -93,10 +93,9 @@ def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list
         for call in source.walk():
             if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
                 continue
+            graph = None
             if call.func.attr in _CALLS:
                 graph = source.resolve(call.func.value)
-            else:
-                graph = None
             if isinstance(graph, Pregel):
                 found.setdefault(id(graph), (graph, []))[1].append(call)
         yield from ((graph, source, calls) for graph, calls in found.values())

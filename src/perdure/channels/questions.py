@@ -53,10 +53,9 @@ def question(interrupt_id: str, value: Any) -> dict[str, Any]:
 
 def buttons(reply: Any) -> list[Button]:
     """Return the buttons of a reply, none unless it is a question with decisions."""
+    asked = None
     if isinstance(reply, Mapping):
         asked = reply.get("question")
-    else:
-        asked = None
     if not isinstance(asked, Mapping):
         return []
     return [Button(DECISIONS[each], f"{_PREFIX}:{each[0]}:{asked['id']}") for each in asked["decisions"]]
@@ -64,10 +63,9 @@ def buttons(reply: Any) -> list[Button]:
 
 def interrupt_of(reply: Any) -> str | None:
     """Return the interrupt for which a reply asks, ``None`` if it is not a question."""
+    asked = None
     if isinstance(reply, Mapping):
         asked = reply.get("question")
-    else:
-        asked = None
     if isinstance(asked, Mapping):
         return str(asked["id"])
     return None
@@ -197,8 +195,7 @@ def _format_text(value: Any) -> str:
     left = len(whole) - _SHOWN_MAX
     if left <= 0:
         return whole
+    hint = ""
     if _list_decisions(value):
         hint = " It cannot be approved here."
-    else:
-        hint = ""
     return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"

@@ -260,9 +260,8 @@ class Receiver:
             reply = await self._reply(asked)
         if reply is None or reply.state != SENT:
             return False
-        if reply.provider_id is None:
-            at = None
-        else:
+        at = None
+        if reply.provider_id is not None:
             at = self._position(reply.provider_id)
         return at is None or at < position
 
@@ -431,9 +430,8 @@ class Receiver:
         """End what a thread whose question was closed still waits for: at its deadline or its signal it would
         go on."""
         asks = await self._runtime.waiting_run(thread_id)
-        if asks is None:
-            standing = None
-        else:
+        standing = None
+        if asks is not None:
             standing = await self._runtime.find(thread_id, asks)
         run = None if standing is None else standing.run
         if run is None or not read_waits(run.note):

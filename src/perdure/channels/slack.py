@@ -243,10 +243,9 @@ class SlackApp(ChatChannel):
         is_read = isinstance(response, AsyncSlackResponse)
         # For an answer that it cannot read, the SDK has the response of its HTTP client.
         status, headers = response.status_code if is_read else response.status, response.headers
+        code = None
         if is_read and isinstance(response.data, dict):
             code = response.get("error")
-        else:
-            code = None
         if status == 429 or code in ("ratelimited", "rate_limited"):
             after = str(headers.get("Retry-After") or headers.get("retry-after") or "")
             return self.backoff.note_limit(chat, float(after) if after.isdecimal() else _LIMITED_S)

@@ -272,10 +272,9 @@ class TelegramBot(ChatChannel):
             return
         if message.chat.type != "private" and not await self._is_ours(message):
             return
+        username = ""
         if message.entities or message.caption_entities:
             username = await self._me()
-        else:
-            username = ""
         accepted = message_of(message, username, edit)
         received = await receiver.message(accepted)
         if received.notice:

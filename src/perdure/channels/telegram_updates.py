@@ -26,10 +26,9 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
     if message.location is not None:
         text = f"{text}\n[location: {message.location.latitude}, {message.location.longitude}]".strip()
     sender = message.from_user
+    topic = None
     if message.is_topic_message:
         topic = message.message_thread_id
-    else:
-        topic = None
     return ChatMessage(
         chat=str(message.chat.id),
         topic="" if topic is None else str(topic),

@@ -97,9 +97,8 @@ class AgentSettings:
             GraphLoadError: There is no object at a place.
         """
         out: dict[str, Agent] = {}
-        if self.memory is None:
-            memory = None
-        else:
+        memory = None
+        if self.memory is not None:
             memory = self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:

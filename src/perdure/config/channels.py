@@ -36,10 +36,9 @@ def chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any]]:
         required = [each for each in REQUIRED[name] if not (is_polled and each == _OF_WEBHOOK)]
         missing = [each for each in required if each not in table]
         if missing and (table or f"channels.{name}" in configuration.empty_tables):
+            instead = ""
             if missing == [_OF_WEBHOOK]:
                 instead = ", or polling = true without a public address"
-            else:
-                instead = ""
             raise BadSetting(
                 f"channels.{name} needs {missing[0]}: write it under [channels.{name}], or set "
                 f"PERDURE_CHANNELS_{name.upper()}_{missing[0].upper()}{instead}"

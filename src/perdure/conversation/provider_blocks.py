@@ -56,10 +56,9 @@ def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) ->
     parts: list[BaseMessage] = []
     for number, block in enumerate(results):
         is_last = not rest and number == len(results) - 1
+        made_id = None
         if message.id:
             made_id = f"{message.id}-result-{number}"
-        else:
-            made_id = None
         parts.append(
             ToolMessage(
                 block.get("content") or "",

@@ -108,10 +108,9 @@ def _rename_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
     kept: list[Any] = []
     counted: Counter[str] = Counter()
     for block in content:
+        key = None
         if isinstance(block, dict):
             key = _ID_IN_BLOCK.get(type_of(block))
-        else:
-            key = None
         if key is None:
             kept += [block]
         else:

@@ -79,10 +79,9 @@ def _checkpoints(rows: PostgresRows) -> tuple[str, str]:
         "AND nspname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1 LIMIT 3",
         "checkpoints",
     )
+    there = ""
     if others:
         there = f" (there is one in {', '.join(name for (name,) in others)})"
-    else:
-        there = ""
     raise BadUrl(
         f"{rows.name} has no table checkpoints on its search_path{there}; for another schema add "
         "?options=-csearch_path%3Dname"

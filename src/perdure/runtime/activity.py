@@ -187,10 +187,9 @@ class ActivityCounts:
             return
         accepted = held.messages[0].accepted_at
         latencies = max(0, now - accepted), None if first is None else max(0, first - accepted)
+        kind = None
         if ending.state == FAILED:
             kind = ending.note.get("kind")
-        else:
-            kind = None
         kind = kind if isinstance(kind, str) else None
         user = user_of_options(held.messages[0].options)
         for counts, named in self._all_at(held.partition.tenant, user, now):

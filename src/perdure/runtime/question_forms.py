@@ -23,10 +23,9 @@ _OPTIONS_MAX = 50
 
 def requests_in(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
+    found = None
     if isinstance(value, Mapping):
         found = value.get("action_requests")
-    else:
-        found = None
     if not isinstance(found, Sequence) or not found or not all(map(_is_action, found)):
         return None
     if not isinstance(value.get("review_configs") or (), Sequence):
@@ -123,10 +122,9 @@ def form_of(value: Any) -> dict[str, Any]:
         action = human["action_request"]
         offered = _offer(action.get("action"), {**action, "description": human.get("description")}, taken)
         return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
+    options = None
     if isinstance(value, Mapping):
         options = value.get("options")
-    else:
-        options = None
     if isinstance(value, bool):
         options = [True, False]
     if isinstance(options, list) and 0 < len(options) <= _OPTIONS_MAX:

@@ -75,9 +75,8 @@ class RetentionLoop:
 
     async def seconds_left(self) -> float:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
-        if self._options.all_tenants:
-            tenant = None
-        else:
+        tenant = None
+        if not self._options.all_tenants:
             tenant = self._database.tenant
         state, _ = await self._handle.arun(sweep.read_progress(tenant))
         left = self._time_left(state, await self._handle.arun(ask(Now())))

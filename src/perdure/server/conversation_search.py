@@ -88,8 +88,7 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
 
 
 def _excerpt(values: Any, wanted: Sequence[str]) -> str | None:
+    messages = None
     if isinstance(values, Mapping):
         messages = values.get("messages")
-    else:
-        messages = None
     return excerpt(list(map(plain, messages)) if isinstance(messages, list) else None, wanted)

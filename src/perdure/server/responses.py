@@ -205,9 +205,8 @@ def reminder(data: str) -> dict[str, Any]:
 
 def wait_text(wait: Wait) -> str:
     """Return the same as a sentence about the agent."""
-    if wait.until is None:
-        until = ""
-    else:
+    until = ""
+    if wait.until is not None:
         until = f" until {when(wait.until)}"
     if wait.kind == "sleep":
         return f"The agent sleeps{until}."

@@ -133,10 +133,9 @@ class HistorySource:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     found = self._parse(line, f"line {number}")
+                    thread = None
                     if isinstance(found, dict):
                         thread = found.get("thread_id")
-                    else:
-                        thread = None
                     if not isinstance(thread, str) or not thread:
                         raise BadUrl(
                             f"{self.name}, line {number}: not an object with thread_id and messages; a file "

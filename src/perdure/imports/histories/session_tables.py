@@ -56,10 +56,9 @@ class FileSessions:
                     found = json.loads(line)
                 except (ValueError, RecursionError):
                     raise BadUrl(f"{where}: not JSON") from None
+                name = None
                 if isinstance(found, dict):
                     name = found.get(KEY)
-                else:
-                    name = None
                 if not isinstance(name, str) or not name or "messages" not in found:
                     raise BadUrl(f"{where}: not an object with {KEY} and messages")
                 if name in seen:

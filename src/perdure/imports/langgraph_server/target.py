@@ -116,9 +116,8 @@ def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[
     while at is not None and at in states:
         way.append(states[at])
         parent = states[at].parent_config
-        if parent is None:
-            at = None
-        else:
+        at = None
+        if parent is not None:
             at = str(parent.get("configurable", {})["checkpoint_id"])
     way.reverse()
     steps: list[dict[str, Any]] = []

@@ -79,9 +79,8 @@ class Conversations:
         whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
         if not whole:
             return given
-        if conversation.summarize is None:
-            made = None
-        else:
+        made = None
+        if conversation.summarize is not None:
             made = await self._load_summary(held.partition, before)
         changed = await off_loop(conversation, compact, conversation, whole, made)
         if changed is None:
@@ -115,10 +114,9 @@ class Conversations:
         """
         if conversation.summarize is None:
             return
+        messages = None
         if isinstance(values, Mapping):
             messages = values.get(conversation.key)
-        else:
-            messages = None
         if not isinstance(messages, list):
             messages = (await aread_state(graph, config)).values.get(conversation.key)
         if isinstance(messages, list):
@@ -200,10 +198,9 @@ class Conversations:
 
 def _usable(found: Document | None, messages: Any) -> Summary | None:
     """Return a stored summary, unless a thread's messages already have it, or another one."""
+    held = None
     if isinstance(messages, list):
         held = Summary.of(messages)
-    else:
-        held = None
     if found is None or found.body["base"] != (None if held is None else held.covers):
         return None
     body = found.body

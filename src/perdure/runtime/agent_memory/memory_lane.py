@@ -181,9 +181,8 @@ async def _facts(
     for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
         if same_text(fact.text) in there and not fact.supersedes:
             continue
-        if fact.valid_from is None:
-            since = None
-        else:
+        since = None
+        if fact.valid_from is not None:
             since = fact.valid_from.isoformat()
         facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
     return facts

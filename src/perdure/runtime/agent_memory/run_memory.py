@@ -147,10 +147,9 @@ class Memories:
         user = self._user(policy, config)
         if user is None:
             return ()
+        messages = None
         if isinstance(values, Mapping):
             messages = values.get(policy.key)
-        else:
-            messages = None
         if not isinstance(messages, list):
             messages = (await aread_state(graph, config)).values.get(policy.key)
         if not isinstance(messages, list):
@@ -163,9 +162,8 @@ class Memories:
         if not spoken:
             return ()
         message = spoken[0].id
-        if policy.summarize:
-            text = None
-        else:
+        text = None
+        if not policy.summarize:
             text = await self._unkept_summary(policy, user, held, messages)
         if policy.extract is None and policy.summarize is None:
             if text is None:

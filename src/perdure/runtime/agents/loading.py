@@ -99,10 +99,9 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
         except AttributeError:
             members = getattr(found, "__dict__", {}).items()
             there = [name for name, value in members if isinstance(value, _GRAPHS)]
+            has = ""
             if there:
                 has = f"; it has {', '.join(there[:_SUGGESTED])}"
-            else:
-                has = ""
             raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
             raise _load_error(place, error) from error
@@ -215,10 +214,9 @@ def _import(name: str, place: str, root: Path) -> ModuleType:
 
 async def _graph_or_factory(loaded: LoadedGraph) -> Any:
     """Return a factory for a function of a run's config or runtime, or else the result of ``_make``."""
+    factory = None
     if callable(loaded.found):
         factory = factory_of(loaded.place, loaded.found)
-    else:
-        factory = None
     if factory is not None:
         return factory
     made = await _make(loaded)
@@ -253,10 +251,9 @@ def _load_error(place: str, error: BaseException) -> GraphLoadError:
     reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    where = ""
     if own:
         where = f"{os.path.relpath(own[-1].filename)}, line {own[-1].lineno}: "
-    else:
-        where = ""
     message = " ".join(str(error).split())
     return GraphLoadError(
         f"{place} cannot be loaded: {where}{type(error).__name__}{message and ': '}{message}"

@@ -39,9 +39,8 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
         given = {}
     if USER in configurable and isinstance(given, Mapping):
         given = _drop_claims(graph.context_schema, given, configurable)
-    if not isinstance(given, Mapping):
-        names = None
-    else:
+    names = None
+    if isinstance(given, Mapping):
         names = _names(graph.context_schema)
     if names is None:
         return given

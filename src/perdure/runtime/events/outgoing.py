@@ -15,10 +15,9 @@ _NAMES = ("thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint_map")
 def reference_of(config: Any) -> dict[str, Any] | None:
     """Return the checkpoint that a config names: ``thread_id``, ``checkpoint_ns``, and the other identifying
     fields that it has; ``None`` if the config has no configurable values."""
+    configurable = None
     if isinstance(config, Mapping):
         configurable = config.get("configurable")
-    else:
-        configurable = None
     if not configurable:
         return None
     found = {name: configurable[name] for name in _NAMES if configurable.get(name) is not None}

@@ -227,10 +227,9 @@ def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _call(task_input: Any) -> str | None:
     """Return the id of the tool call for which a task was created, from the task's input."""
+    call = None
     if isinstance(task_input, Mapping):
         call = task_input.get("tool_call")
-    else:
-        call = None
     if call is None and isinstance(task_input, list):
         call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
     found = call.get("id") if isinstance(call, Mapping) else None

@@ -56,14 +56,12 @@ class Subject(NamedTuple):
     def of(cls, tenant: str, graph: str, options: Mapping[str, Any]) -> Self:
         """Return the subject of the run of a message with these options."""
         config = options.get("config")
+        configurable = None
         if isinstance(config, Mapping):
             configurable = config.get("configurable")
-        else:
-            configurable = None
+        assistant = None
         if isinstance(configurable, Mapping):
             assistant = configurable.get("assistant_id")
-        else:
-            assistant = None
         if isinstance(assistant, str) and assistant:
             named = assistant
         else:
@@ -231,10 +229,9 @@ class CallLimits:
         done so."""
         if not isinstance(error, LimitReached) or isinstance(error, LimitPending):
             return error
+        cheaper = None
         if error.limit in self._limits:
             cheaper = self._limits[error.limit].cheaper
-        else:
-            cheaper = None
         if cheaper is None:
             return error
         if not self._is_cheaper:
@@ -287,14 +284,12 @@ class CallLimits:
         calls = [] if response is None else read_calls(response)
         if not calls and response is not None and not is_cut:
             calls = self._estimate(found, response, has_failed=error is not None)
+        tokens = None
         if calls:
             tokens = sum(call.input + call.output for call in calls)
-        else:
-            tokens = None
+        cost = None
         if response is not None:
             cost = round(self._cost(found, calls) * MONEY)
-        else:
-            cost = None
         if not calls and is_cut:
             cost = self._cost_of_cut_call(found, response)
         self._end(found.turn, tokens, cost)

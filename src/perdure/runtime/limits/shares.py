@@ -150,10 +150,9 @@ class KeyShare:
                     await self._request()
             self._grant()
         # The permits that were received may be usable only a moment later.
+        moment = None
         if self.limit.rate is not None:
             moment = self._calls.moment()
-        else:
-            moment = None
         if not turn.done() and moment is not None:
             wait = moment - self._loop.time()
             if wait <= _SOON_S:

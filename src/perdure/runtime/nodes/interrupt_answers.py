@@ -73,10 +73,9 @@ async def still_to_give(
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
+    alone = None
     if len(answers) == 1:
         alone = next(iter(answers.values()))
-    else:
-        alone = None
     if alone is not None or not held.run.is_fresh:
         levels = await _levels_of(graph, saver, config)
         if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):

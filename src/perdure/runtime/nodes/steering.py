@@ -161,10 +161,9 @@ class Steering:
             control.is_wanted = True
             return 0
         saver = graph.checkpointer
+        found = None
         if isinstance(saver, BaseCheckpointSaver):
             found = await saver.aget_tuple(config)
-        else:
-            found = None
         if found is None or not isinstance(saver, BaseCheckpointSaver):
             return 0
         if any(
@@ -311,10 +310,9 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
         key = "messages"
     else:
         key = agent.conversation.key
+    held = None
     if isinstance(state.values, Mapping):
         held = state.values.get(key)
-    else:
-        held = None
     messages = _read(held) if isinstance(held, list) else []
     if _has_open_calls(messages):
         return False

@@ -219,9 +219,8 @@ def _loop_of(configurable: Mapping[str, Any]) -> PregelLoop | None:
     call = configurable.get(_CALL)
     while call is not None and not isinstance(call, partial):
         call = inspect.getclosurevars(call).nonlocals.get("call")
-    if call is None:
-        loop = None
-    else:
+    loop = None
+    if call is not None:
         loop = getattr(call.keywords.get("schedule_task"), "__self__", None)
     if isinstance(loop, PregelLoop):
         return loop

@@ -43,9 +43,8 @@ async def read_entries(
         prefix = stored.prefix_of(handle.alias, limit)
     else:
         prefix = stored.PREFIX
-    if after is None:
-        place = None
-    else:
+    place = None
+    if after is not None:
         place = stored.partition_of(tenant, after)
     found, last = await handle.arun(stored.read_states(tenant, most, prefix=prefix, after=place))
     return [entry_of(each, now) for each in found], None if last is None else last.thread

@@ -93,9 +93,8 @@ def _plan(
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
         found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
-        if found.checkpoint is None:
-            version = None
-        else:
+        version = None
+        if found.checkpoint is not None:
             version = found.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.read_pin(partition))
         if pinned is not None and pinned < saver.schema.version:

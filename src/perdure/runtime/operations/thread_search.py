@@ -95,9 +95,8 @@ class ThreadQuery(NamedTuple):
             return False
         if self.error is None:
             return True
-        if row.run is None:
-            failure = None
-        else:
+        failure = None
+        if row.run is not None:
             failure = failure_of(row.run.note)
         return failure is not None and failure.has(self.error)
 

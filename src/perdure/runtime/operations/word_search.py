@@ -63,10 +63,9 @@ def _texts(message: Any) -> Iterator[str]:
         held = message.get("value")
     else:
         held = message
+    content = None
     if isinstance(held, Mapping):
         content = held.get("content")
-    else:
-        content = None
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():

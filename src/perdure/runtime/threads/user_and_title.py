@@ -28,19 +28,17 @@ def user_of_options(options: Mapping[str, Any]) -> str | None:
     """Return the user named by the stored options of a message, in the config of its run, or ``None``:
     ``user_id``, or else the verified user of a server."""
     config = options.get("config")
+    configurable = None
     if isinstance(config, Mapping):
         configurable = config.get("configurable")
-    else:
-        configurable = None
     if not isinstance(configurable, Mapping):
         return None
     named = configurable.get(USER_ID)
     if not isinstance(named, str) or not named:
         verified = configurable.get(USER)
+        named = None
         if isinstance(verified, Mapping):
             named = verified.get("identity")
-        else:
-            named = None
     if isinstance(named, str) and named:
         return named
     return None

@@ -156,9 +156,8 @@ class Dispatch:
         while (other := self._serving.get(due)) is not None:
             await asyncio.wait([other], timeout=within)
             await asyncio.sleep(0)
-            if until is None:
-                within = None
-            else:
+            within = None
+            if until is not None:
                 within = max(0.0, until - loop.time())
             if within == 0.0 and due in self._serving:
                 raise TimeoutError

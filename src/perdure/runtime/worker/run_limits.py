@@ -130,10 +130,9 @@ class RunLimits:
             claim = await next_claim(partition)
             try:
                 planned = await self._database.arun(claim.plan(known))
+                turn = None
                 if isinstance(planned, PlannedClaim):
                     turn = self._turn(planned)
-                else:
-                    turn = None
             except BaseException:
                 self.drop(partition)
                 raise

@@ -151,9 +151,8 @@ class Worker:
                     for lane in lanes
                     if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
                 ]
-                if until is None:
-                    left = None
-                else:
+                left = None
+                if until is not None:
                     left = max(0.0, until - loop.time())
                 is_limited = False
                 for lane in ready:

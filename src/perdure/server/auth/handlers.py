@@ -279,10 +279,9 @@ def _refuse_misuse(reason: str) -> Refusal:
 def _place(error: Exception) -> str:
     """Return an error's type and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
+    at = ""
     if frames:
         at = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
-    else:
-        at = ""
     return f"{type(error).__name__}{at}"
 
 

@@ -143,10 +143,9 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
     async with AsyncExitStack() as stack:
         stack.enter_context(reachable(app))
         if own is not None:
+            gate = None
             if config.http.enable_custom_route_auth:
                 gate = host.gate
-            else:
-                gate = None
             await stack.enter_async_context(mount(app, own, gate))
         yield app
 

@@ -22,10 +22,9 @@ _FILES = frozenset({"image", "audio", "video", "file", "text-plain"})
 
 def reply_of(values: Any) -> list[ContentBlock]:
     """Return the content of the last message of an agent, nothing if its values do not end with one."""
+    messages = None
     if isinstance(values, dict):
         messages = values.get("messages")
-    else:
-        messages = None
     if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
         return []
     last = messages[-1]

@@ -215,10 +215,9 @@ async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest)
     before = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
     if before and not caller.host.assistants.is_own(found.assistant_id):
         require_stamp(conditions, before[0].metadata)
+    made = None
     if before:
         made = await assistants.choose(tenant, found.assistant_id, asked.version)
-    else:
-        made = None
     if made is None:
         raise no_assistant(f"{assistant_id} version {asked.version}")
     return Json(responses.assistant(made))

@@ -229,9 +229,8 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
     given = _join_authorized(given, value["payload"])
     metadata = dict(value["metadata"])
     require_stamp(conditions, metadata)
-    if thread_id is None:
-        thread = None
-    else:
+    thread = None
+    if thread_id is not None:
         thread = await _thread_to_run(caller, thread_id, new.assistant_id)
     assistant = await caller.assistant_to_run(new.assistant_id)
     job = CronJob(
@@ -376,9 +375,8 @@ async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cro
     conditions = await caller.may("crons", "search", value)
     asked = asked.model_copy(update={name: value[name] for name in names})
     named = asked.assistant_id
-    if named is None:
-        assistant_id = None
-    else:
+    assistant_id = None
+    if named is not None:
         assistant_id = caller.host.assistants.id_of(named) or named
     found = [
         cron

@@ -53,10 +53,9 @@ async def _signer(request: Request) -> Caller:
         )
     try:
         given = json.loads(await request.body())
+        tenant = ""
         if isinstance(given, dict):
             tenant = given.get("tenant", "")
-        else:
-            tenant = ""
     except ValueError:
         tenant = ""
     if not isinstance(tenant, str):

@@ -140,10 +140,9 @@ async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -
     one cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
     try:
+        state = None
         if needs_state or asked.extract:
             state = await _state(caller, row)
-        else:
-            state = None
         return to_json(_select_parts(responses.thread(row, state), asked))
     except Exception as error:
         return to_json(_select_parts(responses.thread(row, None, _fault_of(row, error)), asked))
@@ -242,10 +241,9 @@ async def patch(
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
     require_owner_kept(caller, row, metadata)
     # The replaced owner has to be the one that was checked.
+    seen = None
     if "graph_id" in metadata and keeps_apart(caller):
         seen = row.version
-    else:
-        seen = None
     row = await caller.threads.change(thread_id, metadata, ttl, seen=seen)
     if prefer == "return=minimal":
         return Response(status_code=204)

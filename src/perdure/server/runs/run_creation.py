@@ -443,9 +443,8 @@ async def _submit(
 ) -> Ticket:
     new, thread_id = invocation.new, invocation.thread_id
     channel = "" if options.webhook is None else WEBHOOK
-    if new.command is None:
-        command = None
-    else:
+    command = None
+    if new.command is not None:
         command = new.command.dump_sent()
     if new.command is not None and command is not None and _is_answer(invocation, options, terms):
         return await caller.runtime.answer(
@@ -488,9 +487,8 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
         # It was coalesced with others, under the id of the first.
         standing = await caller.runtime.look(ticket)
     before = standing.message
-    if new.command is None:
-        command = None
-    else:
+    command = None
+    if new.command is not None:
         command = new.command.dump_sent()
     payload = {"input": new.input if command is None else None, "command": command}
     if (read_input(before.payload), _without_delay(before.options.get("about"))) != (

@@ -52,9 +52,8 @@ class SubscriptionRequest(BaseModel):
     @property
     def event_filter(self) -> EventFilter:
         """The filter for the requested events."""
-        if self.namespaces is None:
-            namespaces = None
-        else:
+        namespaces = None
+        if self.namespaces is not None:
             namespaces = tuple(map(tuple, self.namespaces))
         return EventFilter(frozenset(self.channels), namespaces, self.depth)
 

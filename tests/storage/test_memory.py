@@ -1,4 +1,7 @@
-"""The memory driver keeps the contract of the storage port, through both of its doors."""
+"""The memory driver keeps the contract of the storage port, through both of its doors.
+
+Covers perdure.storage.evaluation.
+"""
 
 import time
 from collections.abc import Iterator

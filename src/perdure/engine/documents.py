@@ -62,8 +62,9 @@ def put(
 ) -> Program[Document | None]:
     """Store a document by compare-and-set.
 
-    A new document starts at the version ``fresh``, and each replacement has the next version. Therefore a
-    caller that has read a document cannot overwrite a later one of the same name.
+    A new document starts at the version ``fresh``, and each replacement of a known version has the next one.
+    Therefore a caller that has read a document cannot overwrite a later one of the same name. If ``expect``
+    names no version, the present document need not be readable, and its replacement starts at ``fresh``.
 
     Returns:
         The document as it is stored, ``None`` if the expectation does not hold.
@@ -71,13 +72,8 @@ def put(
     Raises:
         Unserialisable: the body is not plain data.
         TooLarge: the body exceeds the limit.
-        Contention: the expectation names no version, and others keep changing the document.
     """
-    if isinstance(expect, Expect) and expect is not Expect.ABSENT:
-        return (yield from _put_unread(partition, collection, name, body, now, expect, fresh=fresh))
-    version = expect + 1 if isinstance(expect, int) else fresh
-    stored = encode(dict(body), "document")
-    write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
+    write = _plan_put(collection, name, body, now, expect, fresh)
     outcome = yield from ask(Commit(partition, (write,)))
     if isinstance(outcome, Committed):
         return _to_document(write)
@@ -89,17 +85,22 @@ def plan_create(
 ) -> tuple[Put, Document]:
     """Return the operation that creates a document unless it exists, for a commit with other operations, and
     the document that it stores. Raises the errors of ``put``."""
-    stored = encode(dict(body), "document")
-    write = Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, Expect.ABSENT, fresh)
+    write = _plan_put(collection, name, body, now, Expect.ABSENT, fresh)
     return write, _to_document(write)
 
 
 def plan_replace(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
     """Return the operation that replaces a document unless it was changed, for a commit with other
     operations. Raises the errors of ``put``."""
+    return _plan_put(collection, before.name, body, now, before.version, before.version)
+
+
+def _plan_put(
+    collection: str, name: str, body: Mapping[str, Any], now: int, expect: Expectation, fresh: int
+) -> Put:
     stored = encode(dict(body), "document")
-    key = (collection, before.name)
-    return Put(DOCUMENT, key, {"updated_at": now}, stored, before.version, before.version + 1)
+    version = expect + 1 if isinstance(expect, int) else fresh
+    return Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
 
 
 def _to_document(write: Put) -> Document:
@@ -107,92 +108,24 @@ def _to_document(write: Put) -> Document:
     return Document(write.key[1], json.loads(write.body), write.fields["updated_at"], write.version)
 
 
-def _put_unread(
+def change(
     partition: Partition,
     collection: str,
     name: str,
-    body: Mapping[str, Any],
+    change: Change,
     now: int,
-    expect: Expect,
-    *,
     fresh: int,
-) -> Program[Document | None]:
-    """Store a document over the present one, which need not be readable: only its version is read."""
-
-    def load() -> Program[tuple[int | None]]:
-        (found,) = yield from ask(
-            Fetch(partition, (Range(DOCUMENT, (collection, name), limit=1, bodies=False),))
-        )
-        return (found[0].version if found else None,)
-
-    def attempt(view: tuple[int | None]) -> Program[tuple[Document | None] | None]:
-        (version,) = view
-        if version is None and expect is Expect.PRESENT:
-            return (None,)
-        if version is None:
-            present: Expectation = Expect.ABSENT
-        else:
-            present = version
-        after = yield from put(partition, collection, name, body, now, present, fresh=fresh)
-        if after is None:
-            return None
-        return (after,)
-
-    (document,) = yield from retry_attempt(partition, None, load, attempt)
-    return document
-
-
-def change(
-    partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
+    *,
+    in_thread: bool = False,
 ) -> Program[Document | None]:
     """Read a document, compute its new body and store it, again after each conflict; return the new document.
 
+    With ``in_thread`` the document is part of a thread: if clients do not, or no longer, know the thread,
+    nothing is stored and the answer is ``None``.
+
     Raises the errors of ``put``, and ``Contention`` if others keep changing it.
     """
-
-    def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document] | None]:
-        if before is not None:
-            expect: Expectation = before.version
-        else:
-            expect = Expect.ABSENT
-        after = yield from put(partition, collection, name, body, now, expect, fresh=fresh)
-        if after is None:
-            return None
-        return (after,)
-
-    return (yield from _change(partition, collection, name, change, store))
-
-
-def change_in_thread(
-    partition: Partition, collection: str, name: str, change: Change, now: int, fresh: int
-) -> Program[Document | None]:
-    """Change a document that is part of a thread, like ``change``. Return ``None`` and store nothing if the
-    thread is not, or no longer, known to clients."""
-
-    def store(before: Document | None, body: Mapping[str, Any]) -> Program[tuple[Document | None] | None]:
-        if before is None:
-            write, _ = plan_create(collection, name, body, now, fresh)
-        else:
-            write = plan_replace(collection, before, body, now)
-        check = Check(DOCUMENT, OF_THREAD, Expect.PRESENT)
-        outcome = yield from ask(Commit(partition, (check, write)))
-        if isinstance(outcome, Committed):
-            return (_to_document(write),)
-        if (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD):
-            return (None,)
-        return None
-
-    return (yield from _change(partition, collection, name, change, store))
-
-
-_Store = Callable[[Document | None, Mapping[str, Any]], Program[tuple[Document | None] | None]]
-
-
-def _change(
-    partition: Partition, collection: str, name: str, change: Change, store: _Store
-) -> Program[Document | None]:
-    """Read a document, compute its new body and call ``store``. If that returns ``None``, because of a
-    conflict, repeat all three steps."""
+    checks = (Check(DOCUMENT, OF_THREAD, Expect.PRESENT),) if in_thread else ()
 
     def load() -> Program[tuple[Document | None]]:
         return ((yield from get(partition, collection, name)),)
@@ -202,7 +135,13 @@ def _change(
         body = change(before)
         if body is None:
             return view
-        return (yield from store(before, body))
+        expect = Expect.ABSENT if before is None else before.version
+        write = _plan_put(collection, name, body, now, expect, fresh)
+        outcome = yield from ask(Commit(partition, (*checks, write)))
+        if isinstance(outcome, Committed):
+            return (_to_document(write),)
+        is_gone = in_thread and (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD)
+        return (None,) if is_gone else None
 
     (document,) = yield from retry_attempt(partition, None, load, attempt)
     return document
@@ -216,18 +155,13 @@ def remove(
     return isinstance(outcome, Committed)
 
 
-def list_newest(
-    partition: Partition, collection: str, limit: int, before: int | None = None
-) -> Program[tuple[Document, ...]]:
+def list_newest(partition: Partition, collection: str, limit: int) -> Program[tuple[Document, ...]]:
     """Return the documents of a collection, at most ``limit``, latest change first.
 
-    ``before`` is the inclusive time at which a listing continues. As several documents may have been changed
-    in one microsecond, the caller skips those that it has seen, and asks for more than it saw of that time.
     Documents of the same time are in no particular order. An unreadable document has an empty body and a
     ``fault``.
     """
-    after = None if before is None else before + 1
-    item = Range(DOCUMENT, (collection,), "updated_at", reverse=True, after=after, limit=limit)
+    item = Range(DOCUMENT, (collection,), "updated_at", reverse=True, limit=limit)
     try:
         (found,) = yield from ask(Fetch(partition, (item,)))
     except Corrupt:

@@ -132,10 +132,7 @@ class CheckpointListing:
             found = yield from history.root_ancestors(partition, checkpoint_id)
             if found is None and self.asking is not None:
                 found = yield from history.root_ancestors(partition, self.asking)
-                if found is None:
-                    found = None
-                else:
-                    found = found | {self.asking}
+                found = None if found is None else found | {self.asking}
             if not (yield from is_disturbed(partition, generation)):
                 return found
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")

@@ -92,18 +92,6 @@ class UnfinishedStep:
         is_stored: True if one commit has stored them all.
     """
 
-    __slots__ = (
-        "_began_with",
-        "_error",
-        "_place",
-        "_steps",
-        "ended",
-        "is_open",
-        "is_stored",
-        "parts",
-        "planned",
-    )
-
     def __init__(self, steps: _Steps, place: _Place, began_with: str, *, is_open: bool) -> None:
         self.planned: Planned | None = None
         self.parts: list[_Part] = []

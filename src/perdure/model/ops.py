@@ -144,6 +144,11 @@ class Stage(Effect[None]):
     partition: Partition
     puts: tuple[Put, ...]
 
+    @property
+    def ops(self) -> tuple[Put, ...]:
+        """The chunks, under the name that a commit's operations have."""
+        return self.puts
+
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect[Committed | Refused]):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from perdure.model.records import STORE, Partition, Record
+from perdure.model.records import SERVER, SESSIONS, STORE, Partition, Record
 
 Labels = tuple[str, ...]
 
@@ -141,3 +141,14 @@ def _lift(low: re.Match[str]) -> str:
 
 def _lower(escaped: re.Match[str]) -> str:
     return chr(ord(escaped[1]) - _LIFT)
+
+
+def describe_partition(partition: Partition) -> str:
+    """Return a partition's description for errors."""
+    if partition.space == STORE:
+        return f"store namespace {labels_of(partition.thread)!r}"
+    if partition.space == SERVER:
+        return f"what the server keeps as {partition.thread!r}"
+    if partition.space == SESSIONS:
+        return f"history of session {partition.thread!r}"
+    return f"thread {partition.thread!r}"

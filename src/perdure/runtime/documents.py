@@ -99,7 +99,7 @@ class ThreadDocuments:
         """
         now, fresh = await self._clock.now(), self._database.draw_version()
         return await self._database.arun(
-            documents.change_in_thread(self._partition, self._kind, name, change, now, fresh)
+            documents.change(self._partition, self._kind, name, change, now, fresh, in_thread=True)
         )
 
     async def remove(self, name: str) -> bool:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from errno import ENOENT
 from hashlib import blake2b
@@ -29,8 +28,6 @@ from perdure.model.ops import (
     Committed,
     Delete,
     Drop,
-    Expect,
-    Expectation,
     Fetch,
     Find,
     FindThreads,
@@ -44,7 +41,8 @@ from perdure.model.ops import (
     Stage,
 )
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, RESERVED, Column, Key, Kind, Partition, Record
+from perdure.model.records import KINDS, Column, Key, Kind, Partition, Record
+from perdure.storage import evaluation
 from perdure.storage.layout_version import EXPORT_AND_IMPORT, this_release
 from perdure.storage.port import Capabilities, CommitLimits
 
@@ -194,7 +192,7 @@ class Archive:
         if isinstance(effect, Fetch):
             return tuple(tuple(self._fetch(effect.partition, item)) for item in effect.items)
         if isinstance(effect, Find):
-            return tuple(self._find(effect))
+            return self._find(effect)
         if isinstance(effect, Now):
             # The one writer of a file has no other clock to agree with.
             return time.time_ns() // 1000
@@ -202,7 +200,8 @@ class Archive:
             raise Unavailable(f"{self._path} is an export; it is read, not written to")
         if isinstance(effect, Commit):
             for op in effect.ops:
-                if not _meets(self._table(effect.partition, op.kind).get(op.key), op.expect):
+                row = self._table(effect.partition, op.kind).get(op.key)
+                if not evaluation.meets(None if row is None else row.version, op.expect):
                     return Refused(op.kind, op.key)
             self._apply(effect.partition, effect.ops)
             return Committed()
@@ -309,48 +308,15 @@ class Archive:
     def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
         return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
 
-    def _fetch(self, partition: Partition, item: Get | Range) -> Iterable[Record]:
+    def _fetch(self, partition: Partition, item: Get | Range) -> list[Record]:
         table = self._table(partition, item.kind)
-        if isinstance(item, Get):
-            if item.key in table:
-                return [self._record(table[item.key])]
-            return []
-        keys = sorted(key for key in table if key[: len(item.prefix)] == item.prefix)
-        if item.by is not None:
-            return self._by(item, item.by, [self._record(table[key]) for key in keys])
-        if item.reverse:
-            keys.reverse()
-        if item.after is not None:
-            keys = [k for k in keys if (k < item.after if item.reverse else k > item.after)]
-        return [_trim(item, self._record(table[key])) for key in keys[: item.limit]]
+        return evaluation.select(item, table, lambda key: self._record(table[key]))
 
-    def _by(self, item: Range, field: str, found: list[Record]) -> list[Record]:
-        found.sort(key=lambda r: r.fields[field], reverse=item.reverse)
-        if item.after is not None:
-            found = [
-                r
-                for r in found
-                if (r.fields[field] < item.after if item.reverse else r.fields[field] > item.after)
-            ]
-        return [_trim(item, record) for record in found[: item.limit]]
-
-    def _find(self, effect: Find) -> Iterator[IndexHit]:
+    def _find(self, effect: Find) -> tuple[IndexHit, ...]:
         if not isinstance(effect, FindThreads):
             raise TypeError(f"not a request to an archive: {type(effect).__name__}")
-        partitions = sorted(
-            p
-            for p, tables in self._tables.items()
-            if p != RESERVED
-            and any(tables.values())
-            and p.space == effect.space
-            and effect.tenant in (None, p.tenant)
-            and p.thread.startswith(effect.prefix)
-        )
-        if effect.after is None:
-            start = 0
-        else:
-            start = bisect_right(partitions, effect.after)
-        return iter([IndexHit(p) for p in partitions[start : start + effect.limit]])
+        held = (p for p, tables in self._tables.items() if any(tables.values()))
+        return evaluation.select_threads(effect, held)
 
     # Writing
 
@@ -445,20 +411,6 @@ def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
         type(value) is _TYPES[column.kind] or (value is None and column.nullable)
         for column, value in zip(columns, values, strict=True)
     )
-
-
-def _trim(item: Range, record: Record) -> Record:
-    if item.bodies:
-        return record
-    return record._replace(body=b"")
-
-
-def _meets(row: _Row | None, expect: Expectation) -> bool:
-    if expect is Expect.ANY:
-        return True
-    if expect is Expect.ABSENT:
-        return row is None
-    return row is not None and expect in (Expect.PRESENT, row.version)
 
 
 def _beside(path: Path) -> Path:

@@ -34,14 +34,11 @@ from perdure.model.records import (
     CHECKPOINT,
     DOCUMENT,
     ITEM,
-    SERVER,
-    SESSIONS,
-    STORE,
     THREADS,
     Partition,
     Record,
 )
-from perdure.model.store_items import labels_of
+from perdure.model.store_items import describe_partition
 from perdure.model.values.compression import SEALED, compress_body
 from perdure.model.well_formed import require_names
 from perdure.storage.key_providers import KEY_SIZE, REMEDY
@@ -319,13 +316,7 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
 
 
 def _where(partition: Partition, record: Record) -> str:
-    if partition.space == STORE:
-        return f"store namespace {labels_of(partition.thread)!r}: {record.kind.name} {_name(record)}"
-    if partition.space == SERVER:
-        return f"what the server keeps as {partition.thread!r}: {record.kind.name} {_name(record)}"
-    if partition.space == SESSIONS:
-        return f"history of session {partition.thread!r}: {record.kind.name} {_name(record)}"
-    return f"thread {partition.thread!r}: {record.kind.name} {_name(record)}"
+    return f"{describe_partition(partition)}: {record.kind.name} {_name(record)}"
 
 
 def _pack_context(partition: Partition, item: Put | Record) -> bytes:

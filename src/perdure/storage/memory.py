@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Iterable
 from operator import itemgetter
 from threading import RLock
@@ -15,7 +14,6 @@ from perdure.model.ops import (
     Committed,
     Delete,
     Drop,
-    Expect,
     Fetch,
     Find,
     FindRecords,
@@ -31,6 +29,7 @@ from perdure.model.ops import (
 )
 from perdure.model.program import Effect
 from perdure.model.records import RESERVED, Key, Kind, Partition, Record
+from perdure.storage import evaluation
 from perdure.storage.port import Capabilities, CommitLimits
 
 SCHEMA_VERSION = 0
@@ -72,7 +71,7 @@ class MemoryDriver:
 
     def _perform(self, effect: Effect[Any]) -> Any:
         if isinstance(effect, Fetch):
-            return tuple(tuple(self._read(effect.partition, item)) for item in effect.items)
+            return tuple(self._read(effect.partition, item) for item in effect.items)
         if isinstance(effect, Commit):
             return self._commit(effect.partition, effect.ops)
         if isinstance(effect, Stage):
@@ -88,7 +87,7 @@ class MemoryDriver:
 
     def _drop(self, effect: Drop) -> Committed | Refused:
         for check in effect.checks:
-            if not _holds(self._table(effect.partition, check.kind).get(check.key), check):
+            if not evaluation.holds(check, self._table(effect.partition, check.kind).get(check.key)):
                 return Refused(check.kind, check.key)
         self._partitions.pop(effect.partition, None)
         return Committed()
@@ -96,28 +95,13 @@ class MemoryDriver:
     def _table(self, partition: Partition, kind: Kind) -> Table:
         return self._partitions.get(partition, {}).get(kind.name, {})
 
-    def _read(self, partition: Partition, item: Get | Range) -> Iterable[Record]:
+    def _read(self, partition: Partition, item: Get | Range) -> tuple[Record, ...]:
         table = self._table(partition, item.kind)
-        if isinstance(item, Get):
-            record = table.get(item.key)
-            if record is None:
-                return ()
-            return (record,)
-        size = len(item.prefix)
-        found = [r for r in table.values() if r.key[:size] == item.prefix]
-        order = (lambda r: (r.fields[item.by],)) if item.by else (lambda r: r.key)
-        found.sort(key=order, reverse=item.reverse)
-        if item.after is not None:
-            edge = (item.after,) if item.by else item.after
-            found = [r for r in found if (order(r) < edge if item.reverse else order(r) > edge)]
-        found = found[: item.limit]
-        if not item.bodies:
-            return [Record(r.kind, r.key, r.fields, r.version) for r in found]
-        return found
+        return tuple(evaluation.select(item, table, table.__getitem__))
 
     def _commit(self, partition: Partition, ops: tuple[Op, ...]) -> Committed | Refused:
         for op in ops:
-            if not _holds(self._table(partition, op.kind).get(op.key), op):
+            if not evaluation.holds(op, self._table(partition, op.kind).get(op.key)):
                 return Refused(op.kind, op.key)
         self._write(partition, ops)
         return Committed()
@@ -138,17 +122,12 @@ class MemoryDriver:
                 table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
 
     def _find(self, effect: Find) -> Iterable[IndexHit]:
+        if isinstance(effect, FindThreads):
+            held = (p for p, tables in self._partitions.items() if any(tables.values()))
+            return evaluation.select_threads(effect, held)
         partitions = sorted(
             p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
         )
-        if isinstance(effect, FindThreads):
-            named = [p for p in partitions if p.space == effect.space and p.thread.startswith(effect.prefix)]
-            threads = [p for p in named if any(self._partitions[p].values())]
-            if effect.after is None:
-                start = 0
-            else:
-                start = bisect_right(threads, effect.after)
-            return [IndexHit(p) for p in threads[start : start + effect.limit]]
         if not isinstance(effect, FindRecords):
             raise TypeError(f"not a request to memory://: {type(effect).__name__}")
         low, high = effect.span
@@ -170,17 +149,6 @@ def _is_over(record: Record, now: int) -> bool:
     else:
         until = None
     return until is not None and until <= now
-
-
-def _holds(record: Record | None, op: Op) -> bool:
-    wanted = op.unchanged if isinstance(op, Delete) else {}
-    if wanted and (record is None or any(record.fields[k] != v for k, v in wanted.items())):
-        return False
-    if op.expect is Expect.ANY:
-        return True
-    if op.expect is Expect.ABSENT:
-        return record is None
-    return record is not None and op.expect in (Expect.PRESENT, record.version)
 
 
 def open_driver(url: str) -> MemoryDriver:

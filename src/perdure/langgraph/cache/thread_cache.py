@@ -171,8 +171,6 @@ class ThreadCache:
                     weight += _weigh(last_load.sizes)
             if held.payload:
                 weight += len(held.payload[1]) // _UNIT
-            else:
-                weight += 0
         return weight
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from perdure.model.ops import Check, Delete, Expect, Expectation, Op, Put
-from perdure.model.records import Partition, Record
+from perdure.model.records import Partition
 from perdure.storage.dynamodb.items import (
     ABSENT,
     PRESENT,
@@ -231,15 +231,3 @@ def require_unchanged(e: Expression, op: Delete, present: str, path: str) -> Non
             e.conditions += [present, f"attribute_not_exists({stored})"]
         else:
             e.conditions.append(f"{stored} = {e.value(attribute(columns[name], value))}")
-
-
-def holds(op: Op, record: Record | None) -> bool:
-    """Return True if an operation's own expectation holds for the stored record."""
-    wanted = op.unchanged if isinstance(op, Delete) else {}
-    if wanted and (record is None or any(record.fields[name] != value for name, value in wanted.items())):
-        return False
-    if op.expect is Expect.ANY:
-        return True
-    if op.expect is Expect.ABSENT:
-        return record is None
-    return record is not None and op.expect in (Expect.PRESENT, record.version)

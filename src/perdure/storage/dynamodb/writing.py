@@ -30,11 +30,12 @@ from perdure.model.records import Partition, Record
 from perdure.model.values.compression import compress_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
-from perdure.storage.dynamodb.actions import Learned, action_of, holds, root_action
+from perdure.storage.dynamodb.actions import Learned, action_of, root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
 from perdure.storage.dynamodb.commit_plan import CommitPlan, find_versions, plan_commit
 from perdure.storage.dynamodb.items import Item, PartitionRoot
 from perdure.storage.dynamodb.reading import Reader
+from perdure.storage.evaluation import holds
 
 _ROUNDS = 64
 _BATCH = 25

@@ -148,11 +148,8 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
     for jobs in _rounds(writes):
         rows: dict[int, list[tuple[Any, ...]]] = {}
         for job, write in jobs:
-            if isinstance(write, Commit):
-                _add_checks(rows, job, write.ops)
-                _add_ops(rows, job, write.ops)
-            else:
-                _add_ops(rows, job, write.puts)
+            _add_checks(rows, job, write.ops if isinstance(write, Commit) else ())
+            _add_ops(rows, job, write.ops)
         for place in sorted(rows):
             counts += (place, len(rows[place]))
             arrays.add(SECTIONS[place].columns, rows[place])
@@ -167,15 +164,11 @@ def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
     rounds: list[list[tuple[int, Write]]] = []
     touched: dict[tuple[Partition, Kind, Key], tuple[int, int]] = {}
     for job, write in jobs:
-        if isinstance(write, Commit):
-            ops: Sequence[Op] = write.ops
-        else:
-            ops = write.puts
         at = 0
-        for op in ops:
+        for op in write.ops:
             read, written = touched.get((write.partition, op.kind, op.key), (-1, -1))
             at = max(at, written + 1, 0 if isinstance(op, Check) else read + 1)
-        for op in ops:
+        for op in write.ops:
             place = (write.partition, op.kind, op.key)
             read, written = touched.get(place, (-1, -1))
             touched[place] = (max(read, at), written if isinstance(op, Check) else at)
@@ -312,14 +305,7 @@ def _read(slot: str, value: bytes | None) -> Any:
 
 def count_body_bytes(writes: Iterable[Write]) -> int:
     """Return the total size of the bodies in writes, in bytes."""
-    total = 0
-    for write in writes:
-        if isinstance(write, Commit):
-            ops: Sequence[Op] = write.ops
-        else:
-            ops = write.puts
-        total += sum(len(op.body) for op in ops if isinstance(op, Put))
-    return total
+    return sum(len(op.body) for write in writes for op in write.ops if isinstance(op, Put))
 
 
 def read_record(kind: Kind, row: Sequence[bytes | None]) -> Record:

@@ -23,7 +23,7 @@ def overwritten(jobs: Iterable[PendingRequest]) -> set[Touch]:
         (e.partition, op.kind, op.key, covered)
         for e in effects
         if isinstance(e, Commit | Stage)
-        for op in (e.ops if isinstance(e, Commit) else e.puts)
+        for op in e.ops
         if not isinstance(op, Check) and op.kind.grows is None
         for covered in ((Delete,) if op.expect is Expect.ABSENT else (Put, Delete))
     }

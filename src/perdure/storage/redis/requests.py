@@ -31,6 +31,7 @@ from perdure.model.ops import (
 )
 from perdure.model.records import RESERVED, THREADS, Kind, Partition, Record
 from perdure.model.values.compression import compress_body
+from perdure.storage.evaluation import order_by_field
 from perdure.storage.kv.keys import (
     bucket_of,
     decode_key,
@@ -128,12 +129,8 @@ def name(kind: Kind, key: Sequence[Any]) -> bytes:
 def commit(space: Keyspace, effect: Commit | Stage) -> Call:
     """Return the call for a commit, or for a stage: that expects nothing, so it may be executed twice."""
     place = space.place(effect.partition)
-    if isinstance(effect, Commit):
-        ops: Sequence[Op] = effect.ops
-    else:
-        ops = effect.puts
     args = [place.encoded, place.listed, place.life, place.records]
-    for op in ops:
+    for op in effect.ops:
         _append(args, op)
     return evaluate(scripts.COMMIT, place.slot, place.keys, args, isinstance(effect, Stage))
 
@@ -287,18 +284,9 @@ def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
                 (length,) = size(data, at)
                 at += 4 + length
                 found.append(own.record(key, data[at - length : at]))
-            ranges.append(tuple(found if _is_ordered_there(item) else _order(item, found)))
+            ranges.append(tuple(found if _is_ordered_there(item) else order_by_field(item, found)))
     of_gets, of_ranges = iter(gets), iter(ranges)
     return tuple(next(of_gets if isinstance(item, Get) else of_ranges) for item in effect.items)
-
-
-def _order(item: Range, found: list[Record]) -> list[Record]:
-    by = item.by or ""
-    found = sorted(found, key=lambda record: record.fields[by], reverse=item.reverse)
-    if item.after is not None:
-        edge = item.after
-        found = [r for r in found if (r.fields[by] < edge if item.reverse else r.fields[by] > edge)]
-    return found[: item.limit]
 
 
 def parse_indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:

@@ -18,8 +18,8 @@ from zlib import crc32
 from ormsgpack import packb
 
 from perdure.errors import Corrupt
-from perdure.model.records import HEAD, SERVER, SESSIONS, STORE, Key, Kind, Partition
-from perdure.model.store_items import labels_of
+from perdure.model.records import HEAD, Key, Kind, Partition
+from perdure.model.store_items import describe_partition
 
 NAME = "checksum"
 """The name of the column."""
@@ -101,26 +101,15 @@ def damage_error(partition: Partition, kind: Kind, key: Key) -> Corrupt:
     """Return the error for a record that differs from what was written."""
     name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in key)
     return Corrupt(
-        f"{describe(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was written, and "
-        f"was not used; {ADVICE}"
+        f"{describe_partition(partition)}: {kind.name} {name or 'record'} is damaged: it is not what was "
+        f"written, and was not used; {ADVICE}"
     )
-
-
-def describe(partition: Partition) -> str:
-    """Return a partition's description for errors."""
-    if partition.space == STORE:
-        return f"store namespace {labels_of(partition.thread)!r}"
-    if partition.space == SERVER:
-        return f"what the server keeps as {partition.thread!r}"
-    if partition.space == SESSIONS:
-        return f"history of session {partition.thread!r}"
-    return f"thread {partition.thread!r}"
 
 
 def contradiction_error(partition: Partition, how: str) -> Corrupt:
     """Return the error for a partition about which two parts of the database contradict each other; ``how``
     describes the contradiction."""
-    return Corrupt(f"{describe(partition)}: the database is damaged: {how}; {ADVICE}")
+    return Corrupt(f"{describe_partition(partition)}: the database is damaged: {how}; {ADVICE}")
 
 
 def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int) -> int:

@@ -227,7 +227,7 @@ class SqliteDriver:
             return Committed()
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
-        ops: tuple[Op, ...] = effect.ops if isinstance(effect, Commit) else effect.puts
+        ops: tuple[Op, ...] = effect.ops
         existing = {} if thread is None else rows.read_existing(writer, thread.pk, ops, optimistic=optimistic)
         if thread is not None:
             self._watch.compare(thread.pk, thread.commits)

@@ -10,6 +10,7 @@ import apsw
 
 from perdure.errors import Corrupt, PerdureError, TooLarge, Unavailable
 from perdure.model.records import Partition
+from perdure.model.store_items import describe_partition
 from perdure.storage.sql import checksums
 from perdure.storage.sqlite.forks import CALLS
 
@@ -33,7 +34,7 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     if partition is None:
         where = ""
     else:
-        where = f"{checksums.describe(partition)}: "
+        where = f"{describe_partition(partition)}: "
     if isinstance(error, apsw.FullError):
         new: PerdureError = Unavailable(
             f"{path}: the disk is full; nothing of this write was stored. Free space and try again"

@@ -26,6 +26,7 @@ from perdure.model.ops import (
     Range,
 )
 from perdure.model.records import ITEM, Key, Kind, Partition, Record
+from perdure.storage.evaluation import meets
 from perdure.storage.sql import checksums
 from perdure.storage.sql import compile as sql
 
@@ -148,16 +149,10 @@ def holds(thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
         op: The operation.
         existing: The result of ``read_existing`` for the commit.
     """
-    if thread is None:
-        return op.expect in (Expect.ANY, Expect.ABSENT) and not getattr(op, "unchanged", None)
-    found = existing.get((op.kind, op.key))
+    found = None if thread is None else existing.get((op.kind, op.key))
     if isinstance(op, Delete) and op.unchanged and (found is None or not _is_unchanged(op, found[2])):
         return False
-    if op.expect is Expect.ANY:
-        return True
-    if found is None:
-        return op.expect is Expect.ABSENT
-    return op.expect in (Expect.PRESENT, found[0])
+    return meets(None if found is None else found[0], op.expect)
 
 
 def _is_unchanged(op: Delete, row: Row) -> bool:

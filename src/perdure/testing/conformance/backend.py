@@ -106,10 +106,7 @@ class Narrow(WrappingDriver):
     def _weigh(self, effect: Effect[Any]) -> None:
         if not isinstance(effect, Commit | Stage):
             return
-        if isinstance(effect, Commit):
-            ops = effect.ops
-        else:
-            ops = effect.puts
+        ops = effect.ops
         size = sum(len(op.body) for op in ops if isinstance(op, Put))
         assert len(ops) <= self._limits.ops, (
             f"{len(ops)} operations at once; the driver takes {self._limits.ops}"

@@ -36,7 +36,9 @@ def test_a_page_of_a_proxy_is_no_answer_of_the_server(page: Page, site: Site) ->
     page.route("**/ok?*", lambda route: route.fulfill(**SIGN_IN))
     ask(page, "are you there?")
     page.get_by_text("Waits for the server").wait_for()
-    listed = "import(new URL('api.js', document.baseURI)).then((api) => api.threads(1)).catch(({ away }) => away)"
+    listed = (
+        "import(new URL('api.js', document.baseURI)).then((api) => api.threads(1)).catch(({ away }) => away)"
+    )
     assert page.evaluate(listed) is True
     page.unroute_all()
     page.locator(".message", has_text="You said: are you there?").wait_for()

@@ -16,7 +16,7 @@ from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage
 from pydantic import BaseModel, Field, TypeAdapter
 from typing_extensions import TypedDict
 
-from perdure.audit.sample_values import NoSample, Samples, format_value, type_name
+from perdure.audit.sample_values import NoSample, Samples, format_value, write_type
 
 
 class Colour(Enum):
@@ -93,5 +93,5 @@ def test_values_and_types_are_shown_as_they_are_written() -> None:
     )
     assert format_value({"b", "a"}) == """set(["'a'", "'b'"])"""
     assert len(format_value("x" * 1000)) == 160
-    assert type_name(list[AnyMessage] | None) == "list[AnyMessage] | None"
-    assert type_name(dict[str, Any]) == "dict[str, Any]"
+    assert write_type(list[AnyMessage] | None) == "list[AnyMessage] | None"
+    assert write_type(dict[str, Any]) == "dict[str, Any]"

@@ -13,7 +13,7 @@ import pytest
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from perdure.audit.source import field_source, field_spot, function_spot, is_library, source_of
+from perdure.audit.source import find_field_source, find_field_spot, find_function_spot, is_library, source_of
 
 
 class Base(TypedDict):
@@ -80,19 +80,19 @@ def test_names_are_resolved_where_the_function_finds_them() -> None:
 
 
 def test_a_field_is_found_in_the_class_that_declares_it() -> None:
-    assert field_spot(Derived, "first").line == line_of("    first: str")
-    assert field_spot(Derived, "second").line == line_of("    second: str")
-    assert field_spot(Data, "third").line == line_of('    third: str = ""')
-    assert field_source(Derived, "first")[0] is Base
+    assert find_field_spot(Derived, "first").line == line_of("    first: str")
+    assert find_field_spot(Derived, "second").line == line_of("    second: str")
+    assert find_field_spot(Data, "third").line == line_of('    third: str = ""')
+    assert find_field_source(Derived, "first")[0] is Base
     made: Any = TypedDict("made", {"fourth": str})
-    assert field_source(made, "fourth")[1].line == 0
-    assert str(field_spot(None, "fifth")) == "?"
+    assert find_field_source(made, "fourth")[1].line == 0
+    assert str(find_field_spot(None, "fifth")) == "?"
 
 
 def test_spots_are_relative_to_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(__file__).parent)
     line = line_of('    third: str = ""')
-    assert str(field_spot(Data, "third")) == f"test_source.py:{line}"
-    assert function_spot(decorated).file == __file__
+    assert str(find_field_spot(Data, "third")) == f"test_source.py:{line}"
+    assert find_function_spot(decorated).file == __file__
     assert is_library(interrupt)
     assert not is_library(decorated)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.channels.splitting import split_text, utf16_length
+from perdure.channels.splitting import count_utf16, split_text
 
 texts = st.text(st.sampled_from("ab. \n🙂é"), max_size=200)
 
 
 @given(texts, st.integers(2, 30))
 def test_parts_fit_and_nothing_but_blanks_is_lost(text: str, most: int) -> None:
-    for length in (len, utf16_length):
+    for length in (len, count_utf16):
         parts = split_text(text, most, length)
         assert all(0 < length(part) <= most for part in parts)
         assert "".join("".join(parts).split()) == "".join(text.split())
@@ -47,5 +47,5 @@ def test_no_more_than_a_part_is_measured_at_a_time() -> None:
 
 
 def test_a_length_in_utf_16_is_telegram_s() -> None:
-    assert utf16_length("a🙂") == 3
-    assert split_text("🙂🙂🙂", 4, utf16_length) == ["🙂🙂", "🙂"]
+    assert count_utf16("a🙂") == 3
+    assert split_text("🙂🙂🙂", 4, count_utf16) == ["🙂🙂", "🙂"]

@@ -20,8 +20,8 @@ from rich.cells import cell_len
 from rich.text import Text
 
 import perdure
-from perdure.cli.app import printable
-from perdure.cli.runs import since_us, when
+from perdure.cli.app import quote_id
+from perdure.cli.runs import parse_since, when
 from perdure.cli.top import _column
 from perdure.runtime import Runtime, Settings, ask, wait_for
 from tests.cli.running import run_cli
@@ -351,7 +351,7 @@ def test_top_shows_which_node_is_slow(shell: Shell) -> None:
 
 @pytest.mark.parametrize("name", ["ada", "[bold]bob[/]", "漢字" * 20, EVIL])
 def test_columns_of_top_stay_in_place_whatever_the_names_are(name: str) -> None:
-    shown = Text.from_markup(_column(printable(name)))
+    shown = Text.from_markup(_column(quote_id(name)))
     assert cell_len(shown.plain) == 30
     assert not shown.spans
 
@@ -370,7 +370,7 @@ def test_columns_of_top_stay_in_place_whatever_the_names_are(name: str) -> None:
 )
 def test_since_is_a_span_or_a_time(since: str, found: str) -> None:
     now = round(datetime.fromisoformat("2026-03-02T10:30:00").timestamp() * 1_000_000)
-    assert since_us(since, now) == round(datetime.fromisoformat(found).timestamp() * 1_000_000)
+    assert parse_since(since, now) == round(datetime.fromisoformat(found).timestamp() * 1_000_000)
 
 
 @pytest.mark.parametrize("since", ["25:00", "yesterday", "12:60", "2026-13-01"])

@@ -15,7 +15,7 @@ from perdure.config.checkpoint_lifespan import is_development, url_of
 from perdure.config.store_database import store_of_environment
 from perdure.errors import BadSetting, BadUrl
 from perdure.server.config import Config, load
-from perdure.storage.url import backend_of, plain_url
+from perdure.storage.url import backend_of, find_plain_url
 from tests.backends import EMPTY
 
 URL = "postgresql://app@db/app"
@@ -126,7 +126,7 @@ def test_what_cannot_work_says_why(environ: dict[str, str], said: str) -> None:
     ],
 )
 def test_forms_of_other_libraries_are_understood(given: str, plain: str) -> None:
-    assert plain_url(given) == plain
+    assert find_plain_url(given) == plain
 
 
 def test_no_error_shows_the_password_of_a_dsn() -> None:
@@ -134,7 +134,7 @@ def test_no_error_shows_the_password_of_a_dsn() -> None:
         backend_of("host=h user=u password=s3cret dbname=d")
     assert "s3cret" not in str(caught.value)
     with pytest.raises(BadUrl) as caught:
-        plain_url("host=h password='s3cret dbname=d")
+        find_plain_url("host=h password='s3cret dbname=d")
     assert "s3cret" not in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, runtime_settings
+from perdure.config.resolve import DEVELOPMENT_URL, GraphPlace, make_runtime_settings
 from perdure.config.worker import HostPort, WorkerConfig, load
 from perdure.errors import BadSetting, GraphLoadError
 from perdure.runtime import Price, Prices, Settings
@@ -47,7 +47,7 @@ def refused(environ: dict[str, str] | None = None, **flags: Any) -> str:
 def test_a_graph_and_a_database_are_enough() -> None:
     config = usable()
     assert (config.graphs, config.database_url) == ({"agent": GraphPlace("app:graph")}, URL)
-    assert (config.settings, config.store, config.channels) == (runtime_settings({}), None, None)
+    assert (config.settings, config.store, config.channels) == (make_runtime_settings({}), None, None)
     assert (config.webhook_hosts, config.metrics, config.development) == ((), None, False)
     assert (config.env, config.root) == ({}, Path.cwd())
     assert (config.sources, config.ignored) == (("DATABASE_URL",), ())
@@ -66,7 +66,7 @@ def test_it_reads_what_a_server_reads() -> None:
     mine, servers = told(), load_server(file=None, environ={})
     for name in ("database_url", "graphs", "store", "development", "env", "root", "sources", "ignored"):
         assert getattr(mine, name) == getattr(servers, name), name
-    assert mine.settings == runtime_settings(servers.runtime)
+    assert mine.settings == make_runtime_settings(servers.runtime)
     assert mine.settings.prices == servers.http.prices == Prices({"m": Price(1.0, 2.0)})
     assert mine.settings == Settings(lease=9.0, debounce=2.0, shared_threads=True, prices=servers.http.prices)
     assert mine.webhook_hosts == servers.http.webhook_hosts == ("hooks.internal",)

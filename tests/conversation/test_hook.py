@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 
 from perdure.conversation import Conversation, Limit, fit_model, pre_model_hook, summary_node
-from perdure.conversation.hook import next_summary, next_summary_sync
+from perdure.conversation.hook import make_next_summary, make_next_summary_sync
 from tests.conversation.models import Scripted
 
 
@@ -121,7 +121,7 @@ def test_summaries_of_a_synchronous_graph_share_one_loop() -> None:
     state: dict[str, Any] = {"messages": messages}
     for number in range(40):
         messages += [HumanMessage("x" * 60, id=f"h{number}"), AIMessage("y" * 60, id=f"a{number}")]
-        state |= next_summary_sync(policy, state) or {}
+        state |= make_next_summary_sync(policy, state) or {}
     assert len(loops) >= 3
     assert len(set(loops)) == 1
     assert state["conversation_summary"]["text"] == f"summary {len(loops)}"
@@ -134,7 +134,7 @@ def test_a_model_summarises_for_a_synchronous_caller_without_any_loop(
     messages = pairs(40)
     policy = Conversation(limit=Limit(400, summary=60), summarize=model)
     monkeypatch.setattr(asyncio, "new_event_loop", None)
-    made = next_summary_sync(policy, {"messages": messages})
+    made = make_next_summary_sync(policy, {"messages": messages})
     assert made is not None
     assert made["conversation_summary"]["text"] == "made at once"
 
@@ -156,7 +156,7 @@ def test_a_counter_that_takes_long_does_not_stop_the_event_loop() -> None:
         [each async for each in model.astream(messages)]
         await model.bind_tools([]).ainvoke(messages)
         for summarize in (lambda summary, messages: "short", Scripted(answers=[AIMessage("short")])):
-            made = await next_summary(replace(policy, summarize=summarize), {"messages": messages})
+            made = await make_next_summary(replace(policy, summarize=summarize), {"messages": messages})
             assert made is not None
         return threading.get_ident()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from langchain_core.messages import AIMessage
 
-from perdure.conversation.tool_calls import calls_of, server_call, server_result, with_ids
+from perdure.conversation.tool_calls import calls_of, find_server_call, find_server_result, with_ids
 
 
 def message() -> AIMessage:
@@ -75,4 +75,4 @@ def test_calls_of_one_id_are_told_apart_in_a_message_of_text() -> None:
 def test_calls_and_results_of_the_provider_are_told_apart(
     block: object, call: str | None, result: str | None
 ) -> None:
-    assert (server_call(block), server_result(block)) == (call, result)
+    assert (find_server_call(block), find_server_result(block)) == (call, result)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.demo.memory import USER, demo_policy, statements
+from perdure.demo.memory import USER, make_demo_policy, statements
 from perdure.memory import ExtractionRequest, Memory
 from perdure.runtime.agent_memory import run_memory
 from perdure.runtime.agent_memory.memory_turns import lane_of
@@ -77,4 +77,4 @@ def test_what_a_person_says_of_themselves_is_kept_word_for_word(text: str, found
 
 
 def test_the_policy_is_for_one_user() -> None:
-    assert demo_policy().user_of({}) == USER
+    assert make_demo_policy().user_of({}) == USER

@@ -177,7 +177,7 @@ class Thread(World):
     def tell(self) -> Any:
         """Store an event of the open run, with the schedule of its removal."""
         held = self._holding()
-        first = self.run(events.first_free(self.here, self.now))
+        first = self.run(events.find_first_free(self.here, self.now))
         event = events.Event(first, held.run.id, "values", "{}")
         self.run(events.append(self.here, held.run.id, [event], held.epoch, BUDGET))
         return first

@@ -11,7 +11,7 @@ from langgraph.types import Command
 
 import perdure
 from perdure.langgraph.call_recording import record_calls
-from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, prompt_parts, slot_of
+from perdure.langgraph.call_records import CHANNEL, CallRecord, digest, digest_prompt, slot_of
 from tests.replay.agents import build, parts
 
 CONFIG: Any = {"configurable": {"thread_id": "one"}}
@@ -56,13 +56,13 @@ def test_an_interrupted_task_keeps_the_calls_of_each_attempt() -> None:
 
 def test_digests_see_what_is_sent_and_not_how_it_is_named() -> None:
     sent = [SystemMessage("Be kind."), HumanMessage("hello", id="1")]
-    same = prompt_parts([SystemMessage("Be kind.", id="3"), HumanMessage("hello", id="4")], {"model": "a"})
-    assert prompt_parts(sent, {"model": "a"}) == same
+    same = digest_prompt([SystemMessage("Be kind.", id="3"), HumanMessage("hello", id="4")], {"model": "a"})
+    assert digest_prompt(sent, {"model": "a"}) == same
     for part, other in {
-        "system": prompt_parts([SystemMessage("Be rude."), sent[1]], {"model": "a"}),
-        "messages": prompt_parts([sent[0], HumanMessage("bye")], {"model": "a"}),
-        "tools": prompt_parts(sent, {"model": "a", "tools": ["x"]}),
-        "settings": prompt_parts(sent, {"model": "b"}),
+        "system": digest_prompt([SystemMessage("Be rude."), sent[1]], {"model": "a"}),
+        "messages": digest_prompt([sent[0], HumanMessage("bye")], {"model": "a"}),
+        "tools": digest_prompt(sent, {"model": "a", "tools": ["x"]}),
+        "settings": digest_prompt(sent, {"model": "b"}),
     }.items():
         assert {name for name in same if same[name] != other[name]} == {part}
     assert digest({"a": object()}) == digest({"a": object()})

@@ -19,7 +19,7 @@ from langgraph.types import Command, interrupt
 
 from perdure import PerdureSaver
 from perdure.errors import Unserialisable
-from perdure.langgraph.channel_versions import next_version
+from perdure.langgraph.channel_versions import make_next_version
 from tests.langgraph.graphs import STATES, Plain, asking, chain, sending
 from tests.langgraph.savers import DRIVERS, opened
 from tests.langgraph.session import Session, config, play
@@ -171,7 +171,7 @@ def test_versions_come_back_as_they_were_put(driver: str, tmp_path: Path) -> Non
 def test_every_version_is_greater_than_the_one_before_and_of_its_type(first: Any) -> None:
     current = first
     for _ in range(12):
-        after = next_version(current)
+        after = make_next_version(current)
         assert type(after) is type(first)
         assert after > current
         current = after
@@ -183,7 +183,7 @@ def test_the_form_of_the_stock_savers_is_kept() -> None:
     theirs = InMemorySaver()
     current = theirs.get_next_version(None, None)
     for number in range(2, 30):
-        following = next_version(current)
+        following = make_next_version(current)
         assert isinstance(following, str)
         current = following
         assert int(current.split(".")[0]) == number
@@ -193,4 +193,4 @@ def test_the_form_of_the_stock_savers_is_kept() -> None:
 def test_a_version_that_has_no_next_one_is_refused_by_name() -> None:
     for last in (math.inf, math.nan, 1.7976931348623157e308):
         with pytest.raises(Unserialisable, match="channel version"):
-            next_version(last)
+            make_next_version(last)

@@ -26,7 +26,7 @@ from perdure.database.base import handle_of
 from perdure.database.opening import open_for_reading
 from perdure.errors import DecryptionError, NotAllowed, Unavailable, Unserialisable
 from perdure.langgraph.search.index import NOTHING
-from perdure.langgraph.store import PerdureStore, _side_by_side
+from perdure.langgraph.store import PerdureStore, _drive_side_by_side
 from perdure.model.ops import Commit
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import Capabilities, CommitLimits, Driver, arun
@@ -422,9 +422,11 @@ def test_a_batch_that_is_cancelled_begins_nothing_more_and_leaves_nothing_half_d
         store = backend.store(wrap=wrap)
         ops: list[Op] = [PutOp(("home", f"room {n}"), "lamp", {"on": True}) for n in range(100)]
         (stage,) = [
-            stage for stage in store._stages(ops, store._puts(ops), [], NOTHING) if len(stage) == len(ops)
+            stage
+            for stage in store._plan_stages(ops, store._puts(ops), [], NOTHING)
+            if len(stage) == len(ops)
         ]
-        batch = asyncio.create_task(_side_by_side(stage, partial(arun, driver=store._driver)))
+        batch = asyncio.create_task(_drive_side_by_side(stage, partial(arun, driver=store._driver)))
         while gates[0].begun < 32 and not batch.done():  # noqa: ASYNC110 - the driver tells nobody
             await asyncio.sleep(0)
         for _ in range(100):
@@ -470,7 +472,7 @@ def test_a_batch_of_which_one_fails_ends_what_is_under_way_and_begins_nothing_mo
             yield n
 
         batch = asyncio.create_task(
-            _side_by_side([program(n) for n in range(100)], partial(arun, driver=Failing()))
+            _drive_side_by_side([program(n) for n in range(100)], partial(arun, driver=Failing()))
         )
         for _ in range(20):
             await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from langgraph.store.base import BaseStore
 import perdure
 from perdure.errors import PerdureError
 from perdure.memory import Memory, programs
-from perdure.memory.facts import fact_id
+from perdure.memory.facts import make_fact_id
 from perdure.memory.memory import _run
 from perdure.memory.new_fact import NewFact
 from perdure.memory.steps import Place, Steps
@@ -25,7 +25,7 @@ Program = Callable[[Place], Steps[Any]]
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = START + timedelta(minutes=1)
-FIRST, SECOND = fact_id("first", 0), fact_id("second", 0)
+FIRST, SECOND = make_fact_id("first", 0), make_fact_id("second", 0)
 
 
 def _says(text: str, *supersedes: str, message: str | None = None, heard: bool = False) -> Program:
@@ -72,7 +72,7 @@ BEFORE: dict[str, tuple[Program, ...]] = {
     "merged": (
         _says("first", message="1"),
         _says("beside"),
-        _says("second", FIRST, fact_id("beside", 0), message="2"),
+        _says("second", FIRST, make_fact_id("beside", 0), message="2"),
         lambda place: programs.summarise(place, "t", "summary"),
     ),
     "retracted": (*_CHAIN, lambda place: programs.retract(place, SECOND)),

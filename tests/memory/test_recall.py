@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from perdure.conversation import approximate
 from perdure.memory import RECALL_ID, Fact, ThreadSummary, compose_recall
-from perdure.memory.recall import RECALL_ABOUT, plain_line, read_recalled_ids
+from perdure.memory.recall import RECALL_ABOUT, escape_line, read_recalled_ids
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -69,7 +69,7 @@ def test_the_message_is_within_its_budget_and_every_entry_is_one_line(texts: lis
 
 @given(st.text())
 def test_a_line_has_no_markup_and_no_line_break(text: str) -> None:
-    line = plain_line(text)
+    line = escape_line(text)
     assert not set("<>\n\r\u2028\u2029\u202e\u0000\u0085") & set(line)
     assert len(line.splitlines()) <= 1
 

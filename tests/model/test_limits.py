@@ -18,8 +18,8 @@ from perdure.model.limits import (
     Demand,
     LimitState,
     SharedLimit,
-    blank_at,
-    fair_share,
+    compute_fair_share,
+    find_blank_time,
     is_blank,
     take,
 )
@@ -153,7 +153,7 @@ def test_a_clock_that_was_set_back_blocks_nobody_for_long() -> None:
 def test_shares_are_fair_and_leave_nothing_that_is_wanted(
     capacity: float, demands: dict[str, tuple[float, float]]
 ) -> None:
-    shares = {name: fair_share(capacity, demands, name) for name in demands}
+    shares = {name: compute_fair_share(capacity, demands, name) for name in demands}
     assert all(shares[name] <= demand + 1e-6 for name, (demand, _) in demands.items())
     wanted = sum(demand for demand, _ in demands.values())
     assert sum(shares.values()) == pytest.approx(min(capacity, wanted), abs=1e-6)
@@ -265,6 +265,6 @@ def test_what_was_spent_is_kept_for_an_hour_after_its_day() -> None:
     state, _ = _spend(limit, LimitState(dearest=MONEY // 10), MIDNIGHT - MINUTE)
     state, _ = take(limit, state, Demand("a"), MIDNIGHT)
     assert not is_blank(limit, state, MIDNIGHT + MINUTE)
-    assert blank_at(limit, state, MIDNIGHT + MINUTE) == MIDNIGHT + 60 * MINUTE
+    assert find_blank_time(limit, state, MIDNIGHT + MINUTE) == MIDNIGHT + 60 * MINUTE
     assert is_blank(limit, state, MIDNIGHT + 60 * MINUTE)
     assert _spend(limit, state, MIDNIGHT - MINUTE)[1] == 0

@@ -14,7 +14,7 @@ from perdure.model.model_calls import (
     Price,
     Prices,
     calls_in,
-    distinct,
+    dedupe_calls,
     total,
     with_inner,
 )
@@ -60,7 +60,7 @@ def test_a_value_may_be_nested_deeply() -> None:
 
 @given(st.lists(CALLS))
 def test_each_id_counts_once_and_order_stays(calls: list[ModelCall]) -> None:
-    found = distinct(calls)
+    found = dedupe_calls(calls)
     names = [call.id for call in found if call.id is not None]
     assert sorted(names) == sorted({call.id for call in calls if call.id is not None})
     assert [call for call in calls if any(call is each for each in found)] == found
@@ -73,7 +73,7 @@ def test_an_answer_that_gets_its_id_above_its_subgraph_counts_once() -> None:
     assert with_inner([named], [named, unnamed]) == [named, unnamed]
     assert with_inner([named], [unnamed, unnamed]) == [unnamed, named]
     assert with_inner([named], [ModelCall(None, "m", 1, 3)]) == [ModelCall(None, "m", 1, 3), named]
-    assert distinct([unnamed, unnamed, named, named]) == [unnamed, unnamed, named]
+    assert dedupe_calls([unnamed, unnamed, named, named]) == [unnamed, unnamed, named]
 
 
 def test_a_cost_is_that_of_each_kind_of_token() -> None:

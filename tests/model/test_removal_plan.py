@@ -12,8 +12,8 @@ from perdure.model.removal_plan import (
     ORIGIN,
     Name,
     Plan,
+    find_nearest_survivor,
     keep_newest,
-    nearest_survivor,
     plan_removal,
     plan_retention,
 )
@@ -90,7 +90,7 @@ def assert_linked(found: list[CheckpointRecord], plan: Plan) -> None:
         if now.parent_id is not None:
             assert (namespace, now.parent_id) in left
         kept = {i for n, i in left if n == namespace}
-        assert now.parent_id == nearest_survivor(old.parent_id, groups[namespace], kept)
+        assert now.parent_id == find_nearest_survivor(old.parent_id, groups[namespace], kept)
         assert now.cut == (now.parent_id != old.parent_id)
         assert now.root == old.root
     for root in [c for c in left.values() if c.namespace == ""]:

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import Retention, RetentionRules
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.retention_policy import duration_us
+from perdure.model.retention_policy import parse_duration
 
 DAY_US = 86_400_000_000
 DAYS = ("2026-01-01", "2026-01-10", "2026-01-20", "2026-01-30")
@@ -30,7 +30,7 @@ ROOTS = [checkpoint(seq, day) for seq, day in enumerate(DAYS, 1)]
     [("90s", 90_000_000), ("15m", 900_000_000), ("12h", DAY_US // 2), ("30d", 30 * DAY_US), (1.5, 1_500_000)],
 )
 def test_a_duration_is_a_number_with_a_unit_or_seconds(text: str | float, us: int) -> None:
-    assert duration_us(text) == us
+    assert parse_duration(text) == us
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_duration_is_a_number_with_a_unit_or_seconds(text: str | float, us: in
 )
 def test_anything_else_is_none(text: Any) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        duration_us(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize(

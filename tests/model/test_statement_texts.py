@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.model.statement_texts import check_statement, names_in, refusal, replace_names
+from perdure.model.statement_texts import check_statement, find_names, refusal, replace_names
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from perdure.model.statement_texts import check_statement, names_in, refusal, re
     ],
 )
 def test_parameters_are_found_outside_of_texts_names_and_comments(text: str, names: list[str]) -> None:
-    assert names_in(text) == names
-    assert names_in(replace_names(text, lambda name: "?")) == []
+    assert find_names(text) == names
+    assert find_names(replace_names(text, lambda name: "?")) == []
 
 
 def test_each_occurrence_of_a_name_is_replaced() -> None:

@@ -17,7 +17,7 @@ from perdure.model.values import refs
 from perdure.model.write_records import (
     SHARED,
     by_record,
-    new_puts,
+    make_new_puts,
     plan_partial_removal,
     plan_puts,
     put_over,
@@ -77,14 +77,14 @@ class Store:
 
 @given(SOME)
 def test_writes_come_back(writes: list[PendingWrite]) -> None:
-    found = read_writes(stored(new_puts(writes, Expect.ABSENT)))
+    found = read_writes(stored(make_new_puts(writes, Expect.ABSENT)))
     assert plain(found) == plain(writes)
     assert {record_key(write) for write in found} == set(by_record(writes))
 
 
 def test_the_writes_of_a_call_are_one_record_and_reserved_slots_have_their_own() -> None:
     writes = [written(0, channel="messages"), written(1), written(2, channel="branch:to:next"), written(-3)]
-    puts = {put.key[3]: put for put in new_puts(writes, Expect.ABSENT)}
+    puts = {put.key[3]: put for put in make_new_puts(writes, Expect.ABSENT)}
     assert set(puts) == {0, -3}
     assert {put.expect for put in puts.values()} == {Expect.ABSENT}
     # Each takes five bytes besides its reference and a channel's name that has no number.
@@ -97,7 +97,7 @@ def test_the_writes_of_a_call_are_one_record_and_reserved_slots_have_their_own()
 
 
 def test_a_write_alone_is_stored_without_a_list() -> None:
-    (put,) = new_puts([written(0, "one")])
+    (put,) = make_new_puts([written(0, "one")])
     assert put.body == b"\x01w"
     assert dict(put.fields) == {"channel": "x", "task_path": "~path", "nonce": "one"}
 
@@ -106,13 +106,13 @@ def test_a_write_alone_is_stored_without_a_list() -> None:
 def test_the_time_of_a_task_comes_back_with_each_of_its_writes(waited: int, took: int, count: int) -> None:
     span = TaskSpan(waited, took)
     writes = [written(idx)._replace(span=span) for idx in range(count)]
-    found = read_writes(stored(new_puts(writes, Expect.ABSENT)))
+    found = read_writes(stored(make_new_puts(writes, Expect.ABSENT)))
     assert plain(found) == plain(writes)
 
 
 def test_a_time_takes_few_bytes_and_the_last_call_counts() -> None:
     first, last = TaskSpan(0, 2_000_000), TaskSpan(3_600_000_000, 900_000)
-    (put,) = new_puts([written(0)._replace(span=first)], Expect.ABSENT)
+    (put,) = make_new_puts([written(0)._replace(span=first)], Expect.ABSENT)
     assert len(put.body) == len(b"\x01w") + 5
     (more,) = plan_puts([written(1)._replace(span=last)], read_by_record(stored([put])))
     assert [write.span for write in read_writes(stored([more]))] == [last, last]
@@ -157,7 +157,7 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
 def test_a_changed_record_is_read_or_corrupt_and_nothing_else(
     writes: list[PendingWrite], data: st.DataObject
 ) -> None:
-    for put in new_puts(writes):
+    for put in make_new_puts(writes):
         body = bytearray(put.body)
         body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
         try:
@@ -168,12 +168,12 @@ def test_a_changed_record_is_read_or_corrupt_and_nothing_else(
 
 @pytest.mark.parametrize("body", [b"\x71", b"\x71\x80", b"\x71\x00", b"\x71\x00\xff\xff"])
 def test_a_time_that_ends_early_is_corrupt(body: bytes) -> None:
-    (put,) = new_puts([written(0)])
+    (put,) = make_new_puts([written(0)])
     with pytest.raises(Corrupt, match="writes of task t on c cannot be read"):
         read_writes(stored([put._replace(body=body)]))
 
 
 def test_a_record_that_ends_early_is_corrupt() -> None:
-    (put,) = new_puts([written(0), written(1)])
+    (put,) = make_new_puts([written(0), written(1)])
     with pytest.raises(Corrupt, match="writes of task t on c cannot be read"):
         read_writes(stored([put._replace(body=put.body[:-1])]))

@@ -21,7 +21,15 @@ from perdure.model.ops import Commit, Fetch, Now, Put, Range
 from perdure.model.program import Effect
 from perdure.model.records import DOCUMENT, SERVER
 from perdure.runtime import Agent, Price, Runtime, activity, sleep
-from perdure.runtime.activity import BOUNDS_S, DAYS, HOURS, LENGTHS, MINUTES, latency_bucket, partition_of
+from perdure.runtime.activity import (
+    BOUNDS_S,
+    DAYS,
+    HOURS,
+    LENGTHS,
+    MINUTES,
+    find_latency_bucket,
+    partition_of,
+)
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.operations import growth, overview
 from perdure.runtime.size_samples import DAY_US, SIZES
@@ -344,16 +352,16 @@ def test_reading_does_not_grow_with_threads(near: Storage) -> None:
 
 
 def test_latencies_have_classes() -> None:
-    assert [latency_bucket(round(seconds * 1e6)) for seconds in (0, 0.05, 0.06, 3600, 9999)] == [
+    assert [find_latency_bucket(round(seconds * 1e6)) for seconds in (0, 0.05, 0.06, 3600, 9999)] == [
         0,
         0,
         1,
         len(BOUNDS_S) - 1,
         len(BOUNDS_S),
     ]
-    assert overview._latencies([]) is None
-    assert overview._latencies([{str(len(BOUNDS_S)): 3}]) == {"p50": None, "p95": None}
-    assert overview._latencies([{"0": 50}, {"5": 50}]) == {"p50": 0.05, "p95": 0.75}
+    assert overview._estimate_latencies([]) is None
+    assert overview._estimate_latencies([{str(len(BOUNDS_S)): 3}]) == {"p50": None, "p95": None}
+    assert overview._estimate_latencies([{"0": 50}, {"5": 50}]) == {"p50": 0.05, "p95": 0.75}
 
 
 def test_threads_that_sleep_are_told_apart_from_those_that_wait_for_an_answer(storage: Storage) -> None:

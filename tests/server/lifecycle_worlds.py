@@ -402,9 +402,9 @@ def expected(model: Model) -> dict[str, Any]:
     """Return what every view has to show, by the model and by the tables."""
     if not model.exists:
         return {"exists": False}
-    is_open = lifecycle.question_state(model.facts) is QuestionState.OPEN
+    is_open = lifecycle.decide_question_state(model.facts) is QuestionState.OPEN
     asked = [model.question] if is_open and model.question is not None else []
-    status = lifecycle.thread_status(model.facts)
+    status = lifecycle.decide_thread_status(model.facts)
     return {
         "exists": True,
         "log": list(model.log),

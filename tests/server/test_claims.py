@@ -25,7 +25,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, Field
 
 from perdure.server.auth.handlers import Handlers
 from perdure.server.auth.identity import User
-from perdure.server.auth.reserved_names import verified_names, with_verified, without_claims
+from perdure.server.auth.reserved_names import list_verified_names, with_verified, without_claims
 from perdure.server.configurable_headers import Headers
 from perdure.storage.memory import MemoryDriver
 from tests.server.hosting import Served, run, serving
@@ -350,7 +350,7 @@ async def test_threads_and_assistants_store_the_verified_user_alone(stored: list
 
 def test_an_email_that_its_issuer_did_not_verify_is_no_email() -> None:
     def names(**fields: Any) -> dict[str, Any]:
-        return verified_names(User("ada", "", fields=fields))
+        return list_verified_names(User("ada", "", fields=fields))
 
     assert names(email="a@b") == {"user_id": "ada", "user_email": "a@b"}
     assert names(email="a@b", email_verified=True)["user_email"] == "a@b"
@@ -367,7 +367,7 @@ def test_without_authentication_the_values_are_the_client_s_own() -> None:
     )
     assert without_claims(ada, {"User_ID": "x", "a": 1}) == {"a": 1}
     assert with_verified(ada, {"user_id": "x", "user_email": "y"}) == {"user_id": "ada"}
-    assert verified_names(nobody) == {}
+    assert list_verified_names(nobody) == {}
 
 
 class Aliased(BaseModel):

@@ -124,15 +124,15 @@ def test_only_sentences_about_threads_and_runs_are_told(
     assert json.loads(event.text)["params"]["data"]["error"].startswith(f"{kind.__name__}: ")
     assert not any(word in event.text for word in WORDS)
     for stored in (error, repr(error)):
-        told_of_task = responses._error_text(stored)
+        told_of_task = responses._make_error_text(stored)
         assert told_of_task.startswith(f"{kind.__name__}(")
         assert not any(word in told_of_task for word in WORDS)
 
 
 def test_an_error_that_is_not_ours_keeps_its_words() -> None:
     assert responses.run_error(_failed("ValueError: it broke", "ValueError"))["message"] == "it broke"
-    assert responses._error_text(ValueError("it broke")) == "ValueError('it broke')"
-    assert responses._error_text("ValueError('it broke')") == "ValueError('it broke')"
+    assert responses._make_error_text(ValueError("it broke")) == "ValueError('it broke')"
+    assert responses._make_error_text("ValueError('it broke')") == "ValueError('it broke')"
 
 
 def _stumbling() -> Any:

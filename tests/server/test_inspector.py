@@ -16,7 +16,7 @@ import pytest
 
 import perdure
 from perdure.database.base import handle_of
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.inspector.actions import ACTIONS
 from perdure.inspector.api import VIEWS
 from perdure.model.records import Partition
@@ -55,7 +55,7 @@ async def serving(gate: Gate) -> AsyncIterator[Served]:
 
 async def tenants_of(server: Served) -> list[Partition]:
     handle = handle_of(server.host.runtime.database)
-    return list(await handle.arun(all_partitions(None)))
+    return list(await handle.arun(list_all_partitions(None)))
 
 
 LISTS = frozenset(

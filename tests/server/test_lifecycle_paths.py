@@ -134,7 +134,7 @@ def test_a_path_is_the_same_wherever_its_last_worker_dies(shape: str, share: flo
 
 
 def _hides_work(facts: lifecycle.Facts) -> lifecycle.Status:
-    return lifecycle.thread_status(facts._replace(is_busy=False))
+    return lifecycle.decide_thread_status(facts._replace(is_busy=False))
 
 
 def _answers_when_nothing_is_asked(facts: lifecycle.Facts) -> lifecycle.QuestionState:
@@ -142,7 +142,7 @@ def _answers_when_nothing_is_asked(facts: lifecycle.Facts) -> lifecycle.Question
 
 
 def _hides_failures(facts: lifecycle.Facts) -> lifecycle.Status:
-    return lifecycle.thread_status(facts._replace(has_failed=False))
+    return lifecycle.decide_thread_status(facts._replace(has_failed=False))
 
 
 def _repeats_anything(state: str) -> bool:

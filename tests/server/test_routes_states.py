@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.runtime.failures.unfit_updates import unfitness
+from perdure.runtime.failures.unfit_updates import describe_unfitness
 from tests.server.acceptance.saying import detail, said
 from tests.server.hosting import run, serving
 
@@ -28,5 +28,5 @@ async def test_values_that_are_no_messages_are_refused(near: str, message: Any) 
 
 
 def test_an_error_without_a_sentence_is_named() -> None:
-    assert unfitness(KeyError("a")) == "KeyError: 'a'"
-    assert unfitness(ValueError("one sentence")) == "one sentence"
+    assert describe_unfitness(KeyError("a")) == "KeyError: 'a'"
+    assert describe_unfitness(ValueError("one sentence")) == "one sentence"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from perdure.runtime.options import StreamOptions
-from perdure.server.validation_faults import all_faults, fault_text
+from perdure.server.validation_faults import fault_text, join_faults
 from tests.server.acceptance.saying import detail
 from tests.server.acceptance.serving import run
 from tests.server.hosting import serving
@@ -66,7 +66,7 @@ def test_a_long_value_is_cut_and_a_place_is_whole() -> None:
         "input": "x" * 1000,
         "ctx": {"expected": "'a' or 'b'"},
     }
-    assert all_faults([fault]) == f"path.status: '{'x' * 59}… is none of 'a' or 'b'"
+    assert join_faults([fault]) == f"path.status: '{'x' * 59}… is none of 'a' or 'b'"
     assert fault_text({**fault, "loc": ("status",), "input": 1}, before="params.").startswith(
         "params.status: 1 is none of"
     )

@@ -16,7 +16,7 @@ from perdure.errors import BadSetting, DecryptionError, KeyMissing, MissingExtra
 from perdure.keys import AwsKms
 from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.records import RESERVED, SEAL
-from perdure.storage.key_providers import provider_named
+from perdure.storage.key_providers import open_provider
 from perdure.storage.url import open_driver
 from tests.servers import kms
 from tests.servers.ports import free_port
@@ -98,7 +98,7 @@ def test_a_key_that_does_not_exist_is_named() -> None:
 
 def test_a_setting_names_keys_region_and_endpoint() -> None:
     key = kms.key("named")
-    named = provider_named(f"aws-kms:{key.alias}?region={kms.REGION}&endpoint={kms.endpoint()}")
+    named = open_provider(f"aws-kms:{key.alias}?region={kms.REGION}&endpoint={kms.endpoint()}")
     key_id, wrapped = asyncio.run(named.wrap(bytes(32)))
     assert asyncio.run(named.unwrap(key_id, wrapped)) == bytes(32)
     assert repr(named) == f"AwsKms({key.alias!r})"
@@ -115,7 +115,7 @@ def test_a_setting_names_keys_region_and_endpoint() -> None:
 )
 def test_a_setting_that_cannot_work_is_refused(text: str, reason: str) -> None:
     with pytest.raises(BadSetting, match=reason) as caught:
-        provider_named(text)
+        open_provider(text)
     assert "secret" not in str(caught.value)
 
 

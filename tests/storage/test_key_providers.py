@@ -13,7 +13,7 @@ import pytest
 
 from perdure.errors import BadSetting, DecryptionError, KeyMissing
 from perdure.keys import FileKeys, KeyProvider
-from perdure.storage.key_providers import LocalKeys, ask, provider_named, provider_of
+from perdure.storage.key_providers import LocalKeys, ask, open_provider, provider_of
 
 pytest.importorskip("cryptography", reason='pip install "perdure[encryption]"')
 
@@ -81,9 +81,9 @@ def test_what_is_no_key_is_refused(given: Any) -> None:
 def test_a_relative_path_starts_at_the_folder_of_its_setting(tmp_path: Path) -> None:
     (tmp_path / "keys").write_bytes(OLD)
     for name in ("keys", "file:keys"):
-        assert isinstance(provider_named(name, tmp_path), KeyProvider)
+        assert isinstance(open_provider(name, tmp_path), KeyProvider)
     with pytest.raises(BadSetting, match="cannot be read"):
-        provider_named("keys", tmp_path / "nowhere")
+        open_provider("keys", tmp_path / "nowhere")
 
 
 def test_without_threads_a_provider_has_to_answer_at_once() -> None:

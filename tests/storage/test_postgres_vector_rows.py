@@ -7,7 +7,13 @@ import struct
 import ormsgpack
 import pytest
 
-from perdure.engine.items.search_index import IndexEntry, entry_op, generation_op, pack, removal
+from perdure.engine.items.search_index import (
+    IndexEntry,
+    make_generation_op,
+    make_stored_entry_op,
+    pack,
+    removal,
+)
 from perdure.model.ops import Commit, Op
 from perdure.model.records import STORE, Partition
 from perdure.storage.postgres.vector_rows import pack_vectors
@@ -18,12 +24,12 @@ IN_BINARY = struct.pack(">ihhff", 12, 2, 0, 1.5, -2.0)
 
 
 def put(key: str, *vectors: bytes, model: bytes = bytes(8), paths: tuple[str, ...] | None = None) -> Op:
-    return entry_op(key, pack(IndexEntry(model, bytes(16), paths, vectors)), 1)
+    return make_stored_entry_op(key, pack(IndexEntry(model, bytes(16), paths, vectors)), 1)
 
 
 def test_the_vectors_of_all_entries_are_sent() -> None:
     writes = [
-        Commit(ADA, (put("a", VECTOR, VECTOR), put("b", VECTOR), generation_op(1))),
+        Commit(ADA, (put("a", VECTOR, VECTOR), put("b", VECTOR), make_generation_op(1))),
         Commit(BOB, (put("a", VECTOR), removal("c"))),
     ]
     sent = pack_vectors(writes, 4711)
@@ -38,13 +44,13 @@ def test_the_vectors_of_all_entries_are_sent() -> None:
     "ops",
     [
         (),
-        (generation_op(1), removal("a")),
-        (put("a", VECTOR), entry_op("b", b"\xf5\x01sealed", 1)),
-        (put("a", VECTOR), entry_op("b", b"\x94\xc1", 1)),
-        (put("a", VECTOR), entry_op("b", ormsgpack.packb([1, b"", None, [VECTOR]]), 1)),
-        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", "", None, [VECTOR]]), 1)),
-        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", b"", None, 7]), 1)),
-        (put("a", VECTOR), entry_op("b", ormsgpack.packb([b"", b"", None, [7]]), 1)),
+        (make_generation_op(1), removal("a")),
+        (put("a", VECTOR), make_stored_entry_op("b", b"\xf5\x01sealed", 1)),
+        (put("a", VECTOR), make_stored_entry_op("b", b"\x94\xc1", 1)),
+        (put("a", VECTOR), make_stored_entry_op("b", ormsgpack.packb([1, b"", None, [VECTOR]]), 1)),
+        (put("a", VECTOR), make_stored_entry_op("b", ormsgpack.packb([b"", "", None, [VECTOR]]), 1)),
+        (put("a", VECTOR), make_stored_entry_op("b", ormsgpack.packb([b"", b"", None, 7]), 1)),
+        (put("a", VECTOR), make_stored_entry_op("b", ormsgpack.packb([b"", b"", None, [7]]), 1)),
         (put("a", VECTOR), put("b", b"")),
         (put("a", VECTOR), put("b", bytes(4 * 16_001))),
         (put("a", VECTOR), put("b", model=b"")),

@@ -19,7 +19,7 @@ from langgraph.store.postgres import PostgresStore
 import perdure
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.engine.items.nearest_items import nearest_stored
+from perdure.engine.items.nearest_items import find_nearest_stored
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
 from perdure.model.ops import FindNearest
@@ -153,7 +153,7 @@ def test_all_of_a_small_table_are_found_by_one_request() -> None:
         driver = FaultyDriver(handle_of(database).driver, on_effect=watch)
         query = np.asarray(embed(["5"])[0], dtype="<f4").tobytes()
         find = FindNearest("", "", 0, query, tuple(index._marks.values()))
-        program = nearest_stored(find, lambda _, r: r.body, offset=0, limit=40, everything=True)
+        program = find_nearest_stored(find, lambda _, r: r.body, offset=0, limit=40, everything=True)
         assert len(run(program, driver)) == 30
     assert [each.exact for each in asked] == [False]
 

@@ -24,7 +24,7 @@ def commit(key: str, body: bytes = b"", *, expect: Expect = Expect.ANY) -> Commi
 
 def test_a_drop_is_a_part_of_its_own_in_its_place() -> None:
     group = [request(each) for each in (commit("a"), commit("b"), Drop(AT), commit("c"))]
-    assert list(write_groups.portions(group)) == [group[:2], group[2:3], group[3:]]
+    assert list(write_groups.split_group(group)) == [group[:2], group[2:3], group[3:]]
 
 
 def test_a_part_ends_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,19 +32,19 @@ def test_a_part_ends_before_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> 
     group = [
         request(commit(key, bytes(size))) for key, size in (("a", 500), ("b", 600), ("c", 2000), ("d", 1))
     ]
-    assert list(write_groups.portions(group)) == [[each] for each in group]
+    assert list(write_groups.split_group(group)) == [[each] for each in group]
 
 
 def test_what_is_no_write_gets_an_error_and_the_others_go_on() -> None:
     group = [request(commit("a")), request(Fetch(AT, ())), request(commit("b"))]
-    assert list(write_groups.portions(group)) == [[group[0], group[2]]]
+    assert list(write_groups.split_group(group)) == [[group[0], group[2]]]
     assert isinstance(group[1].error, TypeError)
 
 
 def test_a_later_write_hides_an_earlier_one_unless_it_had_to_find_nothing() -> None:
     key = (AT, CHECKPOINT, ("a",))
-    assert write_groups.overwritten([request(commit("a"))]) == {(*key, Put), (*key, Delete)}
-    assert write_groups.overwritten([request(commit("a", expect=Expect.ABSENT))]) == {(*key, Delete)}
+    assert write_groups.find_overwritten([request(commit("a"))]) == {(*key, Put), (*key, Delete)}
+    assert write_groups.find_overwritten([request(commit("a", expect=Expect.ABSENT))]) == {(*key, Delete)}
 
 
 def test_a_refusal_names_the_condition_that_does_not_hold() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from starlette.testclient import TestClient
 
-from perdure.web.pages import Pages, page_headers
+from perdure.web.pages import Pages, make_page_headers
 
 
 @pytest.mark.parametrize("caching", ["no-cache", "no-store"])
@@ -16,7 +16,7 @@ def test_each_file_forbids_other_hosts_and_frames(
     tmp_path: Path, caching: Literal["no-cache", "no-store"]
 ) -> None:
     (tmp_path / "index.html").write_text("<p>page</p>")
-    answer = TestClient(Pages(tmp_path, page_headers(caching))).get("/")
+    answer = TestClient(Pages(tmp_path, make_page_headers(caching))).get("/")
     assert answer.text == "<p>page</p>"
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy

@@ -10,7 +10,7 @@ from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.opening import over
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.errors import BadSetting, Corrupt, DecryptionError
 from perdure.model.records import SPACES, THREADS, Partition
 from perdure.storage.archive import Archive
@@ -22,7 +22,7 @@ def partitions(database: Database | SyncDatabase, tenant: str | None) -> list[Pa
     """Return every thread of a tenant, or of all if ``None``, then every namespace of its store, then a
     server's records for it, then the histories of its sessions, in order."""
     handle = handle_of(database)
-    return [partition for space in SPACES for partition in handle.run(all_partitions(tenant, space))]
+    return [partition for space in SPACES for partition in handle.run(list_all_partitions(tenant, space))]
 
 
 def tenants(database: Database | SyncDatabase) -> dict[str, int]:
@@ -49,7 +49,7 @@ def examine(database: Database | SyncDatabase, *, all_tenants: bool = False) -> 
     found = handle.examine(None)
     for space in SPACES[1:]:
         try:
-            for partition in handle.run(all_partitions(tenant, space)):
+            for partition in handle.run(list_all_partitions(tenant, space)):
                 if all_tenants:
                     whose = f"tenant {partition.tenant!r}: "
                 else:

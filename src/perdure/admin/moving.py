@@ -31,8 +31,8 @@ def digest_of(
     """
     handle = handle_of(database)
     if partition.space in OF_ITEMS:
-        return handle.run(transfer_items.digest_items(partition, _now(), report))
-    return handle.run(thread_digest.digest_thread(partition, handle.digest, report))
+        return handle.run(transfer_items.compute_items_digest(partition, _now(), report))
+    return handle.run(thread_digest.compute_thread_digest(partition, handle.digest, report))
 
 
 def move(

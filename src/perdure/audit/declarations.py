@@ -15,8 +15,8 @@ import typing_extensions
 
 from perdure.audit import checks, reducers
 from perdure.audit.findings import AuditFinding, Spot
-from perdure.audit.sample_values import type_name
-from perdure.audit.source import field_source, is_library
+from perdure.audit.sample_values import write_type
+from perdure.audit.source import find_field_source, is_library
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts, bare, metadata
 
 _COLLECTIONS = (
@@ -38,7 +38,7 @@ def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
     """Yield the findings about a graph's channels, and for each that cannot be examined the reason."""
     for channel in facts.channels:
         place = "/".join((*facts.path, channel.name))
-        schema, spot = field_source(channel.schema, channel.name)
+        schema, spot = find_field_source(channel.schema, channel.name)
         if channel.marked or not is_library(schema):
             yield from _check_declaration(channel, place, spot)
         try:
@@ -59,7 +59,7 @@ def _check_declaration(channel: ChannelFacts, place: str, spot: Spot) -> Iterato
         detail = f"{name} stands before another item of Annotated"
         yield AuditFinding(checks.IGNORED_REDUCER, "channel", place, spot, detail)
     elif channel.kind is ChannelKind.REPLACES and not channel.marked and is_collection(channel.type):
-        detail = f"{type_name(channel.type)} has no reducer and does not declare that it replaces"
+        detail = f"{write_type(channel.type)} has no reducer and does not declare that it replaces"
         yield AuditFinding(checks.BARE_COLLECTION, "channel", place, spot, detail)
     elif channel.marked and channel.kind in (ChannelKind.REDUCES, ChannelKind.DELTA):
         detail = "it declares Replaces and has a reducer"

@@ -19,8 +19,8 @@ from langgraph.types import Command, Send
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding, Spot
 from perdure.audit.interrupts import asks
-from perdure.audit.source import FunctionSource, function_spot, is_library, source_of
-from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, steps, tool_functions, unwrap
+from perdure.audit.source import FunctionSource, find_function_spot, is_library, source_of
+from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, list_tool_functions, steps, unwrap
 
 _DEEP = 3
 _CALLS = frozenset({"invoke", "ainvoke"})
@@ -31,7 +31,7 @@ def interrupting_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
     asks."""
     for node in facts.nodes:
         asking = next(
-            (found for each in _tool_nodes(node) if (found := _find_asking(each)) is not None), None
+            (found for each in _find_tool_nodes(node) if (found := _find_asking(each)) is not None), None
         )
         path = None
         if asking is not None:
@@ -43,7 +43,7 @@ def interrupting_tools(facts: GraphFacts) -> Iterator[AuditFinding]:
             yield AuditFinding(checks.PARALLEL_QUESTIONS, "node", place, spot, detail)
 
 
-def _tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
+def _find_tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
     """Yield the tool nodes among a node and its steps, and those that its functions call with messages."""
     yield from (step for step in steps(node.bound) if isinstance(step, ToolNode))
     for function in node.functions:
@@ -78,12 +78,12 @@ def _find_asking(node: ToolNode) -> tuple[str, Spot] | None:
     """Return the first tool of a tool node that asks, or the function that wraps its tools, and the
     location."""
     for name, tool in node.tools_by_name.items():
-        for function in tool_functions(tool):
+        for function in list_tool_functions(tool):
             if asks(function):
-                return f"the tool {name!r}", function_spot(function)
+                return f"the tool {name!r}", find_function_spot(function)
     for wrapper in (getattr(node, name, None) for name in ("_wrap_tool_call", "_awrap_tool_call")):
         if wrapper is not None and asks(function := unwrap(wrapper)):
-            return "the function that wraps its tool calls", function_spot(function)
+            return "the function that wraps its tool calls", find_function_spot(function)
     return None
 
 

@@ -72,7 +72,7 @@ def asks(function: Any) -> bool:
 
 
 def _of_function(place: str, source: FunctionSource, seen: frozenset[FunctionType]) -> Iterator[AuditFinding]:
-    scope = _scope(source)
+    scope = _make_scope(source)
     for each in scope.asks:
         for check, where, detail in _faults(scope, each):
             yield AuditFinding(check, "node", place, source.spot(where), detail)
@@ -84,7 +84,7 @@ def _of_function(place: str, source: FunctionSource, seen: frozenset[FunctionTyp
 
 
 def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.AST, str]]:
-    if (caught := _catcher(scope.source, ask)) is not None:
+    if (caught := _find_catcher(scope.source, ask)) is not None:
         yield checks.SWALLOWED_INTERRUPT, ask.call, f"an interrupt is caught in line {caught}"
     loops = [each for each in ask.around if isinstance(each, _LOOPS)]
     if loops and not _varies(ask.call, loops[-1]):
@@ -93,7 +93,7 @@ def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.A
         yield checks.INTERRUPT_IN_LOOP, ask.call, detail
     is_several = len(scope.asks) > 1 or bool(loops)
     for condition in _conditions(ask) if is_several else ():
-        if (reason := _unstable(scope, condition)) is not None:
+        if (reason := _find_unstable(scope, condition)) is not None:
             yield checks.INTERRUPT_ORDER, ask.call, f"whether or in which order it asks depends on {reason}"
             return
 
@@ -102,14 +102,14 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 
 
-def _scope(source: FunctionSource) -> _Scope:
+def _make_scope(source: FunctionSource) -> _Scope:
     scope = _Scope(source)
     for part in source.body:
         _collect(scope, part, ())
     for _ in range(2):  # a loop may use a variable before the line that assigns it
         for node in source.walk():
             for target, value in _find_assignments(node):
-                if _unstable(scope, value) is not None:
+                if _find_unstable(scope, value) is not None:
                     scope.unstable.update(_names(target))
     return scope
 
@@ -140,7 +140,7 @@ def _asks_inside(function: FunctionType, depth: int) -> bool:
     )
 
 
-def _catcher(source: FunctionSource, ask: _Ask) -> int | None:
+def _find_catcher(source: FunctionSource, ask: _Ask) -> int | None:
     """Return the line of the clause that catches an interrupt's exception, ``None`` if it passes."""
     for at, each in enumerate(ask.around):
         if at + 1 < len(ask.around):
@@ -223,7 +223,7 @@ class _Iterated(ast.expr):
         self.value = value
 
 
-def _unstable(scope: _Scope, expression: ast.AST) -> str | None:
+def _find_unstable(scope: _Scope, expression: ast.AST) -> str | None:
     """Return the part of an expression that can differ when a node runs again, ``None`` if none can."""
     if isinstance(expression, _Iterated):
         value = expression.value
@@ -231,7 +231,7 @@ def _unstable(scope: _Scope, expression: ast.AST) -> str | None:
             return "the order of a set"
         if isinstance(value, ast.Call) and _name_of(value.func) in ("set", "frozenset"):
             return "the order of a set"
-        return _unstable(scope, value)
+        return _find_unstable(scope, value)
     for node in walk(expression):
         if isinstance(node, ast.Name) and node.id in scope.unstable:
             return f"{node.id!r}, which can differ when the node runs again"

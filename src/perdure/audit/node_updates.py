@@ -39,8 +39,8 @@ def updates(facts: GraphFacts) -> Iterator[AuditFinding | str]:
             found = Returned(source, commands_only=is_tool)
             if "__root__" not in facts.keys:
                 yield from _find_undeclared(facts, place, found)
-            yield from _unknown(facts, place, found)
-    yield from _edges(facts)
+            yield from _find_unknown(facts, place, found)
+    yield from _check_edges(facts)
 
 
 def _find_returning(node: NodeFacts) -> Iterator[tuple[Callable[..., Any], bool]]:
@@ -61,7 +61,7 @@ def _find_undeclared(facts: GraphFacts, place: str, found: Returned) -> Iterator
             yield AuditFinding(checks.UNDECLARED_KEY, "node", place, found.source.spot(where), detail)
 
 
-def _unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+def _find_unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
     known = {*facts.graph.nodes, END}
     seen: set[str] = set()
     for target, where in found.targets():
@@ -72,7 +72,7 @@ def _unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFi
             yield AuditFinding(checks.UNKNOWN_NODE, "node", place, found.source.spot(where), detail)
 
 
-def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
+def _check_edges(facts: GraphFacts) -> Iterator[AuditFinding]:
     """Check the functions of conditional edges without a mapping of their results."""
     for start, branches in getattr(getattr(facts.graph, "builder", None), "branches", {}).items():
         for branch in branches.values():
@@ -85,7 +85,7 @@ def _edges(facts: GraphFacts) -> Iterator[AuditFinding]:
                 source = source_of(function)
             if source is not None:
                 found = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
-                yield from _unknown(facts, "/".join((*facts.path, start)), found)
+                yield from _find_unknown(facts, "/".join((*facts.path, start)), found)
 
 
 class Returned:
@@ -128,12 +128,12 @@ class Returned:
     def targets(self) -> Iterator[Key]:
         """Yield the nodes that are named by ``goto`` and ``Send``, and by the strings of an edge."""
         for value in self._values:
-            yield from self._targets(value, is_name=self._is_edge)
+            yield from self._find_targets(value, is_name=self._is_edge)
 
     def _keys(self, value: ast.AST, *, in_command: bool, via: frozenset[str] = frozenset()) -> Iterator[Key]:
         if isinstance(value, ast.Dict):
             if in_command:
-                yield from self._dict_keys(value, via)
+                yield from self._find_dict_keys(value, via)
         elif isinstance(value, ast.IfExp):
             yield from self._keys(value.body, in_command=in_command, via=via)
             yield from self._keys(value.orelse, in_command=in_command, via=via)
@@ -151,13 +151,13 @@ class Returned:
         elif isinstance(value, ast.Call):
             yield from self._call_keys(value, in_command=in_command, via=via)
         elif isinstance(value, ast.Name) and value.id not in via:
-            yield from self._variable_keys(value.id, in_command=in_command, via=via | {value.id})
+            yield from self._find_variable_keys(value.id, in_command=in_command, via=via | {value.id})
 
-    def _dict_keys(self, value: ast.Dict, via: frozenset[str]) -> Iterator[Key]:
+    def _find_dict_keys(self, value: ast.Dict, via: frozenset[str]) -> Iterator[Key]:
         for key, held in zip(value.keys, value.values, strict=True):
             if key is None:
                 yield from self._keys(held, in_command=True, via=via)
-            elif (name := self._constant(key)) is not None:
+            elif (name := self._read_constant(key)) is not None:
                 yield name, key
 
     def _call_keys(self, call: ast.Call, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
@@ -178,13 +178,13 @@ class Returned:
             if (
                 isinstance(pair, ast.Tuple)
                 and pair.elts
-                and (name := self._constant(pair.elts[0])) is not None
+                and (name := self._read_constant(pair.elts[0])) is not None
             ):
                 yield name, pair
 
-    def _variable_keys(self, name: str, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
+    def _find_variable_keys(self, name: str, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
         """Yield the keys of a local variable, if all that is assigned to it can be read."""
-        assigned = [value for target, value in self._assignments() if target == name]
+        assigned = [value for target, value in self._find_assignments() if target == name]
         is_parameter = name in self.source.parameters
         if not assigned and not is_parameter:
             return
@@ -201,7 +201,7 @@ class Returned:
                     isinstance(target, ast.Subscript)
                     and isinstance(target.value, ast.Name)
                     and target.value.id == name
-                    and (key := self._constant(target.slice)) is not None
+                    and (key := self._read_constant(target.slice)) is not None
                 ):
                     yield key, target
 
@@ -215,7 +215,7 @@ class Returned:
             return made is dict or made is Command or _has_fields(made)
         return False
 
-    def _assignments(self) -> Iterator[tuple[str, ast.AST]]:
+    def _find_assignments(self) -> Iterator[tuple[str, ast.AST]]:
         for node in self._nodes:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
@@ -230,28 +230,28 @@ class Returned:
             ):
                 yield node.target.id, node.value if isinstance(node, ast.AugAssign) else node.iter
 
-    def _targets(self, value: ast.AST, *, is_name: bool) -> Iterator[Key]:
+    def _find_targets(self, value: ast.AST, *, is_name: bool) -> Iterator[Key]:
         if isinstance(value, ast.Call):
             made = self.source.resolve(value.func)
             arguments = {each.arg: each.value for each in value.keywords if each.arg is not None}
             if made is Command and "graph" not in arguments and (goto := arguments.get("goto")) is not None:
-                yield from self._targets(goto, is_name=True)
+                yield from self._find_targets(goto, is_name=True)
             elif (
                 made is Send and (node := value.args[0] if value.args else arguments.get("node")) is not None
             ):
-                yield from self._targets(node, is_name=True)
+                yield from self._find_targets(node, is_name=True)
         elif isinstance(value, ast.List | ast.Tuple):
             for part in value.elts:
-                yield from self._targets(part, is_name=is_name)
+                yield from self._find_targets(part, is_name=is_name)
         elif isinstance(value, ast.IfExp):
-            yield from self._targets(value.body, is_name=is_name)
-            yield from self._targets(value.orelse, is_name=is_name)
+            yield from self._find_targets(value.body, is_name=is_name)
+            yield from self._find_targets(value.orelse, is_name=is_name)
         elif isinstance(value, ast.ListComp):
-            yield from self._targets(value.elt, is_name=is_name)
-        elif is_name and (name := self._constant(value)) is not None and name not in self._mapped:
+            yield from self._find_targets(value.elt, is_name=is_name)
+        elif is_name and (name := self._read_constant(value)) is not None and name not in self._mapped:
             yield name, value
 
-    def _constant(self, value: ast.AST) -> str | None:
+    def _read_constant(self, value: ast.AST) -> str | None:
         """Return a string that is written, or that a constant outside the function holds."""
         if isinstance(value, ast.Constant):
             held = value.value

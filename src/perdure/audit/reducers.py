@@ -16,7 +16,7 @@ from langgraph.graph.message import add_messages
 
 from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
-from perdure.audit.sample_values import NoSample, Samples, format_value, type_name
+from perdure.audit.sample_values import NoSample, Samples, format_value, write_type
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrap
 from perdure.langgraph.values.roundtrip import is_same
 
@@ -84,9 +84,11 @@ class _Reducer:
         if (failure := self._fails_always(pair)) is not None:
             yield failure
             return
-        yield from _first(self._mutations(pair))
+        yield from _first(self._find_mutations(pair))
         # A result that differs each time differs for every grouping too.
-        yield from _first(self._instability(pair), self._regroupings() if self.is_uniform else iter(()))
+        yield from _first(
+            self._find_instability(pair), self._find_regrouping_faults() if self.is_uniform else iter(())
+        )
         if _holds_messages(self.type) and (failure := self._find_repeated_message()) is not None:
             yield failure
 
@@ -98,7 +100,7 @@ class _Reducer:
         except Exception as error:
             yield ReducerFailure(
                 checks.UNUSABLE_REDUCER,
-                f"a DeltaChannel starts from an empty value, and {type_name(kind)} cannot be made without "
+                f"a DeltaChannel starts from an empty value, and {write_type(kind)} cannot be made without "
                 f"arguments ({type(error).__name__})",
             )
             return
@@ -106,8 +108,8 @@ class _Reducer:
         if (failure := self._fails_always(batch)) is not None:
             yield failure
             return
-        yield from _first(self._mutations(batch))
-        yield from _first(self._instability(batch), self._batchings())
+        yield from _first(self._find_mutations(batch))
+        yield from _first(self._find_instability(batch), self._find_batching_faults())
         if _holds_messages(self.type) and (failure := self._find_repeated_message(is_delta=True)) is not None:
             yield failure
 
@@ -143,14 +145,14 @@ class _Reducer:
             except Exception as error:
                 failed = ReducerFailure(
                     checks.UNUSABLE_REDUCER,
-                    f"{self.name} fails for values of the declared type {type_name(self.type)}",
+                    f"{self.name} fails for values of the declared type {write_type(self.type)}",
                     f"{self._call(*given)} raises {type(error).__name__}: {error}",
                 )
             else:
                 return None
         return failed
 
-    def _mutations(self, make: _Make) -> Iterator[ReducerFailure]:
+    def _find_mutations(self, make: _Make) -> Iterator[ReducerFailure]:
         for given in self._make_arguments(make):
             kept = copy.deepcopy(given)
             self._result(*given)
@@ -162,7 +164,7 @@ class _Reducer:
                         f"after {self._call(*kept)} the {name} argument is {format_value(after)}",
                     )
 
-    def _instability(self, make: _Make) -> Iterator[ReducerFailure]:
+    def _find_instability(self, make: _Make) -> Iterator[ReducerFailure]:
         for given in self._make_arguments(make):
             first, second = self._apply(*given), self._apply(*given)
             if _differ(first, second):
@@ -172,7 +174,7 @@ class _Reducer:
                     f"{self._call(*given)} is {format_value(first)}, then {format_value(second)}",
                 )
 
-    def _regroupings(self) -> Iterator[ReducerFailure]:
+    def _find_regrouping_faults(self) -> Iterator[ReducerFailure]:
         for a, b, c in self._make_arguments(
             lambda s: (s.make(self.type), s.make(self.type), s.make(self.type))
         ):
@@ -188,7 +190,7 @@ class _Reducer:
                     f"{name}(a, {name}(b, c)) is {format_value(right)}",
                 )
 
-    def _batchings(self) -> Iterator[ReducerFailure]:
+    def _find_batching_faults(self) -> Iterator[ReducerFailure]:
         def make(s: Samples) -> tuple[Any, ...]:
             return s.make(self.type), self._writes(s, 1 + s.size % 2), self._writes(s, 1 + s.size // 3)
 
@@ -269,13 +271,13 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _update_type(channel: ChannelFacts) -> tuple[Any, bool]:
     """Return the declared type of a reducer's updates, and whether it is the type of its values, too."""
-    declared = _second_parameter(channel)
+    declared = _get_second_parameter(channel)
     if declared is None or _covers(declared, channel.type):
         return channel.type, True
     return declared, False
 
 
-def _second_parameter(channel: ChannelFacts) -> Any:
+def _get_second_parameter(channel: ChannelFacts) -> Any:
     function = unwrap(channel.reducer)
     try:
         names = list(inspect.signature(function).parameters)

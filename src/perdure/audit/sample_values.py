@@ -64,13 +64,13 @@ class Samples:
         origin = typing.get_origin(annotation) or annotation
         arguments = typing.get_args(annotation)
         if origin in (typing.Union, types.UnionType):
-            return self._one_of(arguments, depth)
+            return self._choose_sample(arguments, depth)
         if origin is typing.Literal:
             return self._random.choice(arguments)
         if origin in _CONTAINERS:
             return self._container(_CONTAINERS[origin], arguments, depth)
         if origin in _MAPPINGS:
-            return _MAPPINGS[origin](self._pairs(arguments, depth))
+            return _MAPPINGS[origin](self._make_pairs(arguments, depth))
         if origin is tuple:
             if not arguments or arguments[-1] is Ellipsis:
                 return self._container(tuple, arguments[:1], depth)
@@ -81,7 +81,7 @@ class Samples:
             return self._object(origin, depth)
         raise NoSample(_name(annotation))
 
-    def _one_of(self, options: tuple[Any, ...], depth: int) -> Any:
+    def _choose_sample(self, options: tuple[Any, ...], depth: int) -> Any:
         order = list(options)
         self._random.shuffle(order)
         for option in order:
@@ -98,7 +98,7 @@ class Samples:
         item = arguments[0] if arguments else str
         return kind([self.make(item, depth + 1) for _ in range(self._count())])
 
-    def _pairs(self, arguments: tuple[Any, ...], depth: int) -> dict[Any, Any]:
+    def _make_pairs(self, arguments: tuple[Any, ...], depth: int) -> dict[Any, Any]:
         if len(arguments) == 2:
             key, value = arguments
         else:
@@ -162,7 +162,7 @@ def format_value(value: object) -> str:
     return f"{text[: _SHOWN_MAX - 1]}…"
 
 
-def type_name(annotation: Any) -> str:
+def write_type(annotation: Any) -> str:
     """Return a type as it would be written, without modules; LangChain's union of messages is one name."""
     annotation = bare(annotation)
     if annotation is type(None):
@@ -171,14 +171,14 @@ def type_name(annotation: Any) -> str:
         return "AnyMessage"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(map(type_name, arguments))
+        return " | ".join(map(write_type, arguments))
     if origin is typing.Literal:
         return f"Literal[{', '.join(map(repr, arguments))}]"
     if annotation is Ellipsis:
         return "..."
     name = getattr(origin or annotation, "__name__", str(annotation))
     if origin is not None and arguments:
-        return f"{name}[{', '.join(map(type_name, arguments))}]"
+        return f"{name}[{', '.join(map(write_type, arguments))}]"
     return name
 
 

@@ -69,12 +69,12 @@ class FunctionSource:
             return None
         if not isinstance(expression, ast.Name):
             return None
-        found = self._outside(expression.id)
+        found = self._look_up_outside(expression.id)
         if found is _MISSING:
             return None
         return found
 
-    def _outside(self, name: str) -> Any:
+    def _look_up_outside(self, name: str) -> Any:
         code = self.function.__code__
         for free, cell in zip(code.co_freevars, self.function.__closure__ or (), strict=True):
             if free == name:
@@ -118,7 +118,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     if file is None or tree is None:
         return None
     code = function.__code__
-    found = [each for each in _functions(tree) if _is_of(each, code)]
+    found = [each for each in _find_functions(tree) if _is_of(each, code)]
     if len(found) > 1:
         # Several lambdas on one line: the one that contains the code's columns.
         found = [each for each in found if _contains(each, code)]
@@ -132,7 +132,7 @@ def is_library(function: Any) -> bool:
     return str(getattr(function, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
-def field_source(schema: type | None, name: str) -> tuple[type | None, Spot]:
+def find_field_source(schema: type | None, name: str) -> tuple[type | None, Spot]:
     """Return the class that declares a field, a schema or a base of it, with the place; the schema itself if
     that is not found."""
     first: Spot | None = None
@@ -148,17 +148,17 @@ def field_source(schema: type | None, name: str) -> tuple[type | None, Spot]:
         except (OSError, TypeError):
             continue
         first = first or Spot(file or "", start)
-        for line in _field_lines(lines, name):
+        for line in _find_field_lines(lines, name):
             return each, Spot(file or "", start + line)
     return schema, first or Spot()
 
 
-def field_spot(schema: type | None, name: str) -> Spot:
+def find_field_spot(schema: type | None, name: str) -> Spot:
     """Return the place where a class, or a base of it, declares a field."""
-    return field_source(schema, name)[1]
+    return find_field_source(schema, name)[1]
 
 
-def function_spot(function: Any) -> Spot:
+def find_function_spot(function: Any) -> Spot:
     """Return the place of a function."""
     code = getattr(function, "__code__", None)
     if isinstance(code, CodeType):
@@ -166,7 +166,7 @@ def function_spot(function: Any) -> Spot:
     return Spot()
 
 
-def _field_lines(lines: list[str], name: str) -> Iterator[int]:
+def _find_field_lines(lines: list[str], name: str) -> Iterator[int]:
     try:
         tree = ast.parse(textwrap.dedent("".join(lines)))
     except SyntaxError:
@@ -193,7 +193,7 @@ def _parse(file: str) -> ast.Module | None:
 
 
 @cache
-def _functions(tree: ast.Module) -> tuple[Function, ...]:
+def _find_functions(tree: ast.Module) -> tuple[Function, ...]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
 

@@ -15,7 +15,7 @@ from langgraph.channels import EphemeralValue, UntrackedValue
 from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
 from perdure.audit.sample_values import NoSample, Samples, format_value
-from perdure.audit.source import field_spot
+from perdure.audit.source import find_field_spot
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts
 from perdure.langgraph.values.datatypes import OWN_TYPES, is_data, within
@@ -32,7 +32,7 @@ def storage(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
         if isinstance(channel.channel, UntrackedValue):
             continue  # never stored
         place = "/".join((*facts.path, channel.name))
-        spot = field_spot(channel.schema, channel.name)
+        spot = find_field_spot(channel.schema, channel.name)
         for check, detail in _faults(channel, serde):
             yield AuditFinding(check, "channel", place, spot, detail)
 
@@ -93,12 +93,12 @@ def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.Aud
         except PerdureError as error:
             yield checks.UNSERIALISABLE, str(error)
             return
-        if (detail := _reduces_no_more(channel, value, payload)) is not None:
+        if (detail := _find_reducer_fault(channel, value, payload)) is not None:
             yield checks.CHANGED_BY_STORAGE, detail
             return
 
 
-def _reduces_no_more(channel: ChannelFacts, value: Any, read: Any) -> str | None:
+def _find_reducer_fault(channel: ChannelFacts, value: Any, read: Any) -> str | None:
     """Return the error if a reducer accepts a value, but not the same value after a round trip."""
     if channel.kind is not ChannelKind.REDUCES or type(value) is type(read) or channel.reducer is None:
         return None

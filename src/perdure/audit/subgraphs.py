@@ -13,7 +13,7 @@ from perdure.audit import checks
 from perdure.audit.findings import AuditFinding
 from perdure.audit.interrupts import asks
 from perdure.audit.reducers import growth
-from perdure.audit.source import FunctionSource, field_spot, function_spot, source_of
+from perdure.audit.source import FunctionSource, find_field_spot, find_function_spot, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, read, read_all
 from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
 
@@ -28,10 +28,10 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
         place = "/".join((*facts.path, node.name))
         for graph in node.graphs:
             yield from _find_doubled(facts, graph, place)
-            yield from _find_stored_within(graph, place, _spot(graph))
+            yield from _find_stored_within(graph, place, _find_spot(graph))
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(
-                    checks.SUBGRAPH_SAVER, "node", place, _spot(graph), _describe_checkpointer(graph)
+                    checks.SUBGRAPH_SAVER, "node", place, _find_spot(graph), _describe_checkpointer(graph)
                 )
         for graph, source, calls in _find_called(node):
             spot = source.spot(calls[0])
@@ -65,7 +65,7 @@ def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[Audi
         if channel.name in accumulated and (example := growth(channel)) is not None:
             name = "/".join((*facts.path, channel.name))
             detail = f"{_name(graph)}, the node {place!r}, is given it and returns it as a whole"
-            spot = field_spot(channel.schema, channel.name)
+            spot = find_field_spot(channel.schema, channel.name)
             yield AuditFinding(checks.DOUBLED_BY_SUBGRAPH, "channel", name, spot, detail, example)
 
 
@@ -125,6 +125,6 @@ def _name(graph: _Graph) -> str:
     return f"the graph {graph.get_name()!r}"
 
 
-def _spot(graph: _Graph) -> Any:
+def _find_spot(graph: _Graph) -> Any:
     builder = getattr(graph, "builder", None)
-    return function_spot(getattr(builder, "state_schema", None))
+    return find_function_spot(getattr(builder, "state_schema", None))

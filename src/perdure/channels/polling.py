@@ -111,7 +111,7 @@ class Polling:
             self._tell("another process asks for the updates", logging.INFO)
             await asyncio.sleep(_POLL_S)
             return
-        before = self._first_open()
+        before = self._find_first_open()
         updates = await self._ask(before)
         if self._told:
             self._tell("this process asks for the updates", logging.INFO)
@@ -135,7 +135,7 @@ class Polling:
         self._held_until = now + LEASE_S / 3 if is_held else 0.0
         return is_held
 
-    def _first_open(self) -> int | None:
+    def _find_first_open(self) -> int | None:
         """Return the number before which all updates may be confirmed, ``None`` if there are none.
 
         A number is sent once, not with each request: after a quiet time a provider may number from anywhere,

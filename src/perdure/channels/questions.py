@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from perdure.runtime.question_forms import (
-    arguments_in,
     config_of,
-    human_interrupt_in,
+    find_arguments,
+    find_human_interrupt,
+    find_requests,
     read_allowed_decisions,
-    requests_in,
     text_of,
 )
 
@@ -90,14 +90,14 @@ def decisions(value: Any) -> list[Decision]:
 
 
 def _list_decisions(value: Any) -> list[Decision]:
-    if (requests := requests_in(value)) is not None:
+    if (requests := find_requests(value)) is not None:
         allowed = set.intersection(*(read_allowed_decisions(value, request) for request in requests))
         known: list[Decision] = [each for each in DECISIONS if each in allowed]
         # One text cannot change the arguments of several actions.
         if len(requests) > 1:
             return [each for each in known if each != "edit"]
         return known
-    if (human := human_interrupt_in(value)) is not None:
+    if (human := find_human_interrupt(value)) is not None:
         config = config_of(human)
         asked: dict[Decision, str] = {
             "approve": "allow_accept",
@@ -121,16 +121,16 @@ def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
     """
     if decision is not None and decision not in decisions(value):
         raise UnusableAnswer("This question does not take that decision.")
-    if (requests := requests_in(value)) is not None:
+    if (requests := find_requests(value)) is not None:
         return {"decisions": [_make_decision(value, request, decision, text) for request in requests]}
-    if (human := human_interrupt_in(value)) is not None:
+    if (human := find_human_interrupt(value)) is not None:
         return [_answer_human(human, decision, text)]
     return text
 
 
 def edit_prompt(value: Any) -> str:
     """Return the text that asks for the changed arguments of an action."""
-    arguments = arguments_in(value)
+    arguments = find_arguments(value)
     if len(_texts(arguments)) == 1:
         return f"Send the new text for {_texts(arguments)[0]!r}."
     return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)

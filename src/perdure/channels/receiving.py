@@ -242,10 +242,10 @@ class Receiver:
         """Return the question that a text answers: the one that is being edited, or the first one if the text
         was written after it."""
         if sessions.editing:
-            edited = await self._question(thread_id, sessions, sessions.editing)
+            edited = await self._find_question(thread_id, sessions, sessions.editing)
             if edited is not None:
                 return edited
-        found = await self._question(thread_id, sessions)
+        found = await self._find_question(thread_id, sessions)
         if found is not None and await self._was_shown(found, message.position):
             return found
         return None
@@ -272,7 +272,7 @@ class Receiver:
                 return reply
         return None
 
-    async def _question(
+    async def _find_question(
         self, thread_id: str, sessions: SessionList, interrupt_id: str | None = None
     ) -> _Question | None:
         """Return the open question for which a thread waits: the named one, or the first."""
@@ -298,7 +298,7 @@ class Receiver:
     ) -> _Question | None:
         """Return the open question that was shown with a button, ``None`` if that one is not open any more. A
         node that asks again does so under the same id, and a button approves only what it was shown with."""
-        asked = await self._question(thread_id, sessions, interrupt_id)
+        asked = await self._find_question(thread_id, sessions, interrupt_id)
         if asked is None or not press.question:
             return asked
         replies = await self._runtime.replies(thread_id, limit=_LOOKED_AT)

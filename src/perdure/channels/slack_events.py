@@ -79,7 +79,7 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
         key=str(message["ts"]),
         text=html.unescape(text.strip()),
         sender=str(message["user"]),
-        attachments=tuple(_attachment(each) for each in message.get("files") or ()),
+        attachments=tuple(_make_attachment(each) for each in message.get("files") or ()),
         edit=edit,
     )
 
@@ -122,7 +122,7 @@ def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
     )
 
 
-def _attachment(file: Mapping[str, Any]) -> Attachment:
+def _make_attachment(file: Mapping[str, Any]) -> Attachment:
     return Attachment(
         kind="file",
         reference=str(file["id"]),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 _BREAKS = ("\n\n", "\n", ". ", " ")
 
 
-def utf16_length(text: str) -> int:
+def count_utf16(text: str) -> int:
     """Return the length of a text in UTF-16 code units, in which Telegram counts."""
     return len(text) + sum(ord(character) > 0xFFFF for character in text)
 

@@ -41,7 +41,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.polling import PolledUpdate, Polling, PollingRefused
 from perdure.channels.polling_lease import PollingLease
 from perdure.channels.receiving import Received, Receiver
-from perdure.channels.splitting import utf16_length
+from perdure.channels.splitting import count_utf16
 from perdure.channels.telegram_updates import is_addressed, message_of
 from perdure.channels.webhook import RejectedRequest, body_of, json_of
 from perdure.model.runs.messages import Message, Reply
@@ -274,7 +274,7 @@ class TelegramBot(ChatChannel):
             return
         username = ""
         if message.entities or message.caption_entities:
-            username = await self._me()
+            username = await self._get_own_name()
         accepted = message_of(message, username, edit)
         received = await receiver.message(accepted)
         if received.notice:
@@ -283,9 +283,11 @@ class TelegramBot(ChatChannel):
     async def _is_ours(self, message: TelegramMessage) -> bool:
         if self.options.groups == "all":
             return True
-        return self.options.groups == "mention" and is_addressed(message, await self._me(), self.bot.id)
+        return self.options.groups == "mention" and is_addressed(
+            message, await self._get_own_name(), self.bot.id
+        )
 
-    async def _me(self) -> str:
+    async def _get_own_name(self) -> str:
         """Return the bot's user name; Telegram is asked once."""
         try:
             return (await self._call("", self.bot.me())).username or ""
@@ -334,7 +336,7 @@ class TelegramBot(ChatChannel):
         return int(provider_id)
 
     def measure(self, text: str) -> int:
-        return utf16_length(text)
+        return count_utf16(text)
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
         shown = questions.buttons(reply.payload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from perdure.cli.app import app, complete_commands, legible
+from perdure.cli.app import app, complete_commands, make_legible
 from perdure.cli.audit import audit
 from perdure.cli.care import care
 from perdure.cli.data.copy import copy
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _fail(text: str) -> NoReturn:
-    sys.stderr.write("perdure: " + legible(text, keep="\n") + "\n")
+    sys.stderr.write("perdure: " + make_legible(text, keep="\n") + "\n")
     sys.exit(1)
 
 

@@ -99,14 +99,14 @@ ThreadId = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
 
-def printable(name: str) -> str:
+def quote_id(name: str) -> str:
     """Return an id for a line of a listing: quoted if it would affect the terminal or break the line."""
     if name.isprintable():
         return name
     return repr(name)
 
 
-def legible(text: str, *, keep: str = "") -> str:
+def make_legible(text: str, *, keep: str = "") -> str:
     """Return a text whose control characters, except those in ``keep``, are shown as escapes: any sender may
     have used them, and they would affect the terminal."""
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
@@ -191,7 +191,7 @@ def require_consent(question: str, yes: bool) -> None:
 
 
 @contextmanager
-def progress_bar(amount: str) -> Iterator[Progress | None]:
+def show_progress_bar(amount: str) -> Iterator[Progress | None]:
     """Show a bar on a terminal, with ``amount``, a template of Rich's, beside it; ``None`` without one."""
     if not sys.stderr.isatty():
         yield None
@@ -255,7 +255,7 @@ def new_table(*headings: str, numbers: Iterable[str] = ()) -> Table:
     return table
 
 
-def shallow(record: DataclassInstance) -> dict[str, Any]:
+def collect_fields(record: DataclassInstance) -> dict[str, Any]:
     """Return the fields of a record by name, as they are: ``asdict`` fails for deeply nested values."""
     return {field.name: getattr(record, field.name) for field in fields(record)}
 
@@ -280,7 +280,7 @@ def json_text(
             allow_nan=False,
             sort_keys=sort_keys,
             indent=indent,
-            default=_jsonable,
+            default=_make_jsonable,
         )
 
     try:
@@ -306,7 +306,7 @@ def _key(name: Any) -> str:
     return json_text(name, ascii_only=False)
 
 
-def _jsonable(value: Any) -> Any:
+def _make_jsonable(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"type": "bytes", "value": value.hex()}
     return str(value)
@@ -342,7 +342,7 @@ def url_of(url: str | None) -> str:
         BadSetting: The file is invalid.
         BadUrl: There is no URL.
     """
-    url = url or _setting_here("database_url")
+    url = url or _read_setting_here("database_url")
     if url is None:
         from perdure.config.resolve import DEVELOPMENT_URL
 
@@ -356,7 +356,7 @@ def url_of(url: str | None) -> str:
     return url
 
 
-def _setting_here(key: str) -> str | None:
+def _read_setting_here(key: str) -> str | None:
     """Return a setting of ``perdure.toml`` in the current folder, if there is the file and it has it."""
     path = Path("perdure.toml")
     if not path.is_file():
@@ -389,10 +389,10 @@ def keys_of(keys: str | KeyProvider | None) -> KeyProvider | None:
         BadSetting: There is none of this name, or the file is invalid.
         DecryptionError: A key file contains no key.
     """
-    return named_keys(_setting_here("keys") if keys is None else keys)
+    return open_named_keys(_read_setting_here("keys") if keys is None else keys)
 
 
-def named_keys(keys: str | KeyProvider | None) -> KeyProvider | None:
+def open_named_keys(keys: str | KeyProvider | None) -> KeyProvider | None:
     """Return the provider of encryption keys that was passed, and no other; ``None`` without one.
 
     Raises:
@@ -401,9 +401,9 @@ def named_keys(keys: str | KeyProvider | None) -> KeyProvider | None:
     """
     if not isinstance(keys, str):
         return keys
-    from perdure.storage.key_providers import provider_named
+    from perdure.storage.key_providers import open_provider
 
-    return provider_named(keys)
+    return open_provider(keys)
 
 
 def _version(value: bool) -> None:

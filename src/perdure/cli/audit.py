@@ -63,7 +63,7 @@ def audit(
 
     from perdure.config.resolve import add_import_folders, resolve_config, set_variables
 
-    choices = _choices(ignore or ())
+    choices = _parse_choices(ignore or ())
     # Nothing is stored, so it does not matter whether a key is at hand.
     configuration = resolve_config(
         file=config, graphs=graphs or (), flags={}, environ=os.environ, has_key=True
@@ -80,7 +80,7 @@ def audit(
         raise typer.Exit(1)
 
 
-def _choices(words: list[str] | tuple[str, ...]) -> list[Ignore]:
+def _parse_choices(words: list[str] | tuple[str, ...]) -> list[Ignore]:
     from perdure.audit import Ignore
 
     try:

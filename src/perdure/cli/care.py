@@ -17,7 +17,7 @@ from perdure.cli.app import (
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     say,
     several,
     warn,
@@ -119,9 +119,9 @@ def status(
     if state.finished_at is None:
         out.print("No sweep has ended here yet.")
     else:
-        out.print(f"The last sweep ended at {_time(state.finished_at)}: {_sentence(state.last, False)}")
+        out.print(f"The last sweep ended at {_time(state.finished_at)}: {_describe_sweep(state.last, False)}")
     if not state.is_over:
-        say(f"A sweep is under way since {_time(state.started_at)}: {_sentence(state.swept, False)}")
+        say(f"A sweep is under way since {_time(state.started_at)}: {_describe_sweep(state.swept, False)}")
 
 
 def prune_threads(
@@ -173,7 +173,7 @@ def prune_threads(
             continue
         what = "would be removed" if dry_run else "removed"
         left = stay - swept.checkpoints if dry_run else stay
-        line = f"{printable(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay"
+        line = f"{quote_id(thread_id)}: {swept.checkpoints} checkpoints {what}, {left} stay"
         say(line)
 
 
@@ -198,14 +198,14 @@ def _sweep_once(
     as_json: bool,
 ) -> bool:
     """Sweep, and print the result; return False if a thread could not be swept."""
-    from perdure.retention.sweeper import RetentionOptions, no_report
+    from perdure.retention.sweeper import RetentionOptions, report_nothing
 
     with open_database(place) as database:
         options = RetentionOptions(
             all_tenants=all_tenants,
             dry_run=dry_run,
             share=1.0 if dry_run else settings.share,
-            on_step=no_report if as_json else _progress(),
+            on_step=report_nothing if as_json else _make_progress_printer(),
             rules=settings.rules,
         )
         swept = database.apply_retention(options)
@@ -220,10 +220,10 @@ def _print(swept: RetentionResult, dry_run: bool, as_json: bool) -> None:
     if as_json:
         print_json({**asdict(swept), "dry_run": dry_run})
     else:
-        say(_sentence(swept, dry_run))
+        say(_describe_sweep(swept, dry_run))
 
 
-def _progress() -> Any:
+def _make_progress_printer() -> Any:
     """Return a function that prints the progress of a sweep at most every two seconds."""
     last = time.monotonic()
 
@@ -231,12 +231,12 @@ def _progress() -> Any:
         nonlocal last
         if time.monotonic() - last >= 2 and not state.is_over:
             last = time.monotonic()
-            warn(f"… {_sentence(state.swept, False)}")
+            warn(f"… {_describe_sweep(state.swept, False)}")
 
     return show
 
 
-def _sentence(swept: RetentionResult, dry_run: bool) -> str:
+def _describe_sweep(swept: RetentionResult, dry_run: bool) -> str:
     what = "would be removed" if dry_run else "removed"
     text = (
         f"{several(swept.threads, 'thread')} looked at; {several(swept.expired, 'expired thread')} and "

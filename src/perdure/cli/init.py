@@ -70,7 +70,7 @@ def init(
     if ".gitignore" in existing:
         warn("Add .env and .perdure/ to .gitignore: they have keys and conversations.")
     err.print("\nNext:")
-    for command in _next_commands(folder):
+    for command in _list_next_commands(folder):
         say(command)
 
 
@@ -94,7 +94,7 @@ def _write(folder: Path, names: Sequence[str]) -> None:
         raise
 
 
-def _next_commands(folder: Path) -> list[str]:
+def _list_next_commands(folder: Path) -> list[str]:
     """Return the commands that run the project, after those that install missing packages."""
     python, perdure = _programs()
     if folder == Path():

@@ -154,7 +154,7 @@ def _serve_for_reading(url: str, tenant: str, key: KeyProvider | None, given: _G
             allowed=given.allowed,
             prices=given.prices,
         )
-        asyncio.run(serve(access, place[0], _presentation(url, place, given.rights)))
+        asyncio.run(serve(access, place[0], _make_presentation(url, place, given.rights)))
     finally:
         database.close()
 
@@ -191,10 +191,10 @@ async def _serve_for_acting(
             allowed=given.allowed,
             prices=given.prices,
         )
-        await serve(access, place[0], _presentation(url, place, given.rights))
+        await serve(access, place[0], _make_presentation(url, place, given.rights))
 
 
-def _presentation(url: str, place: _Place, rights: str) -> Presentation:
+def _make_presentation(url: str, place: _Place, rights: str) -> Presentation:
     from perdure.config.hosts import in_url, is_loopback
 
     listener, host, browser = place

@@ -15,7 +15,7 @@ from perdure.cli.app import (
     add_listing,
     open_database,
     print_json,
-    printable,
+    quote_id,
     say,
     several,
     warn,
@@ -88,8 +88,8 @@ def _check(database: SyncDatabase) -> _KeyState:
 def _find_remedies(keys: EncryptionKeys, state: _KeyState) -> Iterator[str]:
     if state.provider_key != keys.wrapping_key:
         yield (
-            f"The provider wraps with {printable(state.provider_key)} now: run perdure keys rotate, then "
-            f"take {printable(keys.wrapping_key)} out of its configuration."
+            f"The provider wraps with {quote_id(state.provider_key)} now: run perdure keys rotate, then "
+            f"take {quote_id(keys.wrapping_key)} out of its configuration."
         )
     if older := sum(state.values.get(each.id, 0) for each in keys.data_keys[1:]):
         yield (
@@ -146,7 +146,7 @@ def rotate(
         say(f"{name} encrypts new values; {older} for older values")
     if before.wrapping_key != after.wrapping_key:
         warn(
-            f"Processes that start from now on do not need {printable(before.wrapping_key)}; archives "
+            f"Processes that start from now on do not need {quote_id(before.wrapping_key)}; archives "
             "and backups from before do."
         )
 
@@ -164,7 +164,7 @@ def _keys_in(database: SyncDatabase) -> EncryptionKeys:
 
 
 def _describe(keys: EncryptionKeys) -> str:
-    name = printable(keys.wrapping_key)
+    name = quote_id(keys.wrapping_key)
     return f"wrapped with {name} at {keys.wrapped_at:%Y-%m-%d %H:%M} UTC"
 
 

@@ -12,7 +12,7 @@ from perdure.cli.app import (
     add_listing,
     handle_in,
     json_text,
-    legible,
+    make_legible,
     open_database,
     out,
     print_json,
@@ -69,7 +69,7 @@ def list_limits(
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
             shown = {"limit": each, "set": dict(amounts)}
-            print_json(shown) if as_json else say(f"{legible(each)}  is set to {_amounts(amounts)}")
+            print_json(shown) if as_json else say(f"{make_legible(each)}  is set to {_amounts(amounts)}")
     if not as_json and last is not None:
         out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
     if not as_json and not found and not changed:
@@ -93,7 +93,9 @@ def show(
         return
     _print(found)
     for process in found["processes"]:
-        line = f"    {legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
+        line = (
+            f"    {make_legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
+        )
         say(f"{line}, lease until {when(process['lease_until'])}")
 
 
@@ -142,9 +144,9 @@ def set_(
     if as_json:
         print_json({"limit": name, "set": given})
     elif clear:
-        say(f"{legible(name)}: what is configured counts again")
+        say(f"{make_legible(name)}: what is configured counts again")
     else:
-        say(f"{legible(name)}: {_amounts(given)}")
+        say(f"{make_legible(name)}: {_amounts(given)}")
 
 
 def reset(
@@ -166,7 +168,7 @@ def reset(
     if as_json:
         print_json({"limit": name, "key": parts, "reset": True})
     else:
-        say(f"{legible(name)}{_of(parts)}: begins anew")
+        say(f"{make_legible(name)}{_of(parts)}: begins anew")
 
 
 def _key_of(parts: list[str] | None) -> dict[str, str]:
@@ -174,11 +176,13 @@ def _key_of(parts: list[str] | None) -> dict[str, str]:
 
 
 def _of(key: dict[str, str]) -> str:
-    return "".join(f" of {legible(what)} {legible(name)}" for what, name in key.items())
+    return "".join(f" of {make_legible(what)} {make_legible(name)}" for what, name in key.items())
 
 
 def _amounts(amounts: Any) -> str:
-    return ", ".join(f"{legible(field)} {legible(json_text(value))}" for field, value in amounts.items())
+    return ", ".join(
+        f"{make_legible(field)} {make_legible(json_text(value))}" for field, value in amounts.items()
+    )
 
 
 def _print(entry: dict[str, Any]) -> None:
@@ -204,7 +208,7 @@ def _print(entry: dict[str, Any]) -> None:
     if entry["waiting"]:
         parts.append(f"{entry['waiting']:,} waiting")
     what = {"model": "calls of models", "tool": "calls of tools", "run": "runs"}[entry["of"]]
-    say(f"{legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
+    say(f"{make_legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
 
 
 add_listing(limits, list_limits)

@@ -20,7 +20,7 @@ from perdure.cli.app import (
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     require_consent,
 )
 from perdure.cli.suggestions import Group
@@ -97,7 +97,7 @@ def list_memory(
                 if as_json:
                     print_json({"user": name})
                 else:
-                    typer.echo(printable(name))
+                    typer.echo(quote_id(name))
             return
         known = Memory(kept.store(), user, root=root)
         facts, summaries = known.facts(history=history), known.summaries()
@@ -115,7 +115,7 @@ def list_memory(
             ended = f" (until {fact.known_until:%Y-%m-%d})"
         typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_line(fact.text)}{ended}")
     for summary in summaries:
-        typer.echo(f"thread {printable(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
+        typer.echo(f"thread {quote_id(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
     if not facts and not summaries:
         out.print("Nothing is known of this user.")
 
@@ -170,8 +170,8 @@ def forget(
         if id is None:
             what = "all that is known of"
         else:
-            what = f"{printable(id)} of"
-        require_consent(f"Remove {what} the user {printable(user)}?", yes)
+            what = f"{quote_id(id)} of"
+        require_consent(f"Remove {what} the user {quote_id(user)}?", yes)
         if id is None:
             # First, so that no waiting turn adds memories during the removal.
             database.checkpointer().delete_thread(lane_of(user))
@@ -216,8 +216,8 @@ def refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str
     others = [each for each in sorted(there - {tenant}) if user in users(kept.store(tenant=each), root=root)]
     if others:
         raise NotFound(
-            f"nothing is known of the user {printable(user)} without a tenant, but in {len(others)} of them; "
-            f"pass --tenant {printable(others[0])}" + (", or another one" if len(others) > 1 else "")
+            f"nothing is known of the user {quote_id(user)} without a tenant, but in {len(others)} of them; "
+            f"pass --tenant {quote_id(others[0])}" + (", or another one" if len(others) > 1 else "")
         )
 
 
@@ -228,4 +228,4 @@ def _root(namespace: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _line(text: str) -> str:
-    return printable(" ".join(text.split()))
+    return quote_id(" ".join(text.split()))

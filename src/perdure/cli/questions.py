@@ -15,14 +15,14 @@ from perdure.cli.app import (
     ThreadId,
     add_listing,
     json_text,
-    legible,
+    make_legible,
     print_all,
     print_json,
-    printable,
+    quote_id,
     run_coroutine,
     say,
 )
-from perdure.cli.runs import Prefix, User, age, check_span, open_walk, since_us, when
+from perdure.cli.runs import Prefix, User, age, check_span, open_walk, parse_since, when
 from perdure.cli.suggestions import Group
 from perdure.errors import NotWaiting
 from perdure.model.records import Partition
@@ -64,9 +64,9 @@ def list_questions(
     from perdure.runtime.operations import entries
 
     with open_walk(place, prefix) as found:
-        asked = run_coroutine(_all(found.walk, user, since_us(older, found.now), with_waits=waits))
+        asked = run_coroutine(_all(found.walk, user, parse_since(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
-    shown = map(entries.question_entry, asked[:limit])
+    shown = map(entries.make_question_entry, asked[:limit])
     print_all(shown, as_json, partial(_print, found.now), "No thread waits for an answer.")
 
 
@@ -84,13 +84,13 @@ async def _all(
 
 
 def _print(now: int, entry: dict[str, Any]) -> None:
-    line = f"{age(now - entry['since']):>7}  {printable(entry['thread_id'])}"
+    line = f"{age(now - entry['since']):>7}  {quote_id(entry['thread_id'])}"
     for key, words, shown in (
-        ("user", "of ", printable),
-        ("title", "", legible),
+        ("user", "of ", quote_id),
+        ("title", "", make_legible),
         ("until", "until ", when),
         ("deadline", "deadline ", when),
-        ("interrupt_id", "interrupt ", printable),
+        ("interrupt_id", "interrupt ", quote_id),
     ):
         if entry[key]:
             line += f"  {words}{shown(entry[key])}"
@@ -98,16 +98,16 @@ def _print(now: int, entry: dict[str, Any]) -> None:
     text = entry["fault"] or entry["text"]
     if len(text) > _TEXT_MAX:
         text = f"{text[:_TEXT_MAX]}…"
-    for part in legible(text, keep="\n").splitlines():
+    for part in make_legible(text, keep="\n").splitlines():
         say(f"         {part}")
     form = entry["form"]
     if form["kind"] == "choice":
-        say(f"         one of {legible(json_text(form['options'], ascii_only=False))}")
+        say(f"         one of {make_legible(json_text(form['options'], ascii_only=False))}")
     for action in form.get("actions", ()):
         takes = ", ".join(action["decisions"])
-        say(f"         {printable(action['name'])} takes {takes}")
+        say(f"         {quote_id(action['name'])} takes {takes}")
     for field in form.get("fields", ()):
-        say(f"         {printable(field['name'])}: {field['type']}")
+        say(f"         {quote_id(field['name'])}: {field['type']}")
 
 
 def answer(
@@ -151,10 +151,10 @@ def answer(
         if row is None:
             raise missing_thread(partition)
         if value is not None:
-            given = value if as_text else _json_or_text(value)
+            given = value if as_text else _parse_json_or_text(value)
         else:
             asked = run_coroutine(_find_asked(found.walk, row, interrupt))
-            given = _decision(asked, approve=approve, reject=reject, edit=edit)
+            given = _make_decision(asked, approve=approve, reject=reject, edit=edit)
             interrupt = asked.interrupt_id
         run_id = run_coroutine(
             open_questions.answer(found.database, partition, given, interrupt_id=interrupt, graph=graph)
@@ -162,7 +162,7 @@ def answer(
     if as_json:
         print_json({"thread_id": thread_id, "run_id": run_id})
         return
-    say(f"{printable(thread_id)}: answered; it goes on as run {run_id}")
+    say(f"{quote_id(thread_id)}: answered; it goes on as run {run_id}")
 
 
 async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -> AskedQuestion:
@@ -182,7 +182,7 @@ async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -
     return matching[0]
 
 
-def _decision(asked: AskedQuestion, *, approve: bool, reject: str | None, edit: str | None) -> Any:
+def _make_decision(asked: AskedQuestion, *, approve: bool, reject: str | None, edit: str | None) -> Any:
     from perdure.channels.questions import UnusableAnswer, resume_value
 
     try:
@@ -214,7 +214,7 @@ def signal(
     from perdure.runtime.operations import open_questions
 
     with open_walk(place) as found:
-        given = None if value is None else _json_or_text(value)
+        given = None if value is None else _parse_json_or_text(value)
         try:
             sent = open_questions.give_signal(
                 found.database,
@@ -235,10 +235,10 @@ def signal(
     else:
         what = f"it goes on as run {receipt.run_id}"
     again = ", as it had been before" if receipt.is_duplicate else ""
-    say(f"{printable(thread_id)}: {what}{again}")
+    say(f"{quote_id(thread_id)}: {what}{again}")
 
 
-def _json_or_text(value: str) -> Any:
+def _parse_json_or_text(value: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError):

@@ -20,11 +20,11 @@ from perdure.cli.app import (
     err,
     handle_in,
     json_text,
-    legible,
+    make_legible,
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     say,
 )
 from perdure.cli.runs import print_rerun, repeat_one
@@ -171,21 +171,21 @@ def stuck(
     Threads that wait have been due for long because no running worker has the graph or channel. Threads that
     fail are retried, and the workers log the errors. For damaged threads run `perdure fsck`.
     """
-    from perdure.runtime.operations.entries import stuck_entry
+    from perdure.runtime.operations.entries import make_stuck_entry
 
     with open_database(place) as database:
         found = database.find_stuck(older, all_tenants=all_tenants, most=most)
     rows: list[dict[str, Any]] = []
     for one in found.stuck:
-        entry = stuck_entry(one)
+        entry = make_stuck_entry(one)
         since = _time(entry.pop("since"))
         rows.append({**entry, "oldest": since})
     headings = ("problem", "what", "name", "threads", "oldest", "attempts", "tenant", "example")
     _print(rows, headings, "Nothing is stuck.", as_json)
     if not as_json:
         for row in rows:
-            named = legible(f"{row['problem']} {row['what']} {row['name']}".rstrip())
-            say(f"{named}: {legible(row['advice'])}")
+            named = make_legible(f"{row['problem']} {row['what']} {row['name']}".rstrip())
+            say(f"{named}: {make_legible(row['advice'])}")
         out.print("`perdure threads dead` has what was given up, `perdure questions ls` what asks people.")
     if not found.is_whole:
         err.print(f"There is more than {most} queues; pass --most to look at more of them.")
@@ -234,8 +234,8 @@ def _resend(database: SyncDatabase, partition: Partition, reply: int) -> None:
 
     now = handle_in(database).run(ask(Now()))
     again = handle_in(database).run(outboxes.retry(partition, reply, now))
-    line = f"{printable(partition.thread)}: reply {reply} is to be sent again, as number {again.seq} under "
-    say(f"{line}the key {printable(again.id)}")
+    line = f"{quote_id(partition.thread)}: reply {reply} is to be sent again, as number {again.seq} under "
+    say(f"{line}the key {quote_id(again.id)}")
 
 
 def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -> None:
@@ -380,7 +380,7 @@ def _plain(cell: Any) -> str:
     if cell is None:
         return ""
     text = cell[:19] if isinstance(cell, _Time) else str(cell)
-    return legible(text, keep="\n")
+    return make_legible(text, keep="\n")
 
 
 class _Time(str):

@@ -14,10 +14,10 @@ from perdure.cli.app import (
     err,
     json_text,
     keys_of,
-    legible,
+    make_legible,
     out,
     print_json,
-    printable,
+    quote_id,
     say,
     url_of,
     warn,
@@ -110,7 +110,7 @@ async def _replay(
     from perdure.replay.run import replay as replay_thread
 
     with Progress(console=err, transient=True, disable=is_quiet or not err.is_terminal) as progress:
-        task = progress.add_task(f"steps of {escape(printable(thread_id))}", total=None)
+        task = progress.add_task(f"steps of {escape(quote_id(thread_id))}", total=None)
 
         def on_step(done: int, total: int) -> None:
             progress.update(task, completed=done, total=total)
@@ -131,7 +131,7 @@ def _context(text: str | None) -> dict[str, Any] | None:
 
 
 def _print(report: ReplayReport) -> None:
-    name = printable(report.thread_id)
+    name = quote_id(report.thread_id)
     for each in report.differences:
         out.print(f"{escape(name)}: [bold]{escape(each.place)}[/]: {escape(each.detail)}", soft_wrap=True)
         _print_values(each)
@@ -159,7 +159,7 @@ def _print_values(found: Difference) -> None:
     if found.expected is None and found.found is None:
         return
     for sign, color, value in (("-", "red", found.expected), ("+", "green", found.found)):
-        text = legible(json_text(value, ascii_only=False, sort_keys=True))
+        text = make_legible(json_text(value, ascii_only=False, sort_keys=True))
         if len(text) > _WIDEST:
             text = f"{text[:_WIDEST]}… ({len(text):,} characters)"
         out.print(f"  [{color}]{sign} {escape(text)}[/]", soft_wrap=True)

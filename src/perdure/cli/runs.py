@@ -18,12 +18,12 @@ from perdure.cli.app import (
     add_listing,
     err,
     handle_in,
-    legible,
+    make_legible,
     open_database,
     out,
     print_all,
     print_json,
-    printable,
+    quote_id,
     run_coroutine,
     say,
     several,
@@ -56,10 +56,10 @@ _CLOCK_TIME = re.compile(r"\d{1,2}:\d{2}")
 def check_span(value: str | None) -> str | None:
     """Return a span of time as it was given; raise ``BadParameter`` if it is not one."""
     if value is not None:
-        from perdure.model.retention_policy import duration_us
+        from perdure.model.retention_policy import parse_duration
 
         try:
-            duration_us(value)
+            parse_duration(value)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     return value
@@ -138,15 +138,15 @@ def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_Open]:
         yield _Open(database, ThreadWalk(handle, place.tenant, prefix=prefix), now)
 
 
-def since_us(since: str | None, now: int) -> int | None:
+def parse_since(since: str | None, now: int) -> int | None:
     """Return a time in microseconds since 1970 from a time or from a span before now; ``None`` for none."""
-    from perdure.model.retention_policy import duration_us
+    from perdure.model.retention_policy import parse_duration
 
     if since is None:
         return None
     named = _time_in(since, now)
     if named is None:
-        return now - duration_us(since)
+        return now - parse_duration(since)
     return named
 
 
@@ -187,7 +187,7 @@ def list_runs(
     with open_walk(place, prefix) as found:
         state = "failed" if by_error else status
         query = RunQuery(
-            state=state, user=user, since=since_us(since, found.now), error=error, version=version
+            state=state, user=user, since=parse_since(since, found.now), error=error, version=version
         )
         if by_error:
             groups = run_coroutine(_group(found.walk, query))
@@ -227,24 +227,24 @@ async def _group(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
 
 def _print_faults(faults: list[str]) -> None:
     for fault in faults[:_FAULTS_MAX]:
-        warn(legible(f"left out, as it cannot be read: {fault}"))
+        warn(make_legible(f"left out, as it cannot be read: {fault}"))
     if (more := len(faults) - _FAULTS_MAX) > 0:
         err.print(f"{several(more, 'more thread')} cannot be read: run perdure fsck")
 
 
-def _node_shown(node: str) -> str:
-    return printable(node.replace("|", " > "))
+def _show_node(node: str) -> str:
+    return quote_id(node.replace("|", " > "))
 
 
 def _print_group(group: dict[str, Any]) -> None:
     example = group["example"]
-    say(f"{several(group['runs'], 'run')}  {legible(group['kind'] + ': ' + group['message'])}")
+    say(f"{several(group['runs'], 'run')}  {make_legible(group['kind'] + ': ' + group['message'])}")
     if group["nodes"]:
-        say(f"  in {', '.join(map(_node_shown, group['nodes']))}")
+        say(f"  in {', '.join(map(_show_node, group['nodes']))}")
     last = f"  first {when(group['first_at'])}, last {when(group['last_at'])}"
-    say(f"{last} in {printable(example['thread_id'])}, run {example['run_id']}")
+    say(f"{last} in {quote_id(example['thread_id'])}, run {example['run_id']}")
     if group["versions"]:
-        counts = (f"{printable(name)} ({count:,})" for name, count in group["versions"].items())
+        counts = (f"{quote_id(name)} ({count:,})" for name, count in group["versions"].items())
         say(f"  of the graph's version {', '.join(counts)}")
 
 
@@ -265,38 +265,38 @@ def show(
 
     with open_walk(place) as found:
         detail = run_coroutine(run_search.show(found.walk, run_id, thread))
-    entry = entries.detail_entry(detail)
+    entry = entries.make_detail_entry(detail)
     if as_json:
         print_json(entry)
         return
     run, failure = detail.found.run, detail.found.failure
-    name = f"[bold]{escape(printable(run.id))}[/] of {escape(printable(detail.found.thread_id))}"
+    name = f"[bold]{escape(quote_id(run.id))}[/] of {escape(quote_id(detail.found.thread_id))}"
     out.print(name, soft_wrap=True)
     end = "last change" if run.state == "open" else "ended"
-    line = f"{run.state}  graph {printable(run.graph)}"
+    line = f"{run.state}  graph {quote_id(run.graph)}"
     if run.graph_version is not None:
-        line += f", version {printable(run.graph_version)}"
+        line += f", version {quote_id(run.graph_version)}"
     line += f"  {several(run.attempts, 'attempt')}"
     line += f"  started {when(run.started_at)}  {end} {when(run.updated_at)}"
     say(line)
     if detail.repeats is not None:
-        say(f"runs again {printable(detail.repeats)}")
+        say(f"runs again {quote_id(detail.repeats)}")
     if failure is not None:
         error = f"{failure.kind}: {failure.message}"
         if failure.traceback is None or not failure.traceback.startswith(error):
-            say(legible(error, keep="\n\t"))
+            say(make_legible(error, keep="\n\t"))
         if failure.traceback is not None:
-            say(legible(failure.traceback, keep="\n\t").rstrip("\n"))
-    say(_next_step(detail))
+            say(make_legible(failure.traceback, keep="\n\t").rstrip("\n"))
+    say(_describe_next_step(detail))
 
 
-def _next_step(detail: Any) -> str:
+def _describe_next_step(detail: Any) -> str:
     run = detail.found.run
     if detail.repeated_by is not None:
-        return f"It is run again as {printable(detail.repeated_by)}."
+        return f"It is run again as {quote_id(detail.repeated_by)}."
     if run.state != "failed":
         return "It has not failed, so there is nothing to run again."
-    how = f"perdure runs rerun {printable(run.id)}"
+    how = f"perdure runs rerun {quote_id(run.id)}"
     if not detail.found.stands:
         return f"The thread has gone on since; `{how}` tries whether it can be run again."
     if detail.goes_on_from is not None:
@@ -345,7 +345,7 @@ def rerun(
             one = Partition(place.tenant, detail.found.thread_id)
             print_rerun(repeat_one(found.database, one, run_id), as_json)
             return
-        query = run_search.RunQuery(user=user, since=since_us(since, found.now), error=error)
+        query = run_search.RunQuery(user=user, since=parse_since(since, found.now), error=error)
         counts = run_coroutine(_rerun_standing(found, query, as_json))
     if not as_json:
         out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")
@@ -408,8 +408,8 @@ def stop(
                     print_json(each._asdict())
                     continue
                 how = "is stopped" if each.was_open else "had not begun, and never does"
-                whose = "" if each.user is None else f" of {printable(each.user)}"
-                line = f"{printable(each.thread_id)}{whose}: run {printable(each.run_id)} {how}"
+                whose = "" if each.user is None else f" of {quote_id(each.user)}"
+                line = f"{quote_id(each.thread_id)}{whose}: run {quote_id(each.run_id)} {how}"
                 say(line)
         return count
 
@@ -447,38 +447,38 @@ def print_rerun(entry: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(entry)
         return
-    line = f"{printable(entry['thread_id'])}: run {printable(entry['run_id'])} "
+    line = f"{quote_id(entry['thread_id'])}: run {quote_id(entry['run_id'])} "
     if entry["outcome"] == "stays":
-        warn(legible(f"{line}was not repeated: {entry['reason']}"))
+        warn(make_legible(f"{line}was not repeated: {entry['reason']}"))
         return
     how = "had been" if entry["outcome"] == "repeated before" else "is"
-    say(f"{line}{how} scheduled to run again, as {printable(entry['again'])}")
+    say(f"{line}{how} scheduled to run again, as {quote_id(entry['again'])}")
 
 
 def _line(found: FoundRun, now: int) -> str:
     run, failure = found.run, found.failure
-    line = f"{age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {printable(found.thread_id)}"
+    line = f"{age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {quote_id(found.thread_id)}"
     if run.state == "open":
         took = f"for {span(now - run.started_at)}"
     else:
         took = f"took {span(run.updated_at - run.started_at)}"
-    line += f"  {printable(run.graph)} {took}"
+    line += f"  {quote_id(run.graph)} {took}"
     if found.user is not None:
-        line += f"  of {printable(found.user)}"
+        line += f"  of {quote_id(found.user)}"
     if run.state == "failed" and not found.stands:
         if found.is_repeated:
             line += "  (run again)"
         else:
             line += "  (the thread went on)"
     if failure is not None:
-        message = " ".join(legible(failure.message, keep="\n").split())
+        message = " ".join(make_legible(failure.message, keep="\n").split())
         if len(message) <= _MESSAGE_MAX:
             cut = message
         else:
             cut = f"{message[: _MESSAGE_MAX - 1]}…"
-        line += f"\n         {legible(failure.kind)}: {cut}"
+        line += f"\n         {make_legible(failure.kind)}: {cut}"
         if failure.node is not None:
-            line += f"  in {_node_shown(failure.node)}"
+            line += f"  in {_show_node(failure.node)}"
     return line
 
 

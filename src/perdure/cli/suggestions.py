@@ -52,7 +52,7 @@ class Group(TyperGroup):
         """Return the command that the first word names; the usage error for another word has a suggestion."""
         word = args[0]
         if not (word.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, word)):
-            ctx.fail(f"No such command {word!r}. {_command_meant(ctx, word)}")
+            ctx.fail(f"No such command {word!r}. {_find_meant_command(ctx, word)}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -72,16 +72,16 @@ class Group(TyperGroup):
             raise
 
 
-def _command_meant(ctx: Any, word: str) -> str:
+def _find_meant_command(ctx: Any, word: str) -> str:
     here, root = _names(ctx.command), ctx.find_root()
-    found = [f"{ctx.command_path} {name}" for name in _same(word, here, _COMMANDS)]
+    found = [f"{ctx.command_path} {name}" for name in _find_synonyms(word, here, _COMMANDS)]
     found += [f"{root.command_path} {name}" for name in _names(root.command) if name == word]
-    found = found or [f"{ctx.command_path} {name}" for name in _alike(word, here, _COMMANDS)]
+    found = found or [f"{ctx.command_path} {name}" for name in _find_similar(word, here, _COMMANDS)]
     if found:
         return _question(found)
     places = [(root.command_path, _names(root.command))]
     places += [(f"{root.command_path} {name}", _names(root.command.commands[name])) for name in places[0][1]]
-    for look in (_same, _alike):
+    for look in (_find_synonyms, _find_similar):
         elsewhere = [f"{path} {name}" for path, names in places for name in look(word, names, _COMMANDS)]
         if elsewhere:
             return _question(elsewhere)
@@ -108,7 +108,9 @@ def _suggest_option(error: Any) -> None:
     name = getattr(error, "option_name", None)
     if name is not None and hasattr(error, "possibilities"):
         error.possibilities = (
-            _same(name, options, _OPTIONS) or _alike(name, options, _OPTIONS) or error.possibilities
+            _find_synonyms(name, options, _OPTIONS)
+            or _find_similar(name, options, _OPTIONS)
+            or error.possibilities
         )
         is_of_commands = hasattr(command, "commands") and name in _below(command)
         if is_of_commands and not error.possibilities and _BEHIND not in error.message:
@@ -133,12 +135,12 @@ def _below(group: Any) -> set[str]:
     )
 
 
-def _same(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+def _find_synonyms(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
     """Return the names that mean the same as a word, or are it."""
     row = next((row for row in words if word.lower() in row), (word,))
     return [name for name in names if name in row]
 
 
-def _alike(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
+def _find_similar(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
     """Return the names that are written much like a word."""
     return get_close_matches(word, names)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import handle_in, out, printable, say
+from perdure.cli.app import handle_in, out, quote_id, say
 from perdure.cli.runs import span
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def print_agents(found: Mapping[str, Any]) -> None:
     if found["todos"]:
         out.print("\n[bold]to-dos[/]")
         for todo in found["todos"]:
-            words = printable(todo["status"].replace("_", " "))
-            say(f"{words}: {printable(todo['content'])}")
+            words = quote_id(todo["status"].replace("_", " "))
+            say(f"{words}: {quote_id(todo['content'])}")
     if not found["subagents"]:
         return
     out.print("\n[bold]subagents[/]")
     table = Table("name", "state", "since", "step", "asked for", "namespace", box=None, pad_edge=False)
     for each in found["subagents"]:
-        at = ", ".join(map(printable, each["nodes"]))
+        at = ", ".join(map(quote_id, each["nodes"]))
         step = "" if each["step"] is None else str(each["step"])
         micros = each["began_at"]
         # A time that is ahead of this machine's clock is not shown.
@@ -58,11 +58,11 @@ def print_agents(found: Mapping[str, Any]) -> None:
         else:
             passed = time.time_ns() // 1000 - micros
         table.add_row(
-            escape(printable(each["name"])),
+            escape(quote_id(each["name"])),
             _STATES.get(each["state"], each["state"]),
             f"{span(passed)} ago" if passed > 0 else "",
             escape(f"{step} {at}".strip()),
-            escape(printable(each["task"])),
-            escape(printable(each["namespace"])),
+            escape(quote_id(each["task"])),
+            escape(quote_id(each["namespace"])),
         )
     out.print(table)

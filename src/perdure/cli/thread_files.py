@@ -12,12 +12,12 @@ from perdure.cli.app import (
     DataPlace,
     ThreadId,
     handle_in,
-    legible,
+    make_legible,
     new_table,
     open_database,
     print_json,
     print_table,
-    printable,
+    quote_id,
 )
 from perdure.errors import BadSetting
 
@@ -75,8 +75,8 @@ def files(
     elif as_json:
         print_json({"thread_id": thread_id, "path": path, "text": "".join(parts)})
     else:
-        sys.stdout.write(legible("".join(parts), keep="\n\t") + "\n")
+        sys.stdout.write(make_legible("".join(parts), keep="\n\t") + "\n")
 
 
 def _row(file: dict[str, Any]) -> tuple[str, str, str]:
-    return printable(file["path"]), f"{file['size']:,}", printable((file["modified_at"] or "")[:19])
+    return quote_id(file["path"]), f"{file['size']:,}", quote_id((file["modified_at"] or "")[:19])

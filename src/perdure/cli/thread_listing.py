@@ -16,17 +16,17 @@ from perdure.cli.app import (
     DataPlace,
     err,
     handle_in,
-    legible,
+    make_legible,
     open_database,
     out,
     prices_here,
     print_json,
-    printable,
+    quote_id,
     run_coroutine,
     several,
     warn,
 )
-from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, since_us
+from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, parse_since
 from perdure.cli.thread_steps import money
 from perdure.errors import Contention, Corrupt
 from perdure.model.times import to_datetime
@@ -109,7 +109,7 @@ def list_threads(
             user=user,
             error=error,
             tag=tag,
-            since=since_us(since, found.now),
+            since=parse_since(since, found.now),
             words=words,
             cost=cost,
             prices=prices,
@@ -161,18 +161,18 @@ async def _list_matching(
 
 
 def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
-    from perdure.runtime.threads.user_and_title import title_in, user_in
+    from perdure.runtime.threads.user_and_title import find_title, find_user
 
     shown = _UNREADABLE if row.fault is not None else row.status
     measured = ""
     if sizes:
         measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
     line = f"{age(now - row.updated_at):<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
-    line += printable(row.thread_id)
-    if title := title_in(row.metadata):
-        line += f"  {legible(title[:_TITLE_MAX])}"
-    if (user := user_in(row.metadata)) is not None:
-        line += f"  of {printable(user)}"
+    line += quote_id(row.thread_id)
+    if title := find_title(row.metadata):
+        line += f"  {make_legible(title[:_TITLE_MAX])}"
+    if (user := find_user(row.metadata)) is not None:
+        line += f"  of {quote_id(user)}"
     return line
 
 
@@ -221,22 +221,22 @@ def top(
         return
     typer.echo(f"{'bytes':>{_BYTES_WIDTH}}  {'largest channel':<20}  thread")
     for size, name, channel in found:
-        typer.echo(f"{size:>{_BYTES_WIDTH},}  {printable(channel):<20}  {printable(name)}")
+        typer.echo(f"{size:>{_BYTES_WIDTH},}  {quote_id(channel):<20}  {quote_id(name)}")
     typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {several(count, 'thread')}")
     if whole is not None:
         typer.echo(f"{whole:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
 
 
 def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
-    from perdure.runtime.threads.user_and_title import title_in, user_in
+    from perdure.runtime.threads.user_and_title import find_title, find_user
 
     entry = {
         "thread_id": row.thread_id,
-        "updated_at": _iso(row.updated_at),
-        "created_at": _iso(row.created_at),
+        "updated_at": _format_iso(row.updated_at),
+        "created_at": _format_iso(row.created_at),
         "status": row.status,
-        "title": title_in(row.metadata),
-        "user": user_in(row.metadata),
+        "title": find_title(row.metadata),
+        "user": find_user(row.metadata),
     }
     if row.fault is not None:
         entry["error"] = str(row.fault)
@@ -245,7 +245,7 @@ def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
     return entry
 
 
-def _iso(micros: int) -> str | None:
+def _format_iso(micros: int) -> str | None:
     if micros:
         return to_datetime(micros).isoformat()
     return None

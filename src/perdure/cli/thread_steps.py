@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import handle_in, legible, out, prices_here, printable
+from perdure.cli.app import handle_in, make_legible, out, prices_here, quote_id
 from perdure.cli.runs import span, when
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def print_way(found: Mapping[str, Any]) -> None:
         until = ""
         if wait["until"]:
             until = f"  until {when(wait['until'])}"
-        out.print(f"[bold]waits[/] {escape(legible(wait['text']))}{until}", soft_wrap=True)
+        out.print(f"[bold]waits[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
         out.print(f"[bold]tokens[/] {escape(_counts(usage))}", soft_wrap=True)
@@ -78,7 +78,7 @@ def print_way(found: Mapping[str, Any]) -> None:
 def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     if not step["tasks"]:
         if step["source"] != "loop" or step["nodes"]:
-            name = _together(step["nodes"]) or printable(str(step["source"]))
+            name = _together(step["nodes"]) or quote_id(str(step["source"]))
             table.add_row(f"{'  ' * depth}{escape(name)}", "", "", "", "", "")
         return
     for task in step["tasks"]:
@@ -91,7 +91,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
         took = ""
     else:
         took = span(ended - began)
-    name = printable(task["node"] or "a task")
+    name = quote_id(task["node"] or "a task")
     table.add_row(
         f"{'  ' * depth}{escape(name)}",
         took,
@@ -109,9 +109,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
 def _together(nodes: list[str]) -> str:
     """Return the nodes of one step: several of them in brackets, and equal ones with their number."""
     counts = {node: nodes.count(node) for node in nodes}
-    shown = [
-        f"{printable(node)} ×{count}" if count > 1 else printable(node) for node, count in counts.items()
-    ]
+    shown = [f"{quote_id(node)} ×{count}" if count > 1 else quote_id(node) for node, count in counts.items()]
     if len(shown) == 1:
         return shown[0]
     if shown:
@@ -131,7 +129,7 @@ def _counts(usage: Mapping[str, Any]) -> str:
     if usage["cost"] is not None:
         line += f"; cost {_money(usage)}"
     if usage["unpriced"]:
-        shown = ", ".join(map(printable, usage["unpriced"][:_UNPRICED_MAX]))
+        shown = ", ".join(map(quote_id, usage["unpriced"][:_UNPRICED_MAX]))
         line += f"; no price for {shown}{', …' if len(usage['unpriced']) > _UNPRICED_MAX else ''}"
     return line
 
@@ -144,4 +142,4 @@ def _money(usage: Mapping[str, Any]) -> str:
 
 def money(cost: float, currency: str) -> str:
     """Return a cost as people write it: 0.000084, not 8.4e-05."""
-    return f"{Decimal(f'{cost:.4g}'):,f} {printable(currency)}"
+    return f"{Decimal(f'{cost:.4g}'):,f} {quote_id(currency)}"

@@ -14,15 +14,15 @@ from perdure.cli.app import (
     ThreadId,
     Yes,
     add_listing,
+    collect_fields,
     json_text,
-    legible,
+    make_legible,
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     require_consent,
     say,
-    shallow,
     warn,
 )
 from perdure.cli.care import DryRun, prune_threads
@@ -72,29 +72,29 @@ def show(
         way = read_way(database, thread_id, namespace, steps)
         agents = read_agents(database, thread_id, namespace, checkpoint)
     if as_json:
-        entry = shallow(view)
-        channels = [shallow(each) for each in view.channels]
+        entry = collect_fields(view)
+        channels = [collect_fields(each) for each in view.channels]
         print_json({"thread_id": thread_id, **entry, "channels": channels, **way, **agents})
         return
     title = ""
     if way["title"]:
-        title = f"  {escape(printable(way['title']))}"
-    out.print(f"[bold]{escape(printable(thread_id))}[/]{title}", soft_wrap=True)
+        title = f"  {escape(quote_id(way['title']))}"
+    out.print(f"[bold]{escape(quote_id(thread_id))}[/]{title}", soft_wrap=True)
     say(f"checkpoint {view.checkpoint_id}")
     tags = ""
     if view.tags:
-        tags = f"  tags {', '.join(map(printable, view.tags))}"
-    line = f"{view.created_at}  source {printable(view.source or '')}  step {view.step}{tags}"
+        tags = f"  tags {', '.join(map(quote_id, view.tags))}"
+    line = f"{view.created_at}  source {quote_id(view.source or '')}  step {view.step}{tags}"
     say(line)
     table = Table("channel", "bytes", "items", box=None, pad_edge=False)
     for channel in view.channels:
         length = ""
         if channel.length is not None:
             length = str(channel.length)
-        table.add_row(escape(printable(channel.name)), f"{channel.size:,}", length)
+        table.add_row(escape(quote_id(channel.name)), f"{channel.size:,}", length)
     out.print(table)
     for task, name, _ in view.pending:
-        out.print(f"pending write of task {task} to {escape(printable(name))}")
+        out.print(f"pending write of task {task} to {escape(quote_id(name))}")
     print_way(way)
     print_agents(agents)
     for channel in view.channels:
@@ -115,7 +115,7 @@ def history(
         views = database.timeline(thread_id, namespace, limit)
     if as_json:
         for view in views:
-            entry = shallow(view)
+            entry = collect_fields(view)
             del entry["channels"], entry["pending"]  # they are not read here
             print_json(entry)
         return
@@ -128,10 +128,10 @@ def history(
             view.checkpoint_id,
             (view.parent_id or "")[-12:],
             "" if view.step is None else str(view.step),
-            escape(printable(view.source or "")),
+            escape(quote_id(view.source or "")),
             view.created_at[:19],
-            escape(", ".join(map(printable, view.updated or ()))),
-            escape(", ".join(map(printable, view.tags))),
+            escape(", ".join(map(quote_id, view.updated or ()))),
+            escape(", ".join(map(quote_id, view.tags))),
         )
     out.print(table)
 
@@ -156,14 +156,14 @@ def digest(
                 found = database.digest(name)
             except Corrupt as error:
                 unreadable += 1
-                warn(f"{printable(name)} cannot be read: {error}")
+                warn(f"{quote_id(name)} cannot be read: {error}")
                 continue
             if not found.checkpoints and not found.writes:
                 raise missing_thread(Partition(place.tenant, name))
             if as_json:
                 print_json({"thread_id": name, "digest": found.hex})
             else:
-                say(f"{found.hex}  {printable(name)}")
+                say(f"{found.hex}  {quote_id(name)}")
     if unreadable:
         raise typer.Exit(1)
 
@@ -181,10 +181,10 @@ def tag(
     with open_database(place) as database:
         if remove:
             database.untag(thread_id, name)
-            line = f"{printable(thread_id)}: the tag {printable(name)} is gone"
+            line = f"{quote_id(thread_id)}: the tag {quote_id(name)} is gone"
         else:
             target = database.tag(thread_id, name, checkpoint)
-            line = f"{printable(thread_id)}: {printable(name)} is checkpoint {target}"
+            line = f"{quote_id(thread_id)}: {quote_id(name)} is checkpoint {target}"
     say(line)
 
 
@@ -216,14 +216,14 @@ def fork(
             if into is not None:
                 # The copy stays: another process may have written to it by now.
                 warn(
-                    f"{printable(into)} is a copy that was not forked; go on with "
-                    f"`perdure threads fork {printable(into)} {source}`, or delete it"
+                    f"{quote_id(into)} is a copy that was not forked; go on with "
+                    f"`perdure threads fork {quote_id(into)} {source}`, or delete it"
                 )
             raise
     if as_json:
         print_json({"thread_id": target, "checkpoint_id": forked, "copy_of": source})
         return
-    say(f"{printable(target)}: goes on from {source} as {forked}")
+    say(f"{quote_id(target)}: goes on from {source} as {forked}")
 
 
 @threads.command()
@@ -267,9 +267,9 @@ def delete(
     with open_database(place) as database:
         if Partition(place.tenant, thread_id) not in admin.partitions(database, place.tenant):
             database.show(thread_id)
-        require_consent(f"Remove the thread {printable(thread_id)} with everything in it?", yes)
+        require_consent(f"Remove the thread {quote_id(thread_id)} with everything in it?", yes)
         database.checkpointer().delete_thread(thread_id)
-    say(f"{printable(thread_id)} is gone")
+    say(f"{quote_id(thread_id)} is gone")
 
 
 def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
@@ -285,11 +285,11 @@ def _print_messages(channel: ChannelView, authors: Mapping[str, str]) -> None:
         else:
             text = json_text(content)
         node = authors.get(str(inner.get("id")))
-        by = f" by {escape(printable(node))}" if node else ""
-        out.print(f"\n[bold]{escape(printable(str(inner['type'])))}[/]{by}")
+        by = f" by {escape(quote_id(node))}" if node else ""
+        out.print(f"\n[bold]{escape(quote_id(str(inner['type'])))}[/]{by}")
         if text:
-            out.print(escape(legible(text, keep="\n\t")))
+            out.print(escape(make_legible(text, keep="\n\t")))
         for call in inner.get("tool_calls") or ():
-            arguments = legible(json_text(call.get("args"), ascii_only=False))
-            name = printable(str(call.get("name")))
+            arguments = make_legible(json_text(call.get("args"), ascii_only=False))
+            name = quote_id(str(call.get("name")))
             say(f"calls {name} with {arguments}")

@@ -22,14 +22,14 @@ from perdure.cli.app import (
     out,
     print_json,
     print_table,
-    printable,
-    progress_bar,
+    quote_id,
     run_coroutine,
     say,
     several,
+    show_progress_bar,
     warn,
 )
-from perdure.cli.runs import Since, age, open_walk, since_us, span, when
+from perdure.cli.runs import Since, age, open_walk, parse_since, span, when
 
 if TYPE_CHECKING:
     from perdure.runtime.operations.node_times import NodeTimes
@@ -117,14 +117,14 @@ def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
 def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
     with open_walk(place) as opened:
         times, examined, unreadable = run_coroutine(
-            _read_nodes(opened.walk, since_us(since, opened.now) or 0, is_shown=not as_json)
+            _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_shown=not as_json)
         )
     if unreadable:
         warn(f"{several(unreadable, 'thread')} cannot be read: run perdure fsck")
 
     def row(each: dict[str, Any]) -> Iterator[str]:
-        yield printable(each["graph"] or "")
-        yield printable(each["node"].replace("|", " > "))
+        yield quote_id(each["graph"] or "")
+        yield quote_id(each["node"].replace("|", " > "))
         yield from (f"{each['count']:,}", f"{each['failed']:,}")
         yield from (span(each[name]) for name in ("p50", "p95", "longest"))
 
@@ -140,7 +140,7 @@ async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[
     from perdure.runtime.operations.node_times import NodeTimes, read_part
 
     times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
-    with progress_bar("threads") if is_shown else nullcontext() as bar:
+    with show_progress_bar("threads") if is_shown else nullcontext() as bar:
         task = None if bar is None else bar.add_task("Reading steps", total=None)
         while True:
             part = await read_part(walk, since, cursor, _PART_S)
@@ -166,10 +166,10 @@ def _show(found: dict[str, Any]) -> str:
         f"waiting {queue['due']}{oldest}  under way {queue['under_way']}  replies {queue['replies']}  "
         f"scheduled {queue['scheduled']}  {'  '.join(known)}".rstrip(),
         *([_WHY_WAITING] if queue["oldest"] and found["now"] - queue["oldest"] > _LONG_US else []),
-        f"hour  {_sparkline(found['minutes'])}",
-        f"day   {_sparkline(found['hours'])}",
-        f"latency in the last hour  to the end {_latency(hour['end'])}  "
-        f"to the first token {_latency(hour['first'])}",
+        f"hour  {_draw_sparkline(found['minutes'])}",
+        f"day   {_draw_sparkline(found['hours'])}",
+        f"latency in the last hour  to the end {_format_latency(hour['end'])}  "
+        f"to the first token {_format_latency(hour['first'])}",
         f"models in the last hour  {_usage(hour)}  in the last day  {_usage(day)}  in the last 30 days  "
         f"{_usage(found['month'])}",
         "",
@@ -178,29 +178,31 @@ def _show(found: dict[str, Any]) -> str:
         if entries:
             lines.append(f"[bold]{title:<30}{'runs':>8}{'failed':>8}[/]")
             for each in entries[:10]:
-                shown = printable(each[name]) if each[name] is not None else "all others"
+                shown = quote_id(each[name]) if each[name] is not None else "all others"
                 line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
                 if name == "graph":
-                    line += f"  end {_latency(each['end'])}  first token {_latency(each['first'])}"
+                    line += (
+                        f"  end {_format_latency(each['end'])}  first token {_format_latency(each['first'])}"
+                    )
                 lines.append(line + (f"  {_usage(each)}" if each["calls"] else ""))
             lines.append("")
     if day["versions"]:
         lines.append(f"[bold]{'version of a graph, last day':<30}{'runs':>8}{'failed':>8}[/]")
         for each in day["versions"][:10]:
-            shown = f"{printable(each['graph'] or 'all others')} {printable(each['version'] or 'all others')}"
+            shown = f"{quote_id(each['graph'] or 'all others')} {quote_id(each['version'] or 'all others')}"
             line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
             lines.append(f"{line}  since about {age(found['now'] - each['since'])} ago")
         lines.append("")
     if hour["models"]:
         lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")
         for each in hour["models"][:10]:
-            shown = printable(each["model"]) if each["model"] is not None else "all others"
+            shown = quote_id(each["model"]) if each["model"] is not None else "all others"
             lines.append(f"{_column(shown)}{each['calls']:>8}  {_usage(each)}")
         lines.append("")
     if hour["errors"]:
         lines.append(f"[bold]{'error':<30}{'runs':>8}[/]")
         for each in hour["errors"][:10]:
-            shown = printable(each["kind"]) if each["kind"] is not None else "all others"
+            shown = quote_id(each["kind"]) if each["kind"] is not None else "all others"
             lines.append(f"{_column(shown)}{each['runs']:>8}")
     if not found["is_whole"]:
         lines.append("There is more than was counted: counts end at 1,000.")
@@ -222,7 +224,7 @@ def _column(name: str) -> str:
     return escape(set_cell_size(name, 29)) + " "
 
 
-def _sparkline(slots: list[dict[str, Any]]) -> str:
+def _draw_sparkline(slots: list[dict[str, Any]]) -> str:
     most = max((slot["runs"] for slot in slots), default=0)
     bars = "".join(
         " " if not slot["runs"] else _BARS[-(-slot["runs"] * len(_BARS) // most) - 1] for slot in slots
@@ -230,7 +232,7 @@ def _sparkline(slots: list[dict[str, Any]]) -> str:
     return f"[green]{bars}[/]  at most {most}"
 
 
-def _latency(found: dict[str, float | None] | None) -> str:
+def _format_latency(found: dict[str, float | None] | None) -> str:
     if found is None:
         return "–"
     p50, p95 = (("over an hour" if each is None else f"{each:g} s") for each in (found["p50"], found["p95"]))

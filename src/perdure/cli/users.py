@@ -19,7 +19,7 @@ from perdure.cli.app import (
     open_database,
     print_json,
     print_table,
-    printable,
+    quote_id,
     require_consent,
     run_coroutine,
     say,
@@ -58,7 +58,7 @@ def list_users(last: Last = "day", *, place: DataPlace, as_json: AsJson = False)
         found: list[dict[str, Any]] = run_coroutine(read(handle_in(database), place.tenant))[last]["users"]
 
     def row(each: dict[str, Any]) -> Iterator[str]:
-        yield "all others" if each["user"] is None else printable(each["user"])
+        yield "all others" if each["user"] is None else quote_id(each["user"])
         for key in ("runs", "failed", "calls", "input_tokens", "output_tokens"):
             yield f"{each[key]:,}"
         yield "" if each["cost"] is None else f"{each['cost']:,.4g}"
@@ -95,7 +95,7 @@ def delete(
         if not place.tenant and not (own_crons or own_threads or roots):
             _refuse_elsewhere(found.database, kept, user)
         counted = f"{several(len(own_threads), 'thread')} and {several(len(own_crons), 'cron')}"
-        question = f"Remove {counted} of the user {printable(user)}, and all that is known of the user?"
+        question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
         saver, store = found.database.checkpointer(), kept.store()
 
@@ -118,7 +118,7 @@ def delete(
         return
     counted = f"{several(threads, 'thread')} and {several(len(own_crons), 'cron')}"
     entries = "nothing was known" if not known else f"{known} entries of what was known"
-    say(f"{printable(user)}: {counted} removed, {entries}")
+    say(f"{quote_id(user)}: {counted} removed, {entries}")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int]:
@@ -168,8 +168,8 @@ def _refuse_elsewhere(database: SyncDatabase, kept: SyncDatabase, user: str) -> 
         refuse_elsewhere(kept, "", user, ROOT)
         return
     raise NotFound(
-        f"the user {printable(user)} has no thread without a tenant, but has some in {len(others)} of them; "
-        f"pass --tenant {printable(others[0])}" + (", or another one" if len(others) > 1 else "")
+        f"the user {quote_id(user)} has no thread without a tenant, but has some in {len(others)} of them; "
+        f"pass --tenant {quote_id(others[0])}" + (", or another one" if len(others) > 1 else "")
     )
 
 

@@ -136,7 +136,7 @@ def _runtime(
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
     server accepted. ``databases`` are the one with the threads, and the one with the store if that is
     another."""
-    hooks = _webhooks(config)
+    hooks = _make_webhooks(config)
     try:
         runtime = Runtime(
             databases[0],
@@ -181,7 +181,7 @@ def _chats(config: WorkerConfig) -> Sequence[ChatChannel]:
     return configure_channels(config.chats, config.graphs)
 
 
-def _webhooks(config: WorkerConfig) -> Webhooks | None:
+def _make_webhooks(config: WorkerConfig) -> Webhooks | None:
     """Return the sender of webhooks, or ``None`` if they are disabled or the extra for servers is not
     installed."""
     if config.webhook_hosts is None:

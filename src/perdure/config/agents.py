@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from perdure.config.memory import MemorySettings, memory_settings
+from perdure.config.memory import MemorySettings, make_memory_settings
 from perdure.config.models import load_callable, load_model_or_function
 from perdure.config.resolve import ResolvedConfig
 from perdure.conversation.counting import approximate
@@ -128,7 +128,7 @@ class AgentSettings:
             ) from error
 
 
-def agent_settings(configuration: ResolvedConfig, graphs: Collection[str]) -> AgentSettings:
+def resolve_agent_settings(configuration: ResolvedConfig, graphs: Collection[str]) -> AgentSettings:
     """Return the settings by graph.
 
     Args:
@@ -144,19 +144,19 @@ def agent_settings(configuration: ResolvedConfig, graphs: Collection[str]) -> Ag
     named = {graph for graph, _ in rules if graph is not None}
     _require_known(configuration.name("questions"), named, graphs)
     return AgentSettings(
-        schema_places(configuration, graphs),
+        find_schema_places(configuration, graphs),
         {
             name: made
             for name in graphs
             if (made := _policy(configuration, name, tables.get(name))) is not None
         },
         frozenset(name for name, table in tables.items() if table),
-        memory_settings(configuration),
+        make_memory_settings(configuration),
         rules,
     )
 
 
-def schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -> dict[str, str]:
+def find_schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -> dict[str, str]:
     """Return the places of the schemas that the settings give to graphs, by the name of the graph.
 
     Args:

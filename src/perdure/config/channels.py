@@ -19,7 +19,7 @@ _OF_WEBHOOK = "secret"
 """Setting that a channel needs unless it polls."""
 
 
-def chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any]]:
+def find_chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any]]:
     """Return the given settings of chat channels by provider; providers without any are left out.
 
     Raises:

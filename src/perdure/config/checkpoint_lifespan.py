@@ -31,8 +31,8 @@ from perdure.config.sources import GivenValue, value_of
 from perdure.database.opening import connect
 from perdure.errors import BadSetting
 from perdure.langgraph.saver import PerdureSaver
-from perdure.storage.key_providers import EncryptionKey, provider_named
-from perdure.storage.url import plain_url, redact
+from perdure.storage.key_providers import EncryptionKey, open_provider
+from perdure.storage.url import find_plain_url, redact
 
 Graph: TypeAlias = Pregel[Any, Any, Any, Any]
 Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
@@ -156,7 +156,7 @@ def keys_of(given: EncryptionKey | None) -> EncryptionKey | None:
     """
     named = next((os.environ[name] for name in SETTINGS["keys"].variables if os.environ.get(name)), None)
     if given is None and named:
-        return provider_named(named)
+        return open_provider(named)
     return given
 
 
@@ -188,7 +188,7 @@ def url_of(given: str | None = None) -> str:
         )
     if url.startswith("memory:"):
         _log.warning("threads are kept in memory: a restart loses them, and no other process sees them")
-    return plain_url(url)
+    return find_plain_url(url)
 
 
 def is_development(environ: Mapping[str, str] | None = None) -> bool:

@@ -9,8 +9,8 @@ from typing import Any
 
 from langgraph.store.base import TTLConfig
 
-from perdure.config.agents import AgentSettings, agent_settings
-from perdure.config.channels import chat_channels
+from perdure.config.agents import AgentSettings, resolve_agent_settings
+from perdure.config.channels import find_chat_channels
 from perdure.config.resolve import GraphPlace, ResolvedConfig
 from perdure.config.retention import RetentionSettings, read_retention
 from perdure.config.store_index import StoreIndex
@@ -77,9 +77,9 @@ def load_common(configuration: ResolvedConfig, command: str) -> dict[str, Any]:
         "database_url": url,
         "keys": keys,
         "graphs": graphs,
-        "agents": agent_settings(configuration, graphs),
+        "agents": resolve_agent_settings(configuration, graphs),
         "assistants": configuration.assistants(command),
-        "chats": chat_channels(configuration),
+        "chats": find_chat_channels(configuration),
         "store": configuration.store_ttl(),
         "store_index": configuration.store_index(),
         "store_url": configuration.store_url(),

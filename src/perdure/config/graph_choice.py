@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.config.agents import AgentSettings, schema_places
+from perdure.config.agents import AgentSettings, find_schema_places
 from perdure.config.resolve import ResolvedConfig, add_import_folders, resolve_config, set_variables
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.loading import find, load_agent, parse_places
@@ -78,14 +78,18 @@ def _choose(configuration: ResolvedConfig, word: str, places: Mapping[str, str])
     else:
         ((name, given),) = parse_places([word]).items()
         place = configuration.resolve_place(given, Path.cwd())
-        same = [each for each, known in places.items() if _absolute(known, root) == _absolute(place, root)]
+        same = [
+            each
+            for each, known in places.items()
+            if _make_absolute(known, root) == _make_absolute(place, root)
+        ]
         other = same[0] if same else None
         name = other or name
     known = {*places, name}
-    return ChosenGraph(word, place, other, schema_places(configuration, known).get(name), root)
+    return ChosenGraph(word, place, other, find_schema_places(configuration, known).get(name), root)
 
 
-def _absolute(place: str, root: Path) -> str:
+def _make_absolute(place: str, root: Path) -> str:
     """Return a place in one form, so that two names of one file are equal."""
     if not names_file(place):
         return place

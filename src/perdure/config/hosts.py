@@ -14,7 +14,7 @@ HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z
 
 def hosts(words: Iterable[str]) -> tuple[str, ...]:
     """Return checked names of hosts, addresses and networks; raise ``ValueError`` for anything else."""
-    return tuple(word if network(word) else host_name(word) for word in words)
+    return tuple(word if network(word) else check_host_name(word) for word in words)
 
 
 def network(word: str) -> Network | None:
@@ -25,7 +25,7 @@ def network(word: str) -> Network | None:
         return None
 
 
-def host_name(word: str) -> str:
+def check_host_name(word: str) -> str:
     """Return the checked name of a host, in lower case; raise ``ValueError`` for anything else."""
     name = word.lower().removesuffix(".")
     if not HOST.fullmatch(name) or name.rpartition(".")[2].isdigit():

@@ -52,7 +52,7 @@ class MemorySettings:
         return MemoryPolicy(extract=extract, user=self.user or verified_user, **self.numbers)
 
 
-def memory_settings(configuration: ResolvedConfig) -> MemorySettings | None:
+def make_memory_settings(configuration: ResolvedConfig) -> MemorySettings | None:
     """Return the settings, or ``None`` if memory is not enabled.
 
     Raises:

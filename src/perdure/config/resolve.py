@@ -26,8 +26,8 @@ from perdure.model.model_calls import Prices
 from perdure.runtime.agents.loading import parse_places
 from perdure.runtime.agents.module_files import names_file
 from perdure.runtime.settings import Settings
-from perdure.storage.key_providers import KeyProvider, provider_named
-from perdure.storage.url import plain_url
+from perdure.storage.key_providers import KeyProvider, open_provider
+from perdure.storage.url import find_plain_url
 
 DEVELOPMENT_FOLDER = ".perdure"
 DEVELOPMENT_URL = f"sqlite:///{DEVELOPMENT_FOLDER}/dev.db"
@@ -126,7 +126,7 @@ class ResolvedConfig:
             )
         if url is None:
             return DEVELOPMENT_URL
-        return plain_url(str(url))
+        return find_plain_url(str(url))
 
     def key_provider(self) -> KeyProvider | None:
         """Return the provider that wraps the keys of the databases, or ``None`` if they are not encrypted.
@@ -137,7 +137,7 @@ class ResolvedConfig:
         """
         if "keys" not in self:
             return None
-        return provider_named(str(self["keys"]), self.entries["keys"].base)
+        return open_provider(str(self["keys"]), self.entries["keys"].base)
 
     def graphs(self, command: str) -> dict[str, GraphPlace]:
         """Return the graphs by name.
@@ -168,7 +168,7 @@ class ResolvedConfig:
         return tuple(folder.resolve() for folder in folders if folder.is_dir())
 
     def runtime(self) -> dict[str, Any]:
-        """Return the given values of ``runtime_settings``.
+        """Return the given values of ``make_runtime_settings``.
 
         Raises:
             BadSetting: A value is out of range.
@@ -177,7 +177,7 @@ class ResolvedConfig:
         if self["prices.models"]:
             given["prices"] = Prices(self["prices.models"], self["prices.currency"])
         try:
-            runtime_settings(given)
+            make_runtime_settings(given)
         except ValueError as error:
             name = self.name(f"runtime.{str(error).partition(' ')[0]}")
             raise BadSetting(f"{name}: {error}") from error
@@ -243,7 +243,7 @@ class ResolvedConfig:
             own: str | None = self["store.database_url"]
             if own is None:
                 return None
-            return plain_url(own)
+            return find_plain_url(own)
         if "store.database_url" in self:
             raise BadSetting(
                 f"{self.name('store.type')} and {self.name('store.database_url')} both name the store's "
@@ -264,7 +264,7 @@ class ResolvedConfig:
         if key not in self:
             variables = " or ".join(SETTINGS[key].variables)
             raise BadSetting(f"{self.name('store.type')} is {kind}, but its URL is not set; set {variables}")
-        return plain_url(str(self[key]))
+        return find_plain_url(str(self[key]))
 
     def store_ttl(self) -> TTLConfig | None:
         """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
@@ -272,7 +272,7 @@ class ResolvedConfig:
         return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
 
 
-def runtime_settings(given: Mapping[str, Any]) -> Settings:
+def make_runtime_settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings of the runtime of a server or a worker, with the documented defaults.
 
     Args:

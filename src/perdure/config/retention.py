@@ -9,7 +9,7 @@ from typing import Any
 
 from perdure.config.resolve import ResolvedConfig, resolve_config
 from perdure.errors import BadSetting
-from perdure.model.retention_policy import Retention, RetentionRules, ThreadTtl, duration_us
+from perdure.model.retention_policy import Retention, RetentionRules, ThreadTtl, parse_duration
 
 _FIELDS = ("keep_last", "keep_for", "idle", "keep_tagged")
 
@@ -54,7 +54,7 @@ def read_retention(configuration: ResolvedConfig) -> RetentionSettings:
         )
     except ValueError as error:
         raise BadSetting(f"{configuration.name('retention.assistants')}: {error}") from error
-    every = duration_us(configuration["retention.every"]) / 1_000_000
+    every = parse_duration(configuration["retention.every"]) / 1_000_000
     if ttl is not None:
         every = min(every, 60 * ttl.sweep_interval_minutes)
     return RetentionSettings(rules, every, configuration["retention.share"])

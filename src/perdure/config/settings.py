@@ -45,7 +45,7 @@ from perdure.config.value_kinds import (
     whole,
 )
 from perdure.errors import PerdureError
-from perdure.model.retention_policy import duration_us
+from perdure.model.retention_policy import parse_duration
 from perdure.runtime.nodes.waiting import Question
 from perdure.runtime.settings import Settings
 
@@ -80,7 +80,7 @@ class Setting:
     set_means_on: tuple[str, ...] = ()
 
 
-def _conversations(value: Any) -> dict[str, Any]:
+def _parse_conversations(value: Any) -> dict[str, Any]:
     """Return the policies by graph: ``False`` for no policy, or a table whose entries are checked like the
     settings of the same names."""
     if not isinstance(value, dict):
@@ -108,7 +108,7 @@ def _policy(graph: str, table: Any) -> Any:
 CONVERSATIONS = ValueKind(
     "a table of graph names, each with a table such as { limit = 8000 }, or false",
     json.loads,
-    _conversations,
+    _parse_conversations,
 )
 
 
@@ -119,10 +119,10 @@ def _questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
     """Return the rules for questions, each with its graph, ``None`` for all graphs."""
     if not isinstance(value, list | tuple):
         raise ValueError
-    return tuple(_question_rule(number, table) for number, table in enumerate(value, 1))
+    return tuple(_parse_question_rule(number, table) for number, table in enumerate(value, 1))
 
 
-def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
+def _parse_question_rule(number: int, table: Any) -> tuple[str | None, Question]:
     if isinstance(table, dict):
         unknown = sorted(table.keys() - set(_RULE))
     else:
@@ -150,7 +150,7 @@ def _question_rule(number: int, table: Any) -> tuple[str | None, Question]:
 def _parse_seconds(value: Any) -> float:
     """Return a duration in seconds, from a number of seconds or a text such as ``7d``."""
     if isinstance(value, str):
-        return duration_us(value) / 1_000_000
+        return parse_duration(value) / 1_000_000
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError("a duration has to be a number of seconds, or text such as 90m, 12h or 7d")
     return float(value)
@@ -163,7 +163,7 @@ QUESTIONS = ValueKind(
 )
 
 
-def _setting(key: str, kind: ValueKind, default: Any = None, **more: Any) -> Setting:
+def _declare_setting(key: str, kind: ValueKind, default: Any = None, **more: Any) -> Setting:
     variables = more.pop("variables", (f"PERDURE_{key.upper().replace('.', '_')}",))
     return Setting(key=key, kind=kind, default=default, variables=variables, **more)
 
@@ -173,7 +173,7 @@ def _runtime() -> list[Setting]:
     itself."""
     hints = get_type_hints(Settings)
     return [
-        _setting(
+        _declare_setting(
             f"runtime.{field.name}",
             _kind_of(hints[field.name]),
             _default_of(field),
@@ -208,7 +208,7 @@ def _kind_of(hint: Any) -> ValueKind:
 _DISABLED = ("assistants", "threads", "runs", "store", "meta", "webhooks", "a2a", "mcp")
 
 
-def _chat(
+def _declare_chat_settings(
     provider: str, in_doubt: tuple[str, ...], *own: tuple[str, bool], flags: tuple[str, ...] = ()
 ) -> list[Setting]:
     """Return the settings of a chat channel.
@@ -221,21 +221,21 @@ def _chat(
     """
     key = f"channels.{provider}"
     return [
-        *(_setting(f"{key}.{name}", TEXT, secret=secret) for name, secret in own),
-        *(_setting(f"{key}.{name}", FLAG, False) for name in flags),
-        _setting(f"{key}.graph", TEXT, derived="the only graph"),
-        _setting(f"{key}.tenant", TEXT),
-        _setting(f"{key}.debounce", AMOUNT, 2.0),
-        _setting(f"{key}.max_wait", AMOUNT, 10.0),
-        _setting(f"{key}.groups", one_of("mention", "all", "none"), "mention"),
-        _setting(f"{key}.edits", one_of("accept", "ignore"), "accept"),
-        _setting(f"{key}.allowed", WORDS, ()),
-        _setting(f"{key}.in_doubt", one_of(*in_doubt), in_doubt[0]),
+        *(_declare_setting(f"{key}.{name}", TEXT, secret=secret) for name, secret in own),
+        *(_declare_setting(f"{key}.{name}", FLAG, False) for name in flags),
+        _declare_setting(f"{key}.graph", TEXT, derived="the only graph"),
+        _declare_setting(f"{key}.tenant", TEXT),
+        _declare_setting(f"{key}.debounce", AMOUNT, 2.0),
+        _declare_setting(f"{key}.max_wait", AMOUNT, 10.0),
+        _declare_setting(f"{key}.groups", one_of("mention", "all", "none"), "mention"),
+        _declare_setting(f"{key}.edits", one_of("accept", "ignore"), "accept"),
+        _declare_setting(f"{key}.allowed", WORDS, ()),
+        _declare_setting(f"{key}.in_doubt", one_of(*in_doubt), in_doubt[0]),
     ]
 
 
 _LISTED = [
-    _setting(
+    _declare_setting(
         "database_url",
         TEXT,
         variables=("PERDURE_DB", "DATABASE_URL"),
@@ -243,13 +243,13 @@ _LISTED = [
         derived="`sqlite:///.perdure/dev.db` in development, else none",
         secret=True,
     ),
-    _setting("keys", TEXT, flag="--keys", secret=True),
-    _setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
-    _setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
-    _setting("schema", SCHEMAS, langgraph=True),
-    _setting("env", ENV, variables=(), langgraph=True, secret=True),
-    _setting("dependencies", WORDS, (), variables=(), langgraph=True),
-    _setting(
+    _declare_setting("keys", TEXT, flag="--keys", secret=True),
+    _declare_setting("graphs", GRAPHS, flag="[NAME=]PLACE…", langgraph=True),
+    _declare_setting("assistants", CONFIGS, variables=("LANGGRAPH_CONFIG",)),
+    _declare_setting("schema", SCHEMAS, langgraph=True),
+    _declare_setting("env", ENV, variables=(), langgraph=True, secret=True),
+    _declare_setting("dependencies", WORDS, (), variables=(), langgraph=True),
+    _declare_setting(
         "development",
         FLAG,
         False,
@@ -257,124 +257,128 @@ _LISTED = [
         set_means_on=("LANGGRAPH_DEV",),
         flag="--dev",
     ),
-    _setting("auth.path", PLACE, langgraph=True, is_place=True),
-    _setting("auth.tenant_claims", WORDS, derived="`sub` with `auth.jwt`, else none"),
-    _setting("auth.jwt.issuer", WORDS),
-    _setting("auth.jwt.audience", WORDS),
-    _setting("auth.jwt.algorithms", WORDS, derived="`HS256` with a secret, else `RS256`"),
-    _setting("auth.jwt.secret", TEXT, secret=True),
-    _setting("auth.jwt.jwks_url", KEYS_URL),
-    _setting("auth.jwt.public_key", TEXT, secret=True),
-    _setting("auth.jwt.leeway", AMOUNT, 30.0),
-    _setting("auth.jwt.required", WORDS, ()),
-    _setting("auth.jwt.identity_claim", TEXT, "sub"),
-    _setting("auth.jwt.header", TEXT, "authorization"),
-    _setting("auth.jwt.jwks_timeout", SPAN, 5.0),
-    _setting("http.host", TEXT, "127.0.0.1", flag="--host"),
-    _setting("http.port", whole(0, _PORT_MAX), 2024, flag="--port"),
-    _setting("http.hosts", HOST_NAMES, ()),
-    _setting("http.app", PLACE, langgraph=True, is_place=True),
-    _setting("http.mount_prefix", PREFIX, langgraph=True),
-    _setting("http.configurable_headers", HEADERS, langgraph=True),
-    _setting(
+    _declare_setting("auth.path", PLACE, langgraph=True, is_place=True),
+    _declare_setting("auth.tenant_claims", WORDS, derived="`sub` with `auth.jwt`, else none"),
+    _declare_setting("auth.jwt.issuer", WORDS),
+    _declare_setting("auth.jwt.audience", WORDS),
+    _declare_setting("auth.jwt.algorithms", WORDS, derived="`HS256` with a secret, else `RS256`"),
+    _declare_setting("auth.jwt.secret", TEXT, secret=True),
+    _declare_setting("auth.jwt.jwks_url", KEYS_URL),
+    _declare_setting("auth.jwt.public_key", TEXT, secret=True),
+    _declare_setting("auth.jwt.leeway", AMOUNT, 30.0),
+    _declare_setting("auth.jwt.required", WORDS, ()),
+    _declare_setting("auth.jwt.identity_claim", TEXT, "sub"),
+    _declare_setting("auth.jwt.header", TEXT, "authorization"),
+    _declare_setting("auth.jwt.jwks_timeout", SPAN, 5.0),
+    _declare_setting("http.host", TEXT, "127.0.0.1", flag="--host"),
+    _declare_setting("http.port", whole(0, _PORT_MAX), 2024, flag="--port"),
+    _declare_setting("http.hosts", HOST_NAMES, ()),
+    _declare_setting("http.app", PLACE, langgraph=True, is_place=True),
+    _declare_setting("http.mount_prefix", PREFIX, langgraph=True),
+    _declare_setting("http.configurable_headers", HEADERS, langgraph=True),
+    _declare_setting(
         "http.middleware_order",
         one_of("middleware_first"),
         "middleware_first",
         langgraph=True,
     ),
-    _setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
-    *(_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
-    _setting("http.a2a_needs_context", FLAG, False),
-    _setting("http.a2a_shared_contexts", FLAG, False),
-    _setting("http.webhook_hosts", HOSTS, ()),
-    _setting("http.webhook_secrets", SECRETS, (), secret=True),
-    _setting("http.signal_secrets", SECRETS, (), secret=True),
-    _setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
-    _setting("http.inspector", FLAG, False, derived="`true` in development, else `false`"),
-    _setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),
-    _setting(
+    _declare_setting("http.enable_custom_route_auth", FLAG, False, langgraph=True),
+    *(_declare_setting(f"http.disable_{name}", FLAG, False, langgraph=True) for name in _DISABLED),
+    _declare_setting("http.a2a_needs_context", FLAG, False),
+    _declare_setting("http.a2a_shared_contexts", FLAG, False),
+    _declare_setting("http.webhook_hosts", HOSTS, ()),
+    _declare_setting("http.webhook_secrets", SECRETS, (), secret=True),
+    _declare_setting("http.signal_secrets", SECRETS, (), secret=True),
+    _declare_setting("http.page", FLAG, False, flag="--page", derived="`true` in development, else `false`"),
+    _declare_setting("http.inspector", FLAG, False, derived="`true` in development, else `false`"),
+    _declare_setting("http.cors.allow_origins", ORIGINS, (), langgraph=True),
+    _declare_setting(
         "http.cors.allow_origin_regex",
         PATTERN,
         langgraph=True,
         derived="this machine's own origins in development, else none",
     ),
-    _setting("http.cors.allow_methods", WORDS, ("*",), langgraph=True),
-    _setting("http.cors.allow_headers", WORDS, ("*",), langgraph=True),
-    _setting("http.cors.allow_credentials", FLAG, False, langgraph=True),
-    _setting("http.cors.expose_headers", WORDS, EXPOSED, langgraph=True),
-    _setting("http.cors.max_age", whole(0, _DAY_S), 600, langgraph=True),
-    _setting("limits.body_bytes", whole(1), 4 * 1024 * 1024),
-    _setting("limits.requests_per_minute", whole(1)),
-    _setting(
+    _declare_setting("http.cors.allow_methods", WORDS, ("*",), langgraph=True),
+    _declare_setting("http.cors.allow_headers", WORDS, ("*",), langgraph=True),
+    _declare_setting("http.cors.allow_credentials", FLAG, False, langgraph=True),
+    _declare_setting("http.cors.expose_headers", WORDS, EXPOSED, langgraph=True),
+    _declare_setting("http.cors.max_age", whole(0, _DAY_S), 600, langgraph=True),
+    _declare_setting("limits.body_bytes", whole(1), 4 * 1024 * 1024),
+    _declare_setting("limits.requests_per_minute", whole(1)),
+    _declare_setting(
         "limits.streams", whole(1), derived="half of `total_streams` for a user with an identity, else none"
     ),
-    _setting("limits.total_streams", whole(1), 1000),
-    _setting("limits.total_waiting_runs", whole(1), 256),
-    _setting("limits.page_max", whole(1), _PAGE),
-    _setting("limits.recheck", SPAN, 30.0),
-    _setting("conversation.limit", whole(1), langgraph=True),
-    _setting(
+    _declare_setting("limits.total_streams", whole(1), 1000),
+    _declare_setting("limits.total_waiting_runs", whole(1), 256),
+    _declare_setting("limits.page_max", whole(1), _PAGE),
+    _declare_setting("limits.recheck", SPAN, 30.0),
+    _declare_setting("conversation.limit", whole(1), langgraph=True),
+    _declare_setting(
         "conversation.summary", whole(1), langgraph=True, derived="an eighth of the limit with `summarize`"
     ),
-    _setting("conversation.keep", SHARE, 0.5, langgraph=True),
-    _setting("conversation.summarize", TEXT, langgraph=True),
-    _setting("conversation.counter", PLACE, langgraph=True),
-    _setting("conversation.system", TEXT, langgraph=True),
-    _setting("conversation.key", TEXT, "messages", langgraph=True),
-    _setting("conversation.graphs", CONVERSATIONS, langgraph=True),
-    _setting("questions", QUESTIONS, langgraph=True),
-    _setting("memory.enabled", FLAG, False, langgraph=True),
-    _setting(
+    _declare_setting("conversation.keep", SHARE, 0.5, langgraph=True),
+    _declare_setting("conversation.summarize", TEXT, langgraph=True),
+    _declare_setting("conversation.counter", PLACE, langgraph=True),
+    _declare_setting("conversation.system", TEXT, langgraph=True),
+    _declare_setting("conversation.key", TEXT, "messages", langgraph=True),
+    _declare_setting("conversation.graphs", CONVERSATIONS, langgraph=True),
+    _declare_setting("questions", QUESTIONS, langgraph=True),
+    _declare_setting("memory.enabled", FLAG, False, langgraph=True),
+    _declare_setting(
         "memory.extract",
         FLAG,
         False,
         langgraph=True,
         variables=("PERDURE_MEMORY_EXTRACT", "ENABLE_FACT_EXTRACTION"),
     ),
-    _setting(
+    _declare_setting(
         "memory.model", TEXT, langgraph=True, variables=("PERDURE_MEMORY_MODEL", "FACT_EXTRACTION_MODEL")
     ),
-    _setting("memory.user", TEXT, langgraph=True),
-    _setting("memory.nearest", whole(0), 5, langgraph=True),
-    _setting("memory.newest", whole(0), 5, langgraph=True),
-    _setting("memory.tokens", whole(1), 1000, langgraph=True),
-    _setting("memory.debounce", AMOUNT, 10.0, langgraph=True),
-    _setting("memory.max_wait", AMOUNT, 120.0, langgraph=True),
-    _setting("store.database_url", TEXT, derived="the database of the threads", secret=True),
-    _setting("store.type", one_of("memory", "redis", "postgres"), variables=("LANGGRAPH_STORE_TYPE",)),
-    _setting("store.redis_url", TEXT, variables=("LANGGRAPH_STORE_REDIS_URL", "REDIS_URL"), secret=True),
-    _setting(
+    _declare_setting("memory.user", TEXT, langgraph=True),
+    _declare_setting("memory.nearest", whole(0), 5, langgraph=True),
+    _declare_setting("memory.newest", whole(0), 5, langgraph=True),
+    _declare_setting("memory.tokens", whole(1), 1000, langgraph=True),
+    _declare_setting("memory.debounce", AMOUNT, 10.0, langgraph=True),
+    _declare_setting("memory.max_wait", AMOUNT, 120.0, langgraph=True),
+    _declare_setting("store.database_url", TEXT, derived="the database of the threads", secret=True),
+    _declare_setting(
+        "store.type", one_of("memory", "redis", "postgres"), variables=("LANGGRAPH_STORE_TYPE",)
+    ),
+    _declare_setting(
+        "store.redis_url", TEXT, variables=("LANGGRAPH_STORE_REDIS_URL", "REDIS_URL"), secret=True
+    ),
+    _declare_setting(
         "store.postgres_dsn", TEXT, variables=("LANGGRAPH_STORE_POSTGRES_DSN", "POSTGRES_DSN"), secret=True
     ),
-    _setting("store.index.dims", whole(1), langgraph=True),
-    _setting("store.index.embed", PLACE, langgraph=True, is_place=True),
-    _setting("store.index.fields", WORDS, ("$",), langgraph=True),
-    _setting("store.index.name", TEXT, derived="that of the embedding model"),
-    _setting("store.index.text", FLAG, False),
-    _setting("store.index.language", TEXT, derived="`english`"),
-    _setting("store.index.vector_weight", WEIGHT, derived="0.3"),
-    _setting(
+    _declare_setting("store.index.dims", whole(1), langgraph=True),
+    _declare_setting("store.index.embed", PLACE, langgraph=True, is_place=True),
+    _declare_setting("store.index.fields", WORDS, ("$",), langgraph=True),
+    _declare_setting("store.index.name", TEXT, derived="that of the embedding model"),
+    _declare_setting("store.index.text", FLAG, False),
+    _declare_setting("store.index.language", TEXT, derived="`english`"),
+    _declare_setting("store.index.vector_weight", WEIGHT, derived="0.3"),
+    _declare_setting(
         "store.ttl.default_ttl",
         SPAN,
         langgraph=True,
         variables=("PERDURE_STORE_TTL_DEFAULT_TTL", "LANGGRAPH_STORE_TTL_MINUTES"),
     ),
-    _setting("store.ttl.refresh_on_read", FLAG, True, langgraph=True),
-    _setting("store.ttl.sweep_interval_minutes", SPAN, langgraph=True),
-    _setting("checkpointer.ttl.strategy", one_of("delete", "keep_latest"), "delete", langgraph=True),
-    _setting("checkpointer.ttl.default_ttl", SPAN, langgraph=True),
-    _setting("checkpointer.ttl.sweep_interval_minutes", SPAN, 5.0, langgraph=True),
-    _setting("checkpointer.ttl.sweep_limit", whole(1), 1000, langgraph=True),
-    _setting("retention.keep_last", whole(1)),
-    _setting("retention.keep_for", DURATION),
-    _setting("retention.idle", DURATION),
-    _setting("retention.keep_tagged", FLAG, True),
-    _setting("retention.policies", POLICIES),
-    _setting("retention.assistants", NAMES),
-    _setting("retention.every", DURATION, "1h"),
-    _setting("retention.share", SHARE, 0.05),
+    _declare_setting("store.ttl.refresh_on_read", FLAG, True, langgraph=True),
+    _declare_setting("store.ttl.sweep_interval_minutes", SPAN, langgraph=True),
+    _declare_setting("checkpointer.ttl.strategy", one_of("delete", "keep_latest"), "delete", langgraph=True),
+    _declare_setting("checkpointer.ttl.default_ttl", SPAN, langgraph=True),
+    _declare_setting("checkpointer.ttl.sweep_interval_minutes", SPAN, 5.0, langgraph=True),
+    _declare_setting("checkpointer.ttl.sweep_limit", whole(1), 1000, langgraph=True),
+    _declare_setting("retention.keep_last", whole(1)),
+    _declare_setting("retention.keep_for", DURATION),
+    _declare_setting("retention.idle", DURATION),
+    _declare_setting("retention.keep_tagged", FLAG, True),
+    _declare_setting("retention.policies", POLICIES),
+    _declare_setting("retention.assistants", NAMES),
+    _declare_setting("retention.every", DURATION, "1h"),
+    _declare_setting("retention.share", SHARE, 0.05),
     *_runtime(),
-    *_chat(
+    *_declare_chat_settings(
         "telegram",
         ("resend", "hold"),
         ("token", True),
@@ -382,14 +386,14 @@ _LISTED = [
         ("api_url", False),
         flags=("polling",),
     ),
-    *_chat(
+    *_declare_chat_settings(
         "slack",
         ("reconcile", "resend", "hold"),
         ("token", True),
         ("signing_secret", True),
         ("api_url", False),
     ),
-    *_chat(
+    *_declare_chat_settings(
         "whatsapp",
         ("resend", "hold"),
         ("phone_id", False),
@@ -398,10 +402,10 @@ _LISTED = [
         ("verify_token", True),
         ("api_url", False),
     ),
-    _setting("prices.models", PRICES, langgraph=True),
-    _setting("prices.currency", TEXT, "USD", langgraph=True),
-    _setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
-    _setting("metrics.port", whole(0, _PORT_MAX), flag="--metrics-port"),
+    _declare_setting("prices.models", PRICES, langgraph=True),
+    _declare_setting("prices.currency", TEXT, "USD", langgraph=True),
+    _declare_setting("metrics.host", TEXT, "127.0.0.1", flag="--metrics-host"),
+    _declare_setting("metrics.port", whole(0, _PORT_MAX), flag="--metrics-port"),
 ]
 
 SETTINGS = {setting.key: setting for setting in _LISTED}

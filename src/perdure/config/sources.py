@@ -66,7 +66,7 @@ def of_file(path: Path) -> Layer:
     entries: dict[str, GivenValue] = {}
     ignored: list[str] = []
     empty: list[str] = []
-    for key, value in _flat(held, path, "", is_own):
+    for key, value in _flatten(held, path, "", is_own):
         setting = SETTINGS.get(key)
         if setting is None and _is_table(key):
             empty.append(key)
@@ -174,7 +174,7 @@ def _text_of(path: Path) -> str:
         raise BadSetting(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
+def _flatten(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
     """Yield values by key with dots; a table is one value if a setting has its name, if no setting lies
     within it, or if it is empty."""
     for name, value in held.items():
@@ -185,7 +185,7 @@ def _flat(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Ite
         elif value == {}:
             yield key, value
         elif isinstance(value, dict):
-            yield from _flat(value, path, f"{key}.", is_own)
+            yield from _flatten(value, path, f"{key}.", is_own)
         elif value is not None:
             if is_own:
                 advice = f"write it as a table, [{key}]"

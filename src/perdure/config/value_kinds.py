@@ -14,11 +14,11 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from perdure.config.hosts import host_name, hosts
+from perdure.config.hosts import check_host_name, hosts
 from perdure.config.webhook_secrets import key_of
 from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import Price
-from perdure.model.retention_policy import Retention, duration_us
+from perdure.model.retention_policy import Retention, parse_duration
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -112,7 +112,7 @@ def one_of(*names: str) -> ValueKind:
     return ValueKind(" or ".join(repr(name) for name in names), str, check)
 
 
-def _origins(value: Any) -> tuple[str, ...]:
+def _parse_origins(value: Any) -> tuple[str, ...]:
     for origin in (found := _words(value)):
         parts = urlsplit(origin)
         is_origin = parts.scheme and parts.netloc and origin == f"{parts.scheme}://{parts.netloc}"
@@ -121,11 +121,11 @@ def _origins(value: Any) -> tuple[str, ...]:
     return found
 
 
-def _host_names(value: Any) -> tuple[str, ...]:
-    return tuple("*" if word == "*" else host_name(word) for word in _words(value))
+def _parse_host_names(value: Any) -> tuple[str, ...]:
+    return tuple("*" if word == "*" else check_host_name(word) for word in _words(value))
 
 
-def _pattern(value: Any) -> str:
+def _parse_pattern(value: Any) -> str:
     try:
         re.compile(_text(value))
     except re.error as error:
@@ -139,7 +139,7 @@ def _prefix(value: Any) -> str:
     return str(value)
 
 
-def _https(value: Any) -> str:
+def _check_https(value: Any) -> str:
     parts = urlsplit(_text(value))
     is_local = parts.hostname in ("localhost", "127.0.0.1", "::1")
     if not parts.hostname or parts.scheme not in (("https", "http") if is_local else ("https",)):
@@ -197,10 +197,10 @@ def _headers(value: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         raise ValueError
     if unknown := set(value) - {"includes", "include", "excludes", "exclude"}:
         raise ValueError(f"it has {min(unknown)!r}; only includes and excludes are allowed")
-    return _patterns(value, "include"), _patterns(value, "exclude")
+    return _parse_patterns(value, "include"), _parse_patterns(value, "exclude")
 
 
-def _patterns(value: dict[str, Any], name: str) -> tuple[str, ...]:
+def _parse_patterns(value: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(each.lower() for each in _words(value.get(f"{name}s") or value.get(name) or ()))
 
 
@@ -220,13 +220,13 @@ def _env(value: Any) -> str | dict[str, str]:
 
 
 def _duration(value: Any) -> str | float:
-    duration_us(value)
+    parse_duration(value)
     if isinstance(value, str):
         return value
     return float(value)
 
 
-def _policies(value: Any) -> dict[str, Retention]:
+def _parse_policies(value: Any) -> dict[str, Retention]:
     if not isinstance(value, dict):
         raise ValueError
     out: dict[str, Retention] = {}
@@ -243,10 +243,10 @@ def _policies(value: Any) -> dict[str, Retention]:
 def _prices(value: Any) -> dict[str, Price]:
     if not isinstance(value, dict):
         raise ValueError
-    return {_text(name): _price(name, table) for name, table in value.items()}
+    return {_text(name): _parse_price(name, table) for name, table in value.items()}
 
 
-def _price(name: str, table: Any) -> Price:
+def _parse_price(name: str, table: Any) -> Price:
     names = [each.name for each in fields(Price)]
     if not isinstance(table, dict) or not {"input", "output"} <= table.keys() <= set(names):
         raise ValueError(
@@ -282,7 +282,7 @@ def _names(value: Any) -> dict[str, str]:
     return {_text(name): _text(policy) for name, policy in value.items()}
 
 
-def _schemas(value: Any) -> str | dict[str, str]:
+def _parse_schemas(value: Any) -> str | dict[str, str]:
     if not isinstance(value, dict):
         return _place(value)
     return {graph_name(name): _place(place) for name, place in value.items()}
@@ -296,13 +296,13 @@ AMOUNT = ValueKind("a number of at least 0", float, number)
 SPAN = ValueKind("a number greater than 0", float, lambda value: number(value, more=True))
 WEIGHT = ValueKind("a number from 0 to 1", float, lambda value: _at_most(number(value), 1.0))
 ORIGINS = ValueKind(
-    "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _origins
+    "a list of origins without a path, e.g. 'https://chat.example.com', or '*'", _words_of, _parse_origins
 )
-PATTERN = ValueKind("a regular expression", str, _pattern)
+PATTERN = ValueKind("a regular expression", str, _parse_pattern)
 PREFIX = ValueKind("a path without a slash at its end, e.g. '/api'", str, _prefix)
-KEYS_URL = ValueKind("an https:// URL", str, _https)
+KEYS_URL = ValueKind("an https:// URL", str, _check_https)
 HOSTS = ValueKind("a list of hosts and networks, e.g. 'hooks.internal' or '10.1.0.0/16'", _words_of, _hosts)
-HOST_NAMES = ValueKind("a list of host names, e.g. 'agents.internal', or '*'", _words_of, _host_names)
+HOST_NAMES = ValueKind("a list of host names, e.g. 'agents.internal', or '*'", _words_of, _parse_host_names)
 SECRETS = ValueKind("a list of texts, each whsec_ and 24 to 64 random bytes in base64", _words_of, _secrets)
 GRAPHS = ValueKind(f"a table of names, each with {PLACE.wants}", _graphs_of, _graphs)
 HEADERS = ValueKind(
@@ -310,7 +310,9 @@ HEADERS = ValueKind(
 )
 CONFIGS = ValueKind("a table of graph names, each with its assistant's config", json.loads, _configs)
 DURATION = ValueKind("a duration, e.g. '12h', '30d' or seconds above 0", str, _duration)
-POLICIES = ValueKind("a table of names, each with the fields of a retention policy", json.loads, _policies)
+POLICIES = ValueKind(
+    "a table of names, each with the fields of a retention policy", json.loads, _parse_policies
+)
 PRICES = ValueKind(
     "a table of model names, each with prices per million tokens, e.g. { input = 2.5, output = 10 }",
     json.loads,
@@ -325,5 +327,7 @@ NAMES = ValueKind("a table of names, each with a policy's name", json.loads, _na
 SHARE = ValueKind(
     "a number above 0 and at most 1", float, lambda value: _at_most(number(value, more=True), 1.0)
 )
-SCHEMAS = ValueKind("a place, e.g. './agent.py:schema', or a table of graph names and places", str, _schemas)
+SCHEMAS = ValueKind(
+    "a place, e.g. './agent.py:schema', or a table of graph names and places", str, _parse_schemas
+)
 ENV = ValueKind("the path of a .env file, or a table of names and texts", str, _env)

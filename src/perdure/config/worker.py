@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from perdure.config.common import CommonConfig, load_common
-from perdure.config.resolve import ResolvedConfig, resolve_config, runtime_settings
+from perdure.config.resolve import ResolvedConfig, make_runtime_settings, resolve_config
 from perdure.config.retention import flag_name
 from perdure.errors import BadSetting
 from perdure.runtime.settings import Settings
@@ -88,14 +88,14 @@ def load(
     return WorkerConfig(
         **load_common(configuration, "perdure worker app:graph"),
         channels=None if channels is None else configuration.resolve_place(channels, Path.cwd()),
-        settings=runtime_settings(configuration.runtime()),
+        settings=make_runtime_settings(configuration.runtime()),
         webhook_hosts=None if configuration["http.disable_webhooks"] else configuration["http.webhook_hosts"],
         webhook_secrets=configuration["http.webhook_secrets"],
-        metrics=_metrics(configuration),
+        metrics=_find_metrics_address(configuration),
     )
 
 
-def _metrics(configuration: ResolvedConfig) -> HostPort | None:
+def _find_metrics_address(configuration: ResolvedConfig) -> HostPort | None:
     host, port = configuration["metrics.host"], configuration["metrics.port"]
     if port is None and "metrics.host" in configuration:
         raise BadSetting(

@@ -57,15 +57,15 @@ def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
         raise ValueError("a node for summaries needs Conversation(…, summarize=…)")
 
     async def summarise(state: Mapping[str, Any]) -> dict[str, Any]:
-        return await next_summary(conversation, state) or {}
+        return await make_next_summary(conversation, state) or {}
 
     def summarise_sync(state: Mapping[str, Any]) -> dict[str, Any]:
-        return next_summary_sync(conversation, state) or {}
+        return make_next_summary_sync(conversation, state) or {}
 
     return RunnableLambda(summarise_sync, summarise, name="summary")
 
 
-async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
+async def make_next_summary(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the update of a state with a summary that covers more, or ``None`` if there is nothing to do. A
     failure is logged, and returns ``None``, too."""
     summary = summary_of(state)
@@ -81,8 +81,8 @@ async def next_summary(conversation: Conversation, state: Mapping[str, Any]) -> 
         return None
 
 
-def next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the same as ``next_summary``, for a synchronous caller."""
+def make_next_summary_sync(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the same as ``make_next_summary``, for a synchronous caller."""
     summary = summary_of(state)
     try:
         leaving = conversation.to_fold(state[conversation.key], summary)

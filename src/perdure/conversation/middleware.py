@@ -13,7 +13,7 @@ from langchain.agents.middleware.types import (
     PrivateStateAttr,
 )
 
-from perdure.conversation.hook import next_summary, next_summary_sync, off_loop, summary_of
+from perdure.conversation.hook import make_next_summary, make_next_summary_sync, off_loop, summary_of
 from perdure.conversation.policy import Conversation
 
 
@@ -58,13 +58,13 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         """Fold what left the window, or soon will, into the summary."""
         if self._conversation.summarize is None:
             return None
-        return next_summary_sync(self._conversation, state)
+        return make_next_summary_sync(self._conversation, state)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Fold what left the window, or soon will, into the summary."""
         if self._conversation.summarize is None:
             return None
-        return await next_summary(self._conversation, state)
+        return await make_next_summary(self._conversation, state)
 
     def _fit(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         chosen = self._conversation.window(

@@ -70,7 +70,7 @@ class Conversation:
         system: str | SystemMessage | None = None,
     ) -> Window:
         """Return the window of a conversation, as ``perdure.conversation.window`` does under this policy."""
-        return self._window(messages, self.bounds, summary, tools, system)
+        return self._choose_window(messages, self.bounds, summary, tools, system)
 
     def to_fold(self, messages: Sequence[BaseMessage], summary: Summary | None) -> Leaving | None:
         """Return the messages that a summary should cover next: those that left the window, and those that
@@ -84,9 +84,9 @@ class Conversation:
         bounds = self.bounds
         soon = replace(bounds, tokens=max(bounds.summary + 1, int(bounds.tokens * _AHEAD)))
         try:
-            chosen = self._window(messages, soon, summary, None, None)
+            chosen = self._choose_window(messages, soon, summary, None, None)
         except MessageTooLong:
-            chosen = self._window(messages, bounds, summary, None, None)
+            chosen = self._choose_window(messages, bounds, summary, None, None)
         pending = () if summary is None else summary.pending
         leaving = [*pending, *find_uncovered(chosen.left_out, summary)]
         if leaving:
@@ -103,16 +103,16 @@ class Conversation:
             SummaryRefused: The result is not a summary.
             ValueError: The policy makes no summaries.
         """
-        given = self._summarizer()
+        given = self._get_summarizer()
         return await fold_summary(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 
     def fold_sync(self, summary: Summary | None, leaving: Leaving) -> Summary:
         """Return the same as ``fold``, for a synchronous caller. A coroutine function runs in an event loop
         of its own thread, always the same one."""
-        given = self._summarizer()
+        given = self._get_summarizer()
         return fold_summary_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
 
-    def _summarizer(self) -> Summarize | ModelSummarizer:
+    def _get_summarizer(self) -> Summarize | ModelSummarizer:
         if self.summarize is None:
             raise ValueError("this conversation has no summarize=…")
         if isinstance(self.summarize, BaseChatModel):
@@ -124,7 +124,7 @@ class Conversation:
         """True if counting is too quick to be moved to a thread, as the default estimate is."""
         return self.counter is approximate
 
-    def _window(
+    def _choose_window(
         self,
         messages: Sequence[BaseMessage],
         limit: Limit,

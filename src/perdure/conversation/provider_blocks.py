@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolCa
 from perdure.conversation.tool_calls import calls_of, type_of
 
 
-def answered_call(result: Mapping[str, Any]) -> str:
+def find_answered_call(result: Mapping[str, Any]) -> str:
     """Return the id of the call that a content block answers; empty if it has none."""
     return str(result.get("tool_use_id") or "")
 
@@ -62,7 +62,7 @@ def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) ->
         parts.append(
             ToolMessage(
                 block.get("content") or "",
-                tool_call_id=answered_call(block),
+                tool_call_id=find_answered_call(block),
                 status="error" if block.get("is_error") else "success",
                 id=message.id if is_last else made_id,
             )

@@ -17,8 +17,15 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from perdure.conversation.provider_blocks import answered_call, results_of, with_calls, without_results
-from perdure.conversation.tool_calls import calls_of, is_call, server_call, server_result, type_of, with_ids
+from perdure.conversation.provider_blocks import find_answered_call, results_of, with_calls, without_results
+from perdure.conversation.tool_calls import (
+    calls_of,
+    find_server_call,
+    find_server_result,
+    is_call,
+    type_of,
+    with_ids,
+)
 
 NO_RESULT = (
     "No result: the call was interrupted before its result was stored. It may have taken effect or not."
@@ -153,7 +160,7 @@ def _by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
 
 def _convert_blocks(ledger: _Ledger) -> None:
     """Convert the results that are blocks of users' messages, and the calls that these answer."""
-    answered = {answered_call(block) for each in ledger.messages for block in results_of(each)}
+    answered = {find_answered_call(block) for each in ledger.messages for block in results_of(each)}
     if not answered:
         return
     converted: list[BaseMessage] = []
@@ -191,11 +198,11 @@ def _pair_within(ledger: _Ledger, answer: Sequence[int], *, is_open: bool) -> No
         if not isinstance(ledger.messages[place].content, str)
         for block in ledger.messages[place].content
     ]
-    latest = {server_result(block): number for number, (_, block) in enumerate(blocks)}
+    latest = {find_server_result(block): number for number, (_, block) in enumerate(blocks)}
     called: set[str] = set()
     removed: list[int] = []
     for number, (place, block) in enumerate(blocks):
-        call, result = server_call(block), server_result(block)
+        call, result = find_server_call(block), find_server_result(block)
         if call is not None and (is_open or latest.get(call, -1) > number):
             called.add(call)
         elif call is not None:
@@ -298,7 +305,7 @@ def _arrange(ledger: _Ledger) -> list[BaseMessage]:
         arranged.append(_without_late_reasoning(ledger, _without_blank(ledger, message)))
         found = sorted((call for call in calls if call.result is not None), key=lambda call: call.result or 0)
         arranged += [_result(ledger, call) for call in found]
-        arranged += [_no_result(ledger, call, message) for call in calls if call.result is None]
+        arranged += [_make_missing_result(ledger, call, message) for call in calls if call.result is None]
     return arranged
 
 
@@ -324,7 +331,7 @@ def _stays(ledger: _Ledger, place: int) -> bool:
     return place in ledger.calls or not _is_empty(message)
 
 
-def _no_result(ledger: _Ledger, call: _ToolCall, message: BaseMessage) -> ToolMessage:
+def _make_missing_result(ledger: _Ledger, call: _ToolCall, message: BaseMessage) -> ToolMessage:
     ledger.note("result_added", message, call.id)
     return ToolMessage(
         NO_RESULT, tool_call_id=call.id, name=call.name, status="error", id=f"{_SYNTHETIC}{call.id}"

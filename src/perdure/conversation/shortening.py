@@ -23,13 +23,13 @@ def cut(text: str, fits: Callable[[str], bool]) -> str:
         The end of the text; empty if nothing of it fits.
     """
     for parts, joint in ((_SENTENCES.split(text), " "), (text.split(), " "), (list(text), "")):
-        left = _longest([part for part in parts if part.strip() or joint == ""], joint, fits)
+        left = _find_longest([part for part in parts if part.strip() or joint == ""], joint, fits)
         if left:
             return left
     return ""
 
 
-def _longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool]) -> str:
+def _find_longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool]) -> str:
     def end_from(start: int) -> str:
         return f"{_MARK} {joint.join(part.strip() if joint else part for part in parts[start:])}"
 

@@ -179,10 +179,10 @@ class ModelSummarizer:
     def _requests(self, summary: str, messages: Sequence[BaseMessage], words: int) -> _Requests:
         """Yield the text of each request, given the answer to the one before."""
         head, between, tail = (part.replace("{words}", str(words)) for part in self._around)
-        for piece in self._pieces(messages):
+        for piece in self._split_pieces(messages):
             summary = yield f"{head}{summary}{between}{transcript(piece)}{tail}"
 
-    def _pieces(self, messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
+    def _split_pieces(self, messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
         piece: list[BaseMessage] = []
         size = 0
         for message in messages:

@@ -39,7 +39,7 @@ def is_call(block: Mapping[str, Any]) -> bool:
     return type_of(block) in _ID_IN_BLOCK
 
 
-def server_call(block: Any) -> str | None:
+def find_server_call(block: Any) -> str | None:
     """Return the id of a content block that is a call for a tool that the provider runs, ``None`` for any
     other block. A call whose result is not a separate block does not count."""
     if not isinstance(block, dict) or type_of(block) not in _SERVER_CALLS:
@@ -47,7 +47,7 @@ def server_call(block: Any) -> str | None:
     return str(block.get("id") or "")
 
 
-def server_result(block: Any) -> str | None:
+def find_server_result(block: Any) -> str | None:
     """Return the id of the call whose result a content block is, if the provider ran the tool; ``None`` for
     any other block."""
     if not isinstance(block, dict) or not type_of(block).endswith("_tool_result"):

@@ -18,7 +18,7 @@ from langchain_core.messages import (
 from perdure.conversation.counting import Counter, approximate, count_tools
 from perdure.conversation.repair import Change, repair
 from perdure.conversation.summary import SUMMARY_ID, Summary
-from perdure.conversation.tool_calls import server_call, server_result
+from perdure.conversation.tool_calls import find_server_call, find_server_result
 from perdure.errors import MessageTooLong, NoWindow
 
 
@@ -97,9 +97,9 @@ class _Unit:
         self.messages.append(message)
         self.counts.append(count)
         for block in () if isinstance(message.content, str) else message.content:
-            if (call := server_call(block)) is not None:
+            if (call := find_server_call(block)) is not None:
                 self.waits.add(call)
-            elif (result := server_result(block)) is not None:
+            elif (result := find_server_result(block)) is not None:
                 self.waits.discard(result)
 
     @property
@@ -266,7 +266,7 @@ def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _V
 
     So the window of a longer conversation begins where that of a shorter one did, until it has to move.
     """
-    view = _View(units, _next_turns(units))
+    view = _View(units, _find_next_turns(units))
     target = int(room * keep)
     start, turn, rest = _after(units, covered)
     if turn >= 0:
@@ -287,7 +287,7 @@ def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _V
     return view
 
 
-def _next_turns(units: Sequence[_Unit]) -> list[int]:
+def _find_next_turns(units: Sequence[_Unit]) -> list[int]:
     """Return for each unit the place of the next turn, or the number of units if there is none."""
     following = len(units)
     nexts = [0] * following

@@ -16,7 +16,7 @@ from perdure.database.base import DatabaseBase, report_changes
 from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.queue.stuck import Survey, survey
 from perdure.engine.retention.sweep import RetentionResult
 from perdure.engine.threads import forking, tags, thread_digest
@@ -24,7 +24,7 @@ from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import Histories
-from perdure.langgraph.checkpoint_ids import new_checkpoint
+from perdure.langgraph.checkpoint_ids import make_checkpoint_id
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import CheckpointView
 from perdure.langgraph.store_for_event_loops import AsyncPerdureStore
@@ -98,7 +98,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
             Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
                 run to run had none before the checkpoint.
         """
-        new_id, now = new_checkpoint()
+        new_id, now = make_checkpoint_id()
         at = self._handle.partition(thread_id)
         return await self._handle.arun(forking.fork(at, checkpoint_id, new_id=new_id, now=now))
 
@@ -152,7 +152,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         if thread_id is not None:
             return await self._check(self._handle.partition(thread_id))
         found: list[Finding] = []
-        for at in await self._handle.arun(all_partitions(self.tenant)):
+        for at in await self._handle.arun(list_all_partitions(self.tenant)):
             try:
                 found += await self._check(at)
             except Corrupt as error:
@@ -200,7 +200,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         at = self._handle.partition(thread_id)
         return await self._handle.arun(
-            thread_digest.digest_thread(at, self._handle.digest, thread_digest.silent)
+            thread_digest.compute_thread_digest(at, self._handle.digest, thread_digest.silent)
         )
 
     async def measure(self, thread_id: str) -> Measure:

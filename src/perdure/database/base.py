@@ -91,7 +91,7 @@ class DatabaseBase(Generic[Store]):
         if warn_bytes is None:
             large = None
         else:
-            large = self._handle.large_channels(warn_bytes)
+            large = self._handle.get_large_channels(warn_bytes)
         saver = PerdureSaver(
             self._handle.driver,
             tenant=self._owner(tenant),

@@ -15,7 +15,7 @@ from perdure.database.base import DatabaseBase, report_changes
 from perdure.database.thread_entries import Thread
 from perdure.engine.checks import fsck, fsck_report
 from perdure.engine.checks.fsck_report import Damage, Finding, Repaired
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.queue.stuck import Survey, survey
 from perdure.engine.retention.sweep import RetentionResult
 from perdure.engine.threads import forking, tags, thread_digest
@@ -23,7 +23,7 @@ from perdure.engine.threads.measure import Measure, measure
 from perdure.engine.threads.thread_digest import Digest
 from perdure.errors import Corrupt
 from perdure.history.histories import SyncHistories
-from perdure.langgraph.checkpoint_ids import new_checkpoint
+from perdure.langgraph.checkpoint_ids import make_checkpoint_id
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import CheckpointView
 from perdure.langgraph.store import PerdureStore
@@ -95,7 +95,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
             Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
                 run to run had none before the checkpoint.
         """
-        new_id, now = new_checkpoint()
+        new_id, now = make_checkpoint_id()
         at = self._handle.partition(thread_id)
         return self._handle.run(forking.fork(at, checkpoint_id, new_id=new_id, now=now))
 
@@ -145,7 +145,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         if thread_id is not None:
             return self._check(self._handle.partition(thread_id))
         found: list[Finding] = []
-        for at in self._handle.run(all_partitions(self.tenant)):
+        for at in self._handle.run(list_all_partitions(self.tenant)):
             try:
                 found += self._check(at)
             except Corrupt as error:
@@ -190,7 +190,9 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
     def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         at = self._handle.partition(thread_id)
-        return self._handle.run(thread_digest.digest_thread(at, self._handle.digest, thread_digest.silent))
+        return self._handle.run(
+            thread_digest.compute_thread_digest(at, self._handle.digest, thread_digest.silent)
+        )
 
     def measure(self, thread_id: str) -> Measure:
         """Measure the bytes of a thread, by channel, by reading all of it."""

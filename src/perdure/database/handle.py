@@ -81,7 +81,7 @@ class DatabaseHandle:
         options."""
         return Sweeper(self.driver, self.digest, self.tenant, self.retention, options or RetentionOptions())
 
-    def large_channels(self, warn_bytes: int) -> LargeChannels:
+    def get_large_channels(self, warn_bytes: int) -> LargeChannels:
         """Return the warnings from a size on, which checkpointers share: some programs make one for each
         request, and a thread's channel is named once. Raises ``ValueError`` for anything but a size."""
         return self._large_channels.setdefault(warn_bytes, LargeChannels(warn_bytes))

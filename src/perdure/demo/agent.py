@@ -104,7 +104,7 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     builder.add_edge(ANSWER, END)
     before = OUTLINE
     for number in range(1, PARTS_MAX + 1):
-        node = paragraph_node(number)
+        node = name_paragraph_node(number)
         builder.add_node(node, partial(paragraph, number=number))
         builder.add_conditional_edges(before, partial(_route_next, number=number), [node, END])
         before = node
@@ -112,7 +112,7 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     return builder.compile()
 
 
-def paragraph_node(number: int) -> str:
+def name_paragraph_node(number: int) -> str:
     """Return the name of the node that writes a paragraph, counted from 1."""
     return f"paragraph {number}"
 
@@ -144,7 +144,7 @@ def _first(state: DemoState) -> str:
 
 def _route_next(state: DemoState, *, number: int) -> str:
     if number <= len(state.get("outline", [])):
-        return paragraph_node(number)
+        return name_paragraph_node(number)
     return END
 
 

@@ -41,7 +41,7 @@ def statements(request: ExtractionRequest) -> list[ExtractedFact]:
     return out
 
 
-def demo_policy() -> MemoryPolicy:
+def make_demo_policy() -> MemoryPolicy:
     """Return the policy of the demo's agent."""
     return MemoryPolicy(user=USER, extract=statements, tokens=POLICY_TOKENS, debounce=0.5, max_wait=5.0)
 

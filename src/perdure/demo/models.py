@@ -85,7 +85,7 @@ def open_model(choice: ModelChoice, environ: Mapping[str, str]) -> Iterator[Open
             yield OpenModel(chat, f"{local_model.LABEL} ({choice.reason})", LOCAL_PROMPT_TOKENS)
         return
     label = f"{choice.provider}:{choice.name} ({choice.reason})"
-    yield OpenModel(_remote(choice, environ), label, REMOTE_PROMPT_TOKENS)
+    yield OpenModel(_make_remote_model(choice, environ), label, REMOTE_PROMPT_TOKENS)
 
 
 def require(*modules: str) -> None:
@@ -96,7 +96,7 @@ def require(*modules: str) -> None:
         raise MissingExtra(f"The demo needs {', '.join(absent)}, which is not installed: {INSTALL}")
 
 
-def _remote(choice: ModelChoice, environ: Mapping[str, str]) -> BaseChatModel:
+def _make_remote_model(choice: ModelChoice, environ: Mapping[str, str]) -> BaseChatModel:
     if choice.provider == "openai":
         if not environ.get("OPENAI_API_KEY"):
             raise BadModel("OPENAI_API_KEY is not set: set it, or use --model local.")

@@ -42,12 +42,12 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
         if problem is not None:
             console.print(f"[bold red]perdure demo:[/] {escape(problem)}")
             return 1
-        again = escape(command_to_go_on(url, model, thread_id))
+        again = escape(write_command_to_go_on(url, model, thread_id))
         console.print(f"[dim]Go on with:[/] {again}", soft_wrap=True)
     return 0
 
 
-def command_to_go_on(url: str, model: str | None, thread_id: str) -> str:
+def write_command_to_go_on(url: str, model: str | None, thread_id: str) -> str:
     """Return the command that continues a thread, as it can be typed in the current folder: with the path of
     the program, which need not be among those of the shell."""
     program = Path(sys.argv[0]).absolute()

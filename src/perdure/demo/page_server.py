@@ -68,7 +68,7 @@ async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -
                 console.print(f"The process was killed; process {os.getpid()} goes on.")
                 return
             moved_from = port if port not in (0, taken) else None
-            _banner(console, address, database, demo.model.label, moved_from=moved_from)
+            _print_banner(console, address, database, demo.model.label, moved_from=moved_from)
             if not is_near:
                 console.print(EXPOSED)
             if serving.open_browser:
@@ -99,7 +99,9 @@ def describe_url(url: str) -> str:
     return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{host}"))
 
 
-def _banner(console: Console, address: str, database: str, model: str, *, moved_from: int | None) -> None:
+def _print_banner(
+    console: Console, address: str, database: str, model: str, *, moved_from: int | None
+) -> None:
     if moved_from is not None:
         console.print(f"[yellow]Port {moved_from} is taken, so this is another one.[/]")
     console.print()

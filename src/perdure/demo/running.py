@@ -18,7 +18,7 @@ from rich.console import Console
 
 import perdure
 from perdure.demo.agent import build_agent
-from perdure.demo.memory import demo_policy
+from perdure.demo.memory import make_demo_policy
 from perdure.demo.models import OpenModel, choose_model, open_model
 from perdure.langgraph.search.index import SearchConfig
 from perdure.runtime import Agent, Runtime, Settings
@@ -84,7 +84,7 @@ async def open_demo(url: str, model_name: str | None, console: Console) -> Async
 async def start_demo(stack: AsyncExitStack, db: perdure.Database, model: OpenModel) -> Demo:
     """Start a demo with an open model and return it; ``stack`` closes it."""
     graph = build_agent(model.chat, context_tokens=model.context_tokens)
-    agent = Agent(graph, memory=demo_policy())
+    agent = Agent(graph, memory=make_demo_policy())
     handed_over = HandOverCounter()
     observers = (Logs(), handed_over)
     runtime = Runtime(db, {GRAPH: agent}, settings=SETTINGS, observers=observers, store_index=WORD_INDEX)

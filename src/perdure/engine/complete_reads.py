@@ -25,7 +25,7 @@ def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record]
     return out
 
 
-def all_partitions(tenant: str | None, space: str = THREADS) -> Program[list[Partition]]:
+def list_all_partitions(tenant: str | None, space: str = THREADS) -> Program[list[Partition]]:
     """Return every partition of a space, its threads by default, of a tenant or of all tenants, in order."""
     out: list[Partition] = []
     while True:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from perdure.engine import documents
 from perdure.engine.documents import Document
 from perdure.engine.transact import retry_attempt
-from perdure.model.limits import Demand, LimitState, Share, SharedLimit, blank_at, is_blank, take
+from perdure.model.limits import Demand, LimitState, Share, SharedLimit, find_blank_time, is_blank, take
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, FindThreads, Get, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, LANE, SERVER, Partition
@@ -182,7 +182,7 @@ def forget(partition: Partition, now: int) -> Program[bool]:
         yield from ask(Commit(partition, (Delete(LANE, (LIMITS,), lane.version),)))
         return False
     kept = _read(partition, Document.read(found[0]))
-    blank = blank_at(SharedLimit(**kept.amounts), kept.state, now)
+    blank = find_blank_time(SharedLimit(**kept.amounts), kept.state, now)
     if blank <= now:
         yield from _remove(partition, Document.read(found[0]))
         return False

@@ -16,7 +16,7 @@ from typing import Any, cast
 from langchain_core.messages import BaseMessage
 
 from perdure.engine import session_histories
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.items import items
 from perdure.engine.session_histories import Session, Terms, Turn
 from perdure.engine.transact import Budget
@@ -41,7 +41,7 @@ class TaskBudget:
     task: str = ""
     used: int = 0
 
-    def rest_of(self, most: int) -> int:
+    def limit_to_rest(self, most: int) -> int:
         """Return the rest of ``most``, at least 0."""
         return max(0, most - self.used)
 
@@ -142,7 +142,7 @@ class _Programs:
     def _sweep(self) -> Program[int]:
         now = _now()
         removed = yield from items.sweep(self._tenant, now, self._limits)
-        for partition in (yield from all_partitions(self._tenant, SESSIONS)):
+        for partition in (yield from list_all_partitions(self._tenant, SESSIONS)):
             removed += yield from session_histories.sweep(partition, now, self._limits)
         return removed
 

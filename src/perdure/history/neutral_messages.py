@@ -103,14 +103,14 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         text = _text(message, name, where)
         if text is not None:
             out[name] = text
-    if tags := _tags(message.get("tags"), where):
+    if tags := _parse_tags(message.get("tags"), where):
         out["tags"] = tags
     status = _text(message, "status", where)
     if status not in (None, "success", "error") or (status == "error" and role != "tool"):
         raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
     if status == "error":
         out["status"] = "error"
-    if invalid := _objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
+    if invalid := _parse_objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
         out["invalid_tool_calls"] = invalid
     # Last, as it is the only check of the contents of parts and arguments.
     return cast("NeutralMessage", _plain(out, where))
@@ -158,12 +158,12 @@ def to_langchain(messages: Iterable[Mapping[str, Any]]) -> list[BaseMessage]:
     Raises:
         Unserialisable: a message is not a neutral one.
     """
-    return [_langchain(neutral(message, at)) for at, message in enumerate(messages)]
+    return [_to_langchain(neutral(message, at)) for at, message in enumerate(messages)]
 
 
 def _of_langchain(message: BaseMessage, at: int) -> dict[str, Any]:
     out: dict[str, Any] = {
-        "role": _role(message, at),
+        "role": _parse_role(message, at),
         "content": message.content,
         "name": message.name,
         "id": message.id,
@@ -178,7 +178,7 @@ def _of_langchain(message: BaseMessage, at: int) -> dict[str, Any]:
     return out
 
 
-def _role(message: BaseMessage, at: int) -> str:
+def _parse_role(message: BaseMessage, at: int) -> str:
     match message:
         case HumanMessage():
             return "user"
@@ -202,7 +202,7 @@ def _role(message: BaseMessage, at: int) -> str:
             raise Unserialisable(f"message {at} is of the unknown type {type(message).__name__}")
 
 
-def _langchain(message: NeutralMessage) -> BaseMessage:
+def _to_langchain(message: NeutralMessage) -> BaseMessage:
     role = message["role"]
     fields = cast("Mapping[str, Any]", message)
     more: dict[str, Any] = {name: fields[name] for name in ("name", "id") if name in fields}
@@ -244,10 +244,10 @@ def _content(message: Mapping[str, Any], role: str, where: str) -> str | list[st
 
 def _calls(calls: Any, where: str) -> list[NeutralCall]:
     out: list[NeutralCall] = []
-    for call in _objects(calls, "tool_calls", where):
+    for call in _parse_objects(calls, "tool_calls", where):
         name, args = call.get("name"), call.get("args")
         if isinstance(function := call.get("function"), Mapping):
-            name, args = function.get("name"), _arguments(function.get("arguments"), where)
+            name, args = function.get("name"), _parse_arguments(function.get("arguments"), where)
         call_id = call.get("id")
         if not isinstance(name, str) or not isinstance(args, Mapping) or not isinstance(call_id, str | None):
             raise Unserialisable(f"a tool call of {where} has to have an id, a name and args, an object")
@@ -255,7 +255,7 @@ def _calls(calls: Any, where: str) -> list[NeutralCall]:
     return out
 
 
-def _arguments(text: Any, where: str) -> Any:
+def _parse_arguments(text: Any, where: str) -> Any:
     if not isinstance(text, str):
         return text
     try:
@@ -264,7 +264,7 @@ def _arguments(text: Any, where: str) -> Any:
         raise Unserialisable(f"the arguments of a tool call of {where} are not JSON") from error
 
 
-def _objects(value: Any, name: str, where: str) -> list[dict[str, Any]]:
+def _parse_objects(value: Any, name: str, where: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
@@ -272,7 +272,7 @@ def _objects(value: Any, name: str, where: str) -> list[dict[str, Any]]:
     return [dict(one) for one in value]
 
 
-def _tags(value: Any, where: str) -> list[str]:
+def _parse_tags(value: Any, where: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list | tuple) or not all(isinstance(tag, str) for tag in value):

@@ -45,7 +45,7 @@ def detect_kind(where: str) -> SourceKind:
         Unavailable: It does not answer.
     """
     if where.startswith(_POSTGRES):
-        tables = _postgres_tables(where)
+        tables = _read_postgres_tables(where)
         kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES))
         return _only(redact(where), kinds, _is_own(tables))
     if where.startswith(_REDIS):
@@ -69,7 +69,7 @@ def detect_kind(where: str) -> SourceKind:
     if head.startswith(ARCHIVE_MAGIC):
         return SourceKind.ARCHIVE
     if head.startswith(SQLITE_MAGIC):
-        tables = _sqlite_tables(path)
+        tables = _read_sqlite_tables(path)
         kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_SQLITE))
         return _only(str(path), kinds, _is_own(tables))
     return _only(str(path), list(_of_text(path, head)))
@@ -107,7 +107,7 @@ def _is_own(tables: Tables) -> bool:
     return "perdure_schema" in tables
 
 
-def _sqlite_tables(path: Path) -> Tables:
+def _read_sqlite_tables(path: Path) -> Tables:
     with closing(SqliteRows(path)) as rows:
         return _group_by_table(
             rows(
@@ -117,7 +117,7 @@ def _sqlite_tables(path: Path) -> Tables:
         )
 
 
-def _postgres_tables(url: str) -> Tables:
+def _read_postgres_tables(url: str) -> Tables:
     with require_extra("postgres"):
         from perdure.imports.postgres_rows import PostgresRows
     with closing(PostgresRows(url)) as rows:

@@ -65,8 +65,8 @@ def _dialect_of(name: str, rows: PlainRows) -> Dialect:
         checkpoints="checkpoints",
         writes="writes" if writes else "",
         text="{}",
-        state=_form("state"),
-        value=_form("value"),
+        state=_choose_form("state"),
+        value=_choose_form("value"),
         time="CAST(created_at AS TEXT)" if "created_at" in checkpoints else "NULL",
         newest="created_at DESC" if "created_at" in checkpoints else "checkpoint_id",
         task="task_id" if "task_id" in writes else "NULL",
@@ -76,7 +76,7 @@ def _dialect_of(name: str, rows: PlainRows) -> Dialect:
     )
 
 
-def _form(column: str) -> str:
+def _choose_form(column: str) -> str:
     text = f"CASE typeof({column}) WHEN 'blob' THEN hex({column}) ELSE {column} END"
     return f"CASE typeof({column}) WHEN 'blob' THEN 'blob' WHEN 'null' THEN 'null' ELSE 'text' END, {text}"
 

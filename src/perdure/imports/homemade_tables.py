@@ -108,7 +108,7 @@ class _Held:
 
     def __init__(self, thread: str, outline: Outline, rows: Sequence[_Row]) -> None:
         self.thread = thread
-        self.depths = _depths(outline)
+        self.depths = _count_ancestors(outline)
         self.rows = dict(zip(outline.writes, rows, strict=True))
         self.slots: dict[str, list[WriteSlot]] = {}
         for slot in outline.writes:
@@ -346,7 +346,7 @@ def _read_column(kind: str, text: Any) -> tuple[str, bytes]:
     return ("json" if len(raw) > 1 and raw[0] < 0x80 else "msgpack"), raw
 
 
-def _depths(outline: Outline) -> dict[str, int]:
+def _count_ancestors(outline: Outline) -> dict[str, int]:
     """Return the number of each checkpoint's existing ancestors. Checkpoints in a circle count up to where it
     closes; the importer refuses them."""
     parents = {entry.id: entry.parent_id for entry in outline.checkpoints}

@@ -142,7 +142,7 @@ class Importer:
         found = self._db.run(importing.survey(partition))
         if not found.exists:
             found = StoredThread(found.view, {}, {}, {}, found.is_partial)
-        numbers = importing.last_numbers(found)
+        numbers = importing.find_last_numbers(found)
         # Records that another attempt has left are stored again, and refused if the thread went on without
         # them.
         left = find_unfinished(outline.checkpoints, found.checkpoints, found.extent)
@@ -152,10 +152,10 @@ class Importer:
         new = find_missing(outline.checkpoints, found.checkpoints, gone)
         if not found.exists and len(new) < len(outline.checkpoints):
             raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
-        plan = _Plan(partition, outline, found, new, sorted(_slots_to_read(outline, found, new)))
+        plan = _Plan(partition, outline, found, new, sorted(_choose_slots(outline, found, new)))
         namespaces = {entry.namespace for entry in outline.checkpoints}
         latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
-        heads = _heads_to_move({ns: name for ns, name in latest.items() if (ns, name) not in gone}, plan)
+        heads = _plan_head_moves({ns: name for ns, name in latest.items() if (ns, name) not in gone}, plan)
         arriving = {(entry.namespace, entry.id) for entry in new}
         if any(head not in arriving and head not in found.checkpoints for head in heads.items()):
             raise Contention("its latest checkpoint was written during the import; import it again")
@@ -257,7 +257,7 @@ class Importer:
 
     def _verify(self, plan: _Plan, touched: set[CheckpointKey]) -> int:
         digest, partition = self._db.digest, plan.partition
-        new = plan.not_arrived()
+        new = plan.find_missing()
         entries = [e for e in plan.outline.checkpoints if e[:2] in new or e[:2] in touched]
         for namespace, group in groupby(sorted(entries), key=lambda e: e.namespace):
             for some in _split_into_chunks(group, verify.PAGE):
@@ -299,7 +299,7 @@ class _Plan:
                 f"at the source ({len(self.new)} new checkpoints); what is at the target stays as it is"
             )
 
-    def not_arrived(self) -> set[CheckpointKey]:
+    def find_missing(self) -> set[CheckpointKey]:
         """Return the new checkpoints, and those that an interrupted import left after the head."""
         chosen = {(e.namespace, e.id) for e in self.new}
         there = self.found.checkpoints
@@ -342,7 +342,7 @@ class _Ancestors:
         while at is not None and at.id not in passed and len(seeds) < len(writes):
             passed.add(at.id)
             found = self._source.writes(thread, self._slots.get((namespace, at.id), []))
-            for write in sorted(found, key=_applied_as, reverse=True):
+            for write in sorted(found, key=_order_write, reverse=True):
                 if write.channel in writes.keys() - seeds.keys():
                     pending, more = encoder.write(write)
                     writes[write.channel].append(CarriedWrite(pending.task_id, pending.ref))
@@ -357,12 +357,12 @@ class _Ancestors:
         return record._replace(carried=carried if passed else {}), chunks
 
 
-def _applied_as(write: SourceWrite) -> tuple[str, str, int]:
+def _order_write(write: SourceWrite) -> tuple[str, str, int]:
     """Return the place of a write in the order in which a super-step applies them."""
     return write.task_path, write.slot.task_id, write.slot.idx
 
 
-def _slots_to_read(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:
+def _choose_slots(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:
     """Return the slots that the target lacks, and the reserved ones, which are overwritten. Slots of
     checkpoints that were pruned at the target are left out."""
     in_source = {(e.namespace, e.id) for e in outline.checkpoints}
@@ -375,7 +375,7 @@ def _slots_to_read(outline: Outline, found: StoredThread, new: list[CheckpointEn
     return list(filter(is_wanted, outline.writes))
 
 
-def _heads_to_move(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
+def _plan_head_moves(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
     """Return the heads to set, by namespace: the source's latest checkpoints, where the target's head is
     another one of the source's."""
     in_source = {(e.namespace, e.id) for e in plan.outline.checkpoints}

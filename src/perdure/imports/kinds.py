@@ -43,7 +43,7 @@ def open_source(kind: SourceKind, where: str) -> Source:
     return _OPENERS[kind](where)
 
 
-def _sqlite(where: str) -> Source:
+def _open_sqlite_source(where: str) -> Source:
     from perdure.imports.sqlite import SqliteSource
 
     return SqliteSource(Path(where.removeprefix("sqlite:///")))
@@ -56,7 +56,7 @@ def _postgres(where: str) -> Source:
     return PostgresSource(where)
 
 
-def _redis(where: str) -> Source:
+def _open_redis_source(where: str) -> Source:
     with require_extra("redis"):
         from perdure.imports.plainredis import RedisSource
 
@@ -70,7 +70,7 @@ def _server(where: str) -> Source:
     return ServerSource(ServerApi(where))
 
 
-def _dynamodb(where: str) -> Source:
+def _open_dynamodb_source(where: str) -> Source:
     with require_extra("dynamodb"):
         from perdure.imports.dynamodb import DynamoSource
 
@@ -106,11 +106,11 @@ def require_extra(extra: str) -> Iterator[None]:
 
 
 _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
-    SourceKind.LANGGRAPH_SQLITE: _sqlite,
+    SourceKind.LANGGRAPH_SQLITE: _open_sqlite_source,
     SourceKind.LANGGRAPH_POSTGRES: _postgres,
-    SourceKind.LANGGRAPH_REDIS: _redis,
+    SourceKind.LANGGRAPH_REDIS: _open_redis_source,
     SourceKind.LANGGRAPH_SERVER: _server,
-    SourceKind.AWS_DYNAMODB: _dynamodb,
+    SourceKind.AWS_DYNAMODB: _open_dynamodb_source,
     SourceKind.PLAIN: _plain,
     SourceKind.HISTORY: _history,
 }

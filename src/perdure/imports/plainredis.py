@@ -86,13 +86,13 @@ class RedisSource(StockSource):
     @_reading
     def threads(self) -> Iterator[str]:
         """Return the ids of the threads in order."""
-        return iter(sorted(self._registry()))
+        return iter(sorted(self._read_registry()))
 
     @_reading
     def outline(self, thread: str) -> Outline:
         """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists."""
         outline = Outline()
-        for namespace in self._registry().get(thread, ()):
+        for namespace in self._read_registry().get(thread, ()):
             names = self._timeline(thread, namespace)
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]
@@ -106,7 +106,7 @@ class RedisSource(StockSource):
                         continue  # expired
                     parent = _object(raw).get("parent_id")
                     outline.checkpoints.append(CheckpointEntry(namespace, name, parent or None))
-                    outline.writes += [_slot(namespace, name, field.decode()) for field in fields]
+                    outline.writes += [_make_slot(namespace, name, field.decode()) for field in fields]
         outline.checkpoints.sort(key=lambda entry: entry.id)
         return outline
 
@@ -165,7 +165,7 @@ class RedisSource(StockSource):
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
         fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
-        return [_slot(*entry[:2], field.decode()) for field in fields]
+        return [_make_slot(*entry[:2], field.decode()) for field in fields]
 
     @_reading
     def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
@@ -186,7 +186,7 @@ class RedisSource(StockSource):
         """Close the connections."""
         self._client.close()
 
-    def _registry(self) -> dict[str, list[str]]:
+    def _read_registry(self) -> dict[str, list[str]]:
         """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
         when its size has changed."""
         size: Any = self._client.hlen(self._key("threads"))
@@ -207,7 +207,7 @@ class RedisSource(StockSource):
         return ":".join((self._prefix, *parts))
 
 
-def _slot(namespace: str, checkpoint_id: str, field: str) -> WriteSlot:
+def _make_slot(namespace: str, checkpoint_id: str, field: str) -> WriteSlot:
     task, _, idx = field.rpartition(":")
     return WriteSlot(namespace, checkpoint_id, task, int(idx))
 

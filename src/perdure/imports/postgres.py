@@ -63,10 +63,10 @@ class PostgresSource(StockSource):
                 f"{self.name} has no tables of {PACKAGE} on its search_path (checkpoints with checkpoint_id, "
                 "or store with prefix); for another schema add ?options=-csearch_path%3Dname"
             )
-        self.saver = self._stock_saver()
+        self.saver = self._open_stock_saver()
         self._blobs: dict[tuple[str, str], tuple[str, Any]] = {}
 
-    def _stock_saver(self) -> Any:
+    def _open_stock_saver(self) -> Any:
         if find_spec("langgraph.checkpoint.postgres") is None or not self._has_path:
             return None
         from langgraph.checkpoint.postgres import PostgresSaver

@@ -98,7 +98,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     if not found.checkpoints:
         raise missing_thread(partition)
     ids = {name for _, name in found.checkpoints}
-    ids |= {_past_id(name) for name in ids}
+    ids |= {_make_past_id(name) for name in ids}
     thread: Any = {"configurable": {"thread_id": partition.thread}}
     for held in saver.list(thread):
         name = held.config.get("configurable", {})["checkpoint_id"]
@@ -142,7 +142,7 @@ def _load_pasts(
         trees, _ = yield from resolve(partition, {key: wanted[place] for key, place in names.items()}, digest)
         found = {names[key]: SERDE.value(*join_tree(tree)) for key, tree in trees.items()}
         seeds = {channel: value for (channel, n), value in found.items() if n < 0}
-        past_id = _past_id(record.id)
+        past_id = _make_past_id(record.id)
         checkpoint: Any = {
             **loaded[record.id].checkpoint,
             "id": past_id,
@@ -158,7 +158,7 @@ def _load_pasts(
     return out
 
 
-def _past_id(checkpoint_id: str) -> str:
+def _make_past_id(checkpoint_id: str) -> str:
     """Return the id of the ancestor that holds what a checkpoint carries: below all ids with a time."""
     return str(UUID(bytes=bytes(4) + blake2b(checkpoint_id.encode(), digest_size=12).digest()))
 
@@ -186,7 +186,7 @@ def _put(saver: StockSaver, held: CheckpointTuple) -> int:
         "thread_id": config["thread_id"],
         "checkpoint_ns": config.get("checkpoint_ns", ""),
     }
-    checkpoint: Any = _stock_versions(held.checkpoint)
+    checkpoint: Any = _translate_versions(held.checkpoint)
     before: Any = {"configurable": {**place, **({"checkpoint_id": parent} if parent else {})}}
     after = saver.put(before, checkpoint, held.metadata, checkpoint["channel_versions"])
     by_task: dict[str, list[tuple[str, Any]]] = {}
@@ -197,7 +197,7 @@ def _put(saver: StockSaver, held: CheckpointTuple) -> int:
     return sum(map(len, by_task.values()))
 
 
-def _stock_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+def _translate_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint with the versions that the stock savers count with: a number, and noise by which
     the branches of a thread keep values of their own. Here the noise follows from the value."""
     values = checkpoint["channel_values"]

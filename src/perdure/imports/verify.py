@@ -76,7 +76,7 @@ def compare(
         )
     }
     if whole:
-        parts["parent"] = (_parent(expected), _parent(found))
+        parts["parent"] = (_find_parent(expected), _find_parent(found))
         parts["metadata"] = (dict(expected.metadata), dict(found.metadata))
         parts |= _parts(translate_versions(expected.checkpoint), found.checkpoint)
     for part, (there, here) in parts.items():
@@ -96,7 +96,7 @@ def _parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple
     return parts
 
 
-def _parent(found: CheckpointTuple) -> str | None:
+def _find_parent(found: CheckpointTuple) -> str | None:
     config: Mapping[str, Any] = found.parent_config or {}
     parent: str | None = config.get("configurable", {}).get("checkpoint_id")
     return parent

@@ -212,7 +212,7 @@ class LocalAccess:
         if tenant == self.tenant:
             return self
         if not self.all_tenants:
-            raise NotFound(no_tenant(tenant))
+            raise NotFound(describe_tenant_refusal(tenant))
         return LocalAccess(
             self.handle,
             tenant,
@@ -278,7 +278,7 @@ class LocalAccess:
     @asynccontextmanager
     async def open_to_replay(self, graphs: Sequence[str], thread_id: str) -> AsyncIterator[ReplaySource]:
         if self._replays is None:
-            raise NotAllowed(not_granted("replay"))
+            raise NotAllowed(describe_refusal("replay"))
         yield ReplaySource(self._replays.database, [self._replays.agents[name] for name in graphs])
 
     async def permissions(self) -> frozenset[str]:
@@ -305,20 +305,20 @@ class LocalAccess:
         self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
     ) -> None:
         if "delete" not in await self.permissions():
-            raise NotAllowed(not_granted("delete"))
+            raise NotAllowed(describe_refusal("delete"))
 
     async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         if permission not in await self.permissions():
-            raise NotAllowed(not_granted(permission))
+            raise NotAllowed(describe_refusal(permission))
         return await self.thread(thread_id)
 
 
-def no_tenant(tenant: str) -> str:
+def describe_tenant_refusal(tenant: str) -> str:
     """Return the reason for which a viewer is refused the threads of a tenant, whether it exists or not."""
     return f"there is no tenant {tenant[:40]!r} that you may see"
 
 
-def not_granted(permission: str) -> str:
+def describe_refusal(permission: str) -> str:
     """Return the reason for which an action is refused on this machine."""
     return (
         f"this inspector may not {permission}; start it with --graph module:graph --allow {permission} to "

@@ -8,11 +8,11 @@ from typing import Any
 
 from perdure.errors import BadSetting, NotAllowed, NotFound, PerdureError, RunInProgress, TooLarge
 from perdure.inspector import audit_log, timeline
-from perdure.inspector.access import Access, InterruptAnswer, RunStart, not_granted
+from perdure.inspector.access import Access, InterruptAnswer, RunStart, describe_refusal
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state
 from perdure.model.records import Partition
-from perdure.runtime.failures.unfit_updates import unfitness
+from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
@@ -74,7 +74,7 @@ async def _edit(request: ActionRequest) -> dict[str, Any]:
         except PerdureError:
             raise
         except Exception as error:
-            raise BadSetting(f"the values do not fit the graph: {unfitness(error)}") from error
+            raise BadSetting(f"the values do not fit the graph: {describe_unfitness(error)}") from error
         now = await aread_state(graph, {"configurable": {"thread_id": request.thread_id}})
     run_id = None if request.row.run is None else request.row.run.id
     await request.runtime.threads.note_edit(request.thread_id, run_id, goes_on=bool(now.next))
@@ -195,7 +195,7 @@ async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
-    details = _audited_arguments(action, arguments)
+    details = _choose_audited_arguments(action, arguments)
     async with audit_log.record_action(access, name, row.thread_id, details) as more:
         result = await action.do(ActionRequest(access, runtime, row, arguments))
         more.update({key: value for key, value in result.items() if key in ("checkpoint_id", "run_id")})
@@ -208,10 +208,10 @@ async def require_any(access: Access, permission: str) -> None:
     if access.runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
     if permission not in await access.permissions():
-        raise NotAllowed(not_granted(permission))
+        raise NotAllowed(describe_refusal(permission))
 
 
-def _audited_arguments(action: Action, arguments: Arguments) -> dict[str, Any]:
+def _choose_audited_arguments(action: Action, arguments: Arguments) -> dict[str, Any]:
     """Return the arguments that the audit entry of an action records. Raise ``BadSetting`` for a value of the
     wrong type or length, before anything is recorded."""
     found: dict[str, Any] = {}

@@ -63,7 +63,7 @@ VIEWS: Mapping[str, View] = {
     "branches": timeline.branches,
     "checkpoint": states.checkpoint,
     "channel": states.channel,
-    "diff": states.difference,
+    "diff": states.find_difference,
     "messages": queue.messages,
     "overview": overview.overview,
     "nodes": overview.nodes,

@@ -74,7 +74,7 @@ def _of_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
     keys, new_keys = _keys(before, texts), _keys(after, new_texts)
     place = {key: index for index, key in enumerate(keys)}
     pairs = [(place[key], index) for index, key in enumerate(new_keys) if key in place]
-    in_order = _longest_rising([old for old, new in pairs if texts[old] == new_texts[new]])
+    in_order = _find_longest_rising([old for old, new in pairs if texts[old] == new_texts[new]])
     edited: list[Change] = []
     moved: list[Change] = []
     for old, new in pairs:
@@ -146,7 +146,7 @@ def message_id(item: Any) -> str | None:
     return None
 
 
-def _longest_rising(numbers: Sequence[int]) -> set[int]:
+def _find_longest_rising(numbers: Sequence[int]) -> set[int]:
     """Return the numbers of a longest rising subsequence of distinct numbers."""
     tails: list[int] = []
     ends: list[int] = []

@@ -16,11 +16,11 @@ from typing import Any, get_args
 from perdure.engine.threads.measure import measure
 from perdure.errors import BadSetting, PerdureError, Unavailable
 from perdure.inspector.access import Access, Sees
-from perdure.inspector.requests import read_cost, read_text, time_in
+from perdure.inspector.requests import read_cost, read_text, read_time
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.runs.messages import Run
-from perdure.runtime.failures.failure_location import text_for_clients
+from perdure.runtime.failures.failure_location import write_text_for_clients
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.operations import thread_search
 from perdure.runtime.operations.thread_search import ThreadQuery
@@ -28,7 +28,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.index import ThreadIndex, contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.user_and_title import title_in, user_in
+from perdure.runtime.threads.user_and_title import find_title, find_user
 from perdure.runtime.threads.walk_by_id import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]
@@ -80,7 +80,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
         def is_wanted(row: ThreadRow) -> bool:
             fits = row.thread_id.startswith(asked.get("id") or "") and status in (None, row.status)
-            return fits and contains(row.metadata, metadata) and title in title_in(row.metadata).casefold()
+            return fits and contains(row.metadata, metadata) and title in find_title(row.metadata).casefold()
 
         prefix = asked.get("id") or ""
         place = WalkPlace.read(asked.get("cursor") or "")
@@ -88,7 +88,7 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         return await (_by_size if sort == _SIZE else _by_id)(access, steps, is_wanted)
 
     def is_seen(held: Mapping[str, Any]) -> bool:
-        return title in title_in(held).casefold() and (sees is None or sees(held))
+        return title in find_title(held).casefold() and (sees is None or sees(held))
 
     passed = number(asked.get("cursor") or "0", "the cursor")
     listed = ThreadIndex(access.handle, access.tenant).steps(
@@ -142,8 +142,8 @@ async def _search(
         metadata=metadata or None,
         error=read_text(asked, "error"),
         tag=read_text(asked, "tag"),
-        since=await time_in(access, asked, "since"),
-        before=await time_in(access, asked, "before"),
+        since=await read_time(access, asked, "since"),
+        before=await read_time(access, asked, "before"),
         words=read_text(asked, "words"),
         cost=read_cost(asked),
         prices=access.prices,
@@ -175,8 +175,8 @@ def describe_thread(row: ThreadRow) -> dict[str, Any]:
         "created_at": row.created_at,
         "updated_at": row.updated_at,
         "metadata": plain(row.metadata),
-        "title": title_in(row.metadata),
-        "user": user_in(row.metadata),
+        "title": find_title(row.metadata),
+        "user": find_user(row.metadata),
         "graph_id": row.graph_id,
         "run": None if row.run is None else describe_run(row.run),
         "has_state": row.has_state,
@@ -188,7 +188,7 @@ def _error(run: Run) -> str | None:
     text, kind = run.note.get("error"), str(run.note.get("kind", ""))
     if not isinstance(text, str):
         return None
-    told = text_for_clients(kind, text)
+    told = write_text_for_clients(kind, text)
     if told == text or not kind:
         return told
     return f"{kind}: {told}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure.errors import NotAllowed
 from perdure.inspector.access import Access
-from perdure.inspector.requests import read_text, time_in
+from perdure.inspector.requests import read_text, read_time
 from perdure.model.ops import FindThreads
 from perdure.model.program import Program, ask
 from perdure.model.records import Partition
@@ -82,7 +82,7 @@ async def nodes(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         BadSetting: A value cannot be used.
     """
     walk = ThreadWalk(access.handle, access.tenant, await access.authorize_listing())
-    since = await time_in(access, {"since": "1d", **asked}, "since") or 0
+    since = await read_time(access, {"since": "1d", **asked}, "since") or 0
     part = await node_times.read_part(walk, since, asked.get("cursor") or "", _SECONDS)
     return {
         "nodes": part.times.entries(),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from perdure.web.pages import Pages, page_folder, page_headers
+from perdure.web.pages import Pages, find_page_folder, make_page_headers
 
 PATH = "/inspect"
 """Path of the pages; the API is below it, at ``/inspect/api``."""
 
-HEADERS = page_headers("no-store")
+HEADERS = make_page_headers("no-store")
 
 
-def inspector_pages() -> Pages:
+def make_inspector_pages() -> Pages:
     """Return the application that serves the pages' files."""
-    return Pages(page_folder("perdure.inspector"), HEADERS)
+    return Pages(find_page_folder("perdure.inspector"), HEADERS)

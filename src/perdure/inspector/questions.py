@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from perdure.inspector.access import Access
-from perdure.inspector.requests import read_text, time_in
+from perdure.inspector.requests import read_text, read_time
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
@@ -34,7 +34,7 @@ async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     sees = await access.authorize_listing()
     user, prefix = read_text(asked, "user"), read_text(asked, "id")
-    before = await time_in(access, asked, "older")
+    before = await read_time(access, asked, "older")
     walk = ThreadWalk(access.handle, access.tenant, sees, prefix=prefix or "")
     steps = open_questions.search(walk, user=user, asked_before=before, cursor=asked.get("cursor") or "")
     found: list[open_questions.AskedQuestion] = []
@@ -49,7 +49,7 @@ async def questions(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
                 break
     found.sort(key=lambda each: each.since)
     return {
-        "questions": [entries.question_entry(each) for each in found],
+        "questions": [entries.make_question_entry(each) for each in found],
         "examined": examined,
         "cursor": cursor,
         "permissions": sorted(await access.permissions()),

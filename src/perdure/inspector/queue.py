@@ -58,7 +58,7 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
         "now": now,
-        "stuck": [entries.stuck_entry(each) for each in stuck],
+        "stuck": [entries.make_stuck_entry(each) for each in stuck],
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
         "interrupted": [each for each in interrupted if each["asks"]],

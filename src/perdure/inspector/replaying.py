@@ -90,7 +90,9 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
 def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
     first = results[0]
     found = [
-        [] if each.comparison is None else [_difference(one) for one in each.comparison.sort_differences()]
+        []
+        if each.comparison is None
+        else [_show_difference(one) for one in each.comparison.sort_differences()]
         for each in results
     ]
     return {
@@ -104,7 +106,7 @@ def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
     }
 
 
-def _difference(found: Difference) -> dict[str, Any]:
+def _show_difference(found: Difference) -> dict[str, Any]:
     """Return a difference as JSON data, with the changes from the recorded value to the other one."""
     name = found.channel or found.kind
     before, after = ({} if value is None else {name: value} for value in (found.expected, found.found))

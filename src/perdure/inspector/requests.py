@@ -9,7 +9,7 @@ from perdure.errors import BadSetting
 from perdure.inspector.access import Access
 from perdure.model.ops import Now
 from perdure.model.program import ask
-from perdure.model.retention_policy import duration_us
+from perdure.model.retention_policy import parse_duration
 
 TEXT_MAX = 300
 """Maximum length of a text to search for, in characters."""
@@ -41,7 +41,7 @@ def read_cost(asked: Mapping[str, str]) -> float | None:
     return cost
 
 
-async def time_in(access: Access, asked: Mapping[str, str], name: str) -> int | None:
+async def read_time(access: Access, asked: Mapping[str, str], name: str) -> int | None:
     """Return a time in a request in microseconds since 1970, ``None`` without one: the time itself, or a span
     before now, such as ``1h``. Raise ``BadSetting`` for anything else."""
     text = read_text(asked, name)
@@ -50,7 +50,7 @@ async def time_in(access: Access, asked: Mapping[str, str], name: str) -> int | 
     if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:
         return min(int(text), _LATEST)
     try:
-        span = duration_us(text)
+        span = parse_duration(text)
     except ValueError as error:
         raise BadSetting(f"{name}: {error}") from None
     return max(0, await access.handle.arun(ask(Now())) - span)

@@ -14,7 +14,7 @@ from typing import Any
 from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import actions
 from perdure.inspector.access import Access
-from perdure.inspector.requests import read_text, time_in
+from perdure.inspector.requests import read_text, read_time
 from perdure.inspector.timeline import read_thread, require_parameter
 from perdure.runtime.operations import entries, failures, reruns, run_search, stops
 from perdure.runtime.operations.run_search import STATES, FoundRun, RunQuery
@@ -90,7 +90,7 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     found = await access.handle.arun(run_search.detail(at, run_id, row))
     if found is None:
         raise NotFound(f"thread {at.thread!r} has no run {run_id!r}")
-    return {**entries.detail_entry(found), "permissions": sorted(await access.permissions())}
+    return {**entries.make_detail_entry(found), "permissions": sorted(await access.permissions())}
 
 
 async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ async def query_of(access: Access, asked: Mapping[str, str]) -> RunQuery:
     return RunQuery(
         state=state,
         user=read_text(asked, "user"),
-        since=await time_in(access, asked, "since"),
+        since=await read_time(access, asked, "since"),
         error=read_text(asked, "error"),
         group=read_text(asked, "group"),
         graph=read_text(asked, "graph"),

@@ -15,7 +15,7 @@ from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
-from perdure.runtime.failures.failure_location import text_for_clients
+from perdure.runtime.failures.failure_location import write_text_for_clients
 from perdure.runtime.json_encoding import plain
 from perdure.storage.own_threads import in_own_thread
 
@@ -60,12 +60,12 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     for found in view.channels:
         if found.name == wanted:
             if isinstance(found.value, list):
-                return _items(found.value, number(asked, "before"))
+                return _list_items(found.value, number(asked, "before"))
             return {"value": plain(found.value)}
     raise NotFound(f"checkpoint {view.checkpoint_id} has no channel {wanted!r}")
 
 
-async def difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
+async def find_difference(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the changes between two checkpoints, by channel.
 
     Args:
@@ -124,7 +124,7 @@ def _describe(view: CheckpointView) -> dict[str, Any]:
         "alert_bytes": WARN_BYTES,
         "channels": [_channel(each) for each in view.channels],
         "writes": [
-            {"task_id": task, "channel": name, **_value(_show_write(name, plain(value)))}
+            {"task_id": task, "channel": name, **_show_value(_show_write(name, plain(value)))}
             for task, name, value in view.pending
         ],
     }
@@ -135,8 +135,11 @@ def _show_write(channel: str, value: Any) -> Any:
     if channel != ERROR:
         return value
     if isinstance(value, dict):
-        return {**value, "message": text_for_clients(str(value.get("error")), str(value.get("message")))}
-    return text_for_clients(str(value).partition("(")[0], str(value))
+        return {
+            **value,
+            "message": write_text_for_clients(str(value.get("error")), str(value.get("message"))),
+        }
+    return write_text_for_clients(str(value).partition("(")[0], str(value))
 
 
 def _channel(view: ChannelView) -> dict[str, Any]:
@@ -147,23 +150,23 @@ def _channel(view: ChannelView) -> dict[str, Any]:
         "is_replayed": view.is_replayed,
     }
     if isinstance(view.value, list):
-        return {**about, **_items(view.value, None)}
-    return {**about, **_value(plain(view.value))}
+        return {**about, **_list_items(view.value, None)}
+    return {**about, **_show_value(plain(view.value))}
 
 
-def _items(value: list[Any], before: int | None) -> dict[str, Any]:
+def _list_items(value: list[Any], before: int | None) -> dict[str, Any]:
     """Return the items of a list before an index, at most ``ITEMS`` and about ``_SHOWN_BYTES``."""
     end = len(value) if before is None else min(before, len(value))
     start, size = end, 0
     items: list[Any] = []
     while start > 0 and len(items) < ITEMS and size < _SHOWN_BYTES:
         start -= 1
-        items.append(_value(plain(value[start])))
+        items.append(_show_value(plain(value[start])))
         size += items[-1]["bytes"]
     return {"items": items[::-1], "start": start, "total": len(value)}
 
 
-def _value(value: Any) -> dict[str, Any]:
+def _show_value(value: Any) -> dict[str, Any]:
     text = diff.canonical(value)
     if len(text) <= _SHOWN_BYTES:
         return {"value": value, "bytes": len(text)}
@@ -184,6 +187,6 @@ def shorten_values(change: diff.Change) -> diff.Change:
     """Return a change with large values as the beginning of their text."""
     out = dict(change)
     for side in ("before", "after"):
-        if side in change and "beginning" in (held := _value(change[side])):
+        if side in change and "beginning" in (held := _show_value(change[side])):
             out[side] = f"{held['beginning']}…"
     return out

@@ -16,9 +16,9 @@ from perdure.inspector.timeline import number, read_thread
 from perdure.langgraph.reading.thread_calls import load_calls
 from perdure.langgraph.reading.thread_messages import load_messages
 from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
-from perdure.model.model_calls import ModelCall, distinct, show_call, total
+from perdure.model.model_calls import ModelCall, dedupe_calls, show_call, total
 from perdure.runtime.json_encoding import plain
-from perdure.runtime.threads.user_and_title import title_in
+from perdure.runtime.threads.user_and_title import find_title
 from perdure.storage.own_threads import in_own_thread
 
 _SECONDS = 0.4
@@ -61,7 +61,7 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         after = part.cursor
         if after is None or time.monotonic() > until:
             break
-    found = distinct(calls)
+    found = dedupe_calls(calls)
     return {
         "calls": [show_call(call, access.prices) for call in found],
         "usage": total(found, access.prices),
@@ -86,7 +86,7 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
     )
     page = await access.handle.arun(program)
     shown = page._asdict()
-    shown["title"] = title_in(row.metadata) or page.title
+    shown["title"] = find_title(row.metadata) or page.title
     return {**shown, "messages": await in_own_thread(plain, page.messages)}
 
 

@@ -47,7 +47,7 @@ async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     source = access.handle.driver.capabilities.password
     return {
         "alert_bytes": WARN_BYTES,
-        "database_bytes": await _database_bytes(access) if sees is None else None,
+        "database_bytes": await _count_database_bytes(access) if sees is None else None,
         "schema": None if access.url is None else await in_own_thread(_schema, access.url),
         "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
         "checks": sorted(LOOKS),
@@ -92,7 +92,7 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {"rows": rows, "examined": examined, "cursor": None}
 
 
-async def _database_bytes(access: Access) -> int | None:
+async def _count_database_bytes(access: Access) -> int | None:
     """Return the size of the database, ``None`` if it is not known or the viewer may not know it."""
     return await access.handle.acount_bytes() if sees_database(access) else None
 
@@ -121,7 +121,7 @@ async def _sizes(access: Access, partition: Partition, asked: Mapping[str, str])
     ]
 
 
-async def _dead(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+async def _list_dead(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     found = await access.handle.arun(inbox.read_failures(partition))
     return [
         *({"kind": "run", **describe_run(run)} for run in found.runs),
@@ -157,7 +157,9 @@ async def _fsck(access: Access, partition: Partition, asked: Mapping[str, str]) 
     return out
 
 
-async def _retention(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+async def _show_retention(
+    access: Access, partition: Partition, asked: Mapping[str, str]
+) -> list[dict[str, Any]]:
     sweeper = access.handle.sweeper(RetentionOptions(dry_run=True, rules=_rules(asked)))
     swept = await sweeper.arun(sweeper.apply_to(partition))
     if not swept.checkpoints and not swept.expired:
@@ -165,7 +167,7 @@ async def _retention(access: Access, partition: Partition, asked: Mapping[str, s
     return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]
 
 
-LOOKS: Mapping[str, Look] = {"sizes": _sizes, "dead": _dead, "fsck": _fsck, "retention": _retention}
+LOOKS: Mapping[str, Look] = {"sizes": _sizes, "dead": _list_dead, "fsck": _fsck, "retention": _show_retention}
 """Examinations by name."""
 
 

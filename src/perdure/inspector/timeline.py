@@ -24,7 +24,7 @@ from perdure.model.write_records import read_writes
 from perdure.runtime.operations import entries, open_questions
 from perdure.runtime.threads import walk_by_id
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.user_and_title import title_in
+from perdure.runtime.threads.user_and_title import find_title
 
 PAGE = 100
 _TREE_PAGE = 2_000
@@ -41,7 +41,7 @@ async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     at, row = await read_thread(access, asked)
     held = await access.handle.arun(_about(at))
-    title = title_in(row.metadata)
+    title = find_title(row.metadata)
     if not title and row.has_state and row.fault is None:
         title = await access.handle.arun(load_title(at, access.handle.digest))
     about = {**describe_thread(row), **held, **await waits_of(access, row)}
@@ -56,7 +56,7 @@ async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
     """
     at, _ = await read_thread(access, asked)
-    program = _timeline(at, asked.get("namespace") or "", number(asked, "before"))
+    program = _read_timeline(at, asked.get("namespace") or "", number(asked, "before"))
     return await access.handle.arun(program)
 
 
@@ -68,7 +68,7 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` of the thread; ``namespace``, the root by default.
     """
     at, _ = await read_thread(access, asked)
-    return await access.handle.arun(_branches(at, asked.get("namespace") or ""))
+    return await access.handle.arun(_read_branches(at, asked.get("namespace") or ""))
 
 
 async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def describe_lane(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _timeline(partition: Partition, namespace: str, before: int | None) -> Program[dict[str, Any]]:
+def _read_timeline(partition: Partition, namespace: str, before: int | None) -> Program[dict[str, Any]]:
     page = yield from history.page(partition, namespace, below=before, limit=PAGE)
     if not page and before is None:
         return {"checkpoints": [], "runs": {}, "cursor": None}
@@ -218,7 +218,7 @@ class _Node(NamedTuple):
     step: int | None
 
 
-def _branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
+def _read_branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
     nodes: list[_Node] = []
     after: int | None = None
     while True:
@@ -237,10 +237,10 @@ def _branches(partition: Partition, namespace: str) -> Program[dict[str, Any]]:
     named = yield from tags.list_tags(partition)
     head = heads[0].fields["checkpoint_id"] if heads else None
     tagged = _list_tagged(named, namespace)
-    return {"total": len(nodes), "head": head, "branches": _chains(nodes, head, tagged)}
+    return {"total": len(nodes), "head": head, "branches": _find_chains(nodes, head, tagged)}
 
 
-def _chains(
+def _find_chains(
     nodes: Sequence[_Node], head: str | None, tagged: Mapping[str, Sequence[str]]
 ) -> list[dict[str, Any]]:
     """Return the chains between roots, forks and ends, in the order of their first checkpoints."""

@@ -16,7 +16,7 @@ from perdure.inspector.requests import read_text
 from perdure.langgraph.reading.thread_calls import load_all_calls
 from perdure.memory import Memory
 from perdure.memory.memory import afind_roots
-from perdure.memory.users import ROOT, namespace_of, tool_roots
+from perdure.memory.users import ROOT, list_tool_roots, namespace_of
 from perdure.model.model_calls import total
 from perdure.model.records import Partition
 from perdure.runtime.operations import user_removal
@@ -148,5 +148,5 @@ async def _memories_of(access: Access, name: str) -> list[Memory]:
         return []
     policies = {agent.memory.root for agent in access.agents if agent.memory is not None}
     store = access.runtime.store()
-    roots = {ROOT, *tool_roots(), *policies, *await afind_roots(store, name)}
+    roots = {ROOT, *list_tool_roots(), *policies, *await afind_roots(store, name)}
     return [Memory(store, name, root=root) for root in sorted(roots)]

@@ -26,7 +26,7 @@ from perdure.errors import (
 )
 from perdure.inspector import api
 from perdure.inspector.access import Access
-from perdure.inspector.pages import HEADERS, PATH, inspector_pages
+from perdure.inspector.pages import HEADERS, PATH, make_inspector_pages
 from perdure.runtime.json_encoding import to_json
 from perdure.web.guard import Guard
 
@@ -70,7 +70,7 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
             Route(f"{PATH}/api/{{name}}", show, methods=["GET"]),
             Route(f"{PATH}/api/replay", replay, methods=["POST"]),
             Route(f"{PATH}/api/actions/{{name}}", act, methods=["POST"]),
-            Mount(PATH, inspector_pages(), name="inspector"),
+            Mount(PATH, make_inspector_pages(), name="inspector"),
         ],
         middleware=[Middleware(Guard, loopback=loopback)],
         exception_handlers={

@@ -108,11 +108,11 @@ def digest(value: Any) -> str:
     try:
         text = _json(value)
     except (TypeError, ValueError, RecursionError):
-        text = _json(_simple(value, ()))
+        text = _json(_simplify(value, ()))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def prompt_parts(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) -> dict[str, str]:
+def digest_prompt(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of a model's prompt and settings. Ids and metadata of messages do not count."""
     shown = [_message(message) for message in messages]
     rest = {name: value for name, value in settings.items() if name != "tools"}
@@ -139,22 +139,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_jsonable)
 
 
-def _simple(value: Any, above: tuple[int, ...]) -> Any:
+def _simplify(value: Any, above: tuple[int, ...]) -> Any:
     """Return a value that JSON cannot hold as one that it can: keys as text, and no value inside itself."""
     if id(value) in above or len(above) > _DEPTH_MAX:
         return _type_of(value)
     inside = (*above, id(value))
     if isinstance(value, Mapping):
-        return {_key(key): _simple(each, inside) for key, each in value.items()}
+        return {_key(key): _simplify(each, inside) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_simple(each, inside) for each in value]
+        return [_simplify(each, inside) for each in value]
     if value is None or isinstance(value, str | int | float):
         return value
     try:
         shown = _jsonable(value)
     except (TypeError, ValueError, RecursionError):
         return _type_of(value)
-    return _simple(shown, inside)
+    return _simplify(shown, inside)
 
 
 def _key(key: Any) -> str:
@@ -219,7 +219,7 @@ class CallRecorder(BaseCallbackHandler):
         calls = self.take(task_id)
         if not calls:
             return writes
-        stored = [_storable(call, serde).dump() for call in calls]
+        stored = [_make_storable(call, serde).dump() for call in calls]
         return [*writes, (channel_of(writes), stored)]
 
     # Callbacks of LangChain
@@ -237,7 +237,7 @@ class CallRecorder(BaseCallbackHandler):
         settings = kwargs.get("invocation_params") or {}
         named = (metadata or {}).get("ls_model_name") or settings.get("model") or settings.get("model_name")
         name = str(named or kwargs.get("name") or (serialized or {}).get("name") or "model")
-        parts = prompt_parts(messages[0] if messages else (), settings)
+        parts = digest_prompt(messages[0] if messages else (), settings)
         self._start(CallRecord(MODEL, name, parts), run_id, parent_run_id, metadata)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
@@ -263,7 +263,7 @@ class CallRecorder(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         name = str((serialized or {}).get("name") or kwargs.get("name") or "tool")
-        parts = tool_parts(input_str if inputs is None else inputs)
+        parts = digest_tool_input(input_str if inputs is None else inputs)
         self._start(CallRecord(TOOL, name, parts), run_id, parent_run_id, metadata)
         self._inside.add(run_id)
 
@@ -329,7 +329,7 @@ class CallRecorder(BaseCallbackHandler):
         call.is_over = True
 
 
-def _storable(call: CallRecord, serde: Serde) -> CallRecord:
+def _make_storable(call: CallRecord, serde: Serde) -> CallRecord:
     try:
         serde.payload(call.dump())
     except (TypeNotAllowed, Unserialisable):
@@ -337,7 +337,7 @@ def _storable(call: CallRecord, serde: Serde) -> CallRecord:
     return call
 
 
-def tool_parts(given: Any) -> dict[str, str]:
+def digest_tool_input(given: Any) -> dict[str, str]:
     """Return the digest of a tool's input."""
     return {"input": digest(given)}
 
@@ -352,7 +352,7 @@ def channel_of(writes: Sequence[tuple[str, Any]]) -> str:
     return f"{CHANNEL}{min(max(given, default=0), _MOST_ANSWERS)}"
 
 
-def answers_at(channel: str) -> int:
+def count_answers(channel: str) -> int:
     """Return the number of answers that a task had when it made the calls in a channel."""
     return int(channel.removeprefix(CHANNEL))
 
@@ -365,7 +365,7 @@ def is_of_calls(channel: str) -> bool:
 def slot_of(channel: str, position: int) -> int:
     """Return the index of a write: that of its special channel, else its position."""
     if is_of_calls(channel):
-        return _SLOT - answers_at(channel)
+        return _SLOT - count_answers(channel)
     return WRITES_IDX_MAP.get(channel, position)
 
 

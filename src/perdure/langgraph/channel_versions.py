@@ -17,13 +17,13 @@ _STOCK = re.compile(r"(\d{32})\.\d.*", re.ASCII)
 _LAST_DIGITS = re.compile(r"(.*?)(\d+)\D*", re.ASCII | re.DOTALL)
 
 
-def next_version(current: Version | None) -> Version:
+def make_next_version(current: Version | None) -> Version:
     """Return a version greater than ``current``, of its type; the first is 1. ``Unserialisable`` is raised
     for a number that has no successor."""
     if current is None:
         return 1
     if isinstance(current, str):
-        return _next_text(current)
+        return _make_next_text(current)
     if isinstance(current, float):
         after = max(current + 1, math.nextafter(current, math.inf))
         if not after > current or math.isinf(after):
@@ -32,7 +32,7 @@ def next_version(current: Version | None) -> Version:
     return current + 1
 
 
-def _next_text(current: str) -> str:
+def _make_next_text(current: str) -> str:
     if (stock := _STOCK.fullmatch(current)) and (raised := _increment(stock[1])):
         # As the stock savers write them: the number, and noise that distinguishes branches of a thread.
         return f"{raised}.{random.random():016}"  # noqa: S311 - no secret

@@ -184,19 +184,21 @@ class CheckpointPlan:
         """
         encoder, beside = self.encoder, self.beside
         self.seq = seq
-        base = yield from self._base(generation, trusts_loop=not encoder.has_drafted)
+        base = yield from self._find_base(generation, trusts_loop=not encoder.has_drafted)
         checkpoint = self.checkpoint
         if self.namespace == ROOT:
             root_head = None
         else:
             root_head = view.root_head
-        place = translate.CheckpointPosition(self.namespace, self.parent, seq, root_head, *self._authors())
+        place = translate.CheckpointPosition(
+            self.namespace, self.parent, seq, root_head, *self._find_authors()
+        )
         head = view.head.checkpoint_id if view.head else None
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if beside is not None:
             # A parent in the same commit proves nothing; the checkpoint under it does.
             basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
-        carried = yield from self._cross_schema(base, place)
+        carried = yield from self._plan_schema_crossing(base, place)
 
         def write(encoding: Encoding) -> CheckpointRecord:
             with translate.error_context(encoder.partition, checkpoint["id"]):
@@ -254,7 +256,7 @@ class CheckpointPlan:
         records = list(dict.fromkeys(keys))[-_REPLAYED_MAX:]
         return tuple(Check(WRITE, key, Expect.PRESENT) for key in records)
 
-    def _base(self, generation: int, *, trusts_loop: bool) -> Program[CheckpointRecord | None]:
+    def _find_base(self, generation: int, *, trusts_loop: bool) -> Program[CheckpointRecord | None]:
         """Return the checkpoint whose references are reused for channels without a new version: the one that
         this one is built on, or copies. ``None`` if there is no such channel, or it is not stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
@@ -269,7 +271,7 @@ class CheckpointPlan:
             return known
         return (yield from self._read_stored(name))
 
-    def _cross_schema(
+    def _plan_schema_crossing(
         self, base: CheckpointRecord | None, place: translate.CheckpointPosition
     ) -> Program[Callable[[Callable[[Any], bytes]], dict[str, Carried]] | None]:
         """Return the function that makes the history that the checkpoint carries over, ``None`` unless it is
@@ -317,7 +319,7 @@ class CheckpointPlan:
         self.migration.require_readable(self.encoder.partition, record)
         return self.migration.base(record)
 
-    def _authors(self) -> tuple[str, tuple[str, ...]]:
+    def _find_authors(self) -> tuple[str, tuple[str, ...]]:
         """Return the nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
         loaded. A copy replaces its original in the history, so it takes the original's."""
         loop = self.loop

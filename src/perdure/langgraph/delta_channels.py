@@ -56,7 +56,7 @@ def read_replays(
         channels: The channels' current names.
         schema: The schema of the application.
         digest: Names the chunks.
-        generation: As for ``delta_history``.
+        generation: As for ``read_delta_history``.
     """
 
     def find_former(channel: str, version: int) -> str | None:
@@ -65,7 +65,9 @@ def read_replays(
     def steps(channel: str) -> Callable[[int], list[ChannelConverted]]:
         return lambda version: schema.since(version).conversions(find_former(channel, version) or channel)
 
-    found = yield from history.delta_history(partition, record, channels, find_former, generation=generation)
+    found = yield from history.read_delta_history(
+        partition, record, channels, find_former, generation=generation
+    )
     refs: dict[str, bytes] = {}
     for name, carried in found.items():
         if carried.seed is not None:

@@ -168,7 +168,7 @@ def unwrap(function: Any) -> Callable[..., Any]:
             return typing.cast("Callable[..., Any]", inspect.unwrap(function))
 
 
-def tool_functions(tool: Any) -> list[Callable[..., Any]]:
+def list_tool_functions(tool: Any) -> list[Callable[..., Any]]:
     """Return the functions of a tool, or the methods of a class of tools."""
     own = _functions_of(tool, ("func", "coroutine"))
     if own or not isinstance(tool, BaseTool):
@@ -222,7 +222,7 @@ def _node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
         if isinstance(step, Pregel):
             graphs.append(step)
         elif by_name := getattr(step, "tools_by_name", None):
-            tools += [function for tool in by_name.values() for function in tool_functions(tool)]
+            tools += [function for tool in by_name.values() for function in list_tool_functions(tool)]
         elif isinstance(step, RunnableCallable | RunnableLambda):
             functions += _functions_of(step, ("func", "afunc"))
     return NodeFacts(name, bound, tuple(functions), tuple(tools), tuple(graphs))

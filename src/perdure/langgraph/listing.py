@@ -55,7 +55,7 @@ class CheckpointListing:
     _below_id: str | None = None
     _ancestors: frozenset[str] | None = field(default=None)
 
-    def next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
+    def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._namespaces is None:
             named = self.at.namespace
@@ -79,7 +79,7 @@ class CheckpointListing:
                 records = [record]
         else:
             records = yield from history.page(
-                self.at.partition, namespace, below=self._below, limit=self._page_size()
+                self.at.partition, namespace, below=self._below, limit=self._choose_page_size()
             )
         if not records:
             return self._leave()
@@ -97,7 +97,9 @@ class CheckpointListing:
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
             self._leave()
-        return (yield from _tuples(migration, digest, self.at.partition, namespace, chosen, self.thread_of))
+        return (
+            yield from _make_tuples(migration, digest, self.at.partition, namespace, chosen, self.thread_of)
+        )
 
     def _leave(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
@@ -121,23 +123,23 @@ class CheckpointListing:
             # It was pruned since the caller saw it: those that were made before it still come.
             self._below_id = before
             return True
-        self._ancestors = yield from self._roots_before(before)
+        self._ancestors = yield from self._find_roots_before(before)
         return self._ancestors is not None
 
-    def _roots_before(self, checkpoint_id: str) -> Program[frozenset[str] | None]:
+    def _find_roots_before(self, checkpoint_id: str) -> Program[frozenset[str] | None]:
         """Return the root checkpoints before one, as of one moment; ``None`` if it is not known."""
         partition = self.at.partition
         for _ in range(ATTEMPTS):
             generation = (yield from load_view(partition, ROOT)).generation
-            found = yield from history.root_ancestors(partition, checkpoint_id)
+            found = yield from history.list_root_ancestors(partition, checkpoint_id)
             if found is None and self.asking is not None:
-                found = yield from history.root_ancestors(partition, self.asking)
+                found = yield from history.list_root_ancestors(partition, self.asking)
                 found = None if found is None else found | {self.asking}
             if not (yield from is_disturbed(partition, generation)):
                 return found
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
-    def _page_size(self) -> int:
+    def _choose_page_size(self) -> int:
         is_chosen_from = self.filter or self._ancestors is not None or self._below_id is not None
         if self.remaining is None or is_chosen_from:
             return history.PAGE
@@ -159,7 +161,7 @@ class WholeListing:
     done: bool = False
     _merge: Merge | None = None
 
-    def next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
+    def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._merge is None:
             conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
@@ -188,7 +190,9 @@ class WholeListing:
         for place, ids in _by_place(chosen):
             partition, namespace = place
             wanted = [records[Entry(one, partition, namespace)] for one in ids]
-            for item in (yield from _tuples(migration, digest, partition, namespace, wanted, self.thread_of)):
+            for item in (
+                yield from _make_tuples(migration, digest, partition, namespace, wanted, self.thread_of)
+            ):
                 found[Entry(item.checkpoint["id"], *place)] = item
         if self.remaining is not None:
             self.remaining -= len(found)
@@ -204,7 +208,7 @@ def _by_place(entries: Iterable[Entry]) -> Iterable[tuple[tuple[Partition, str],
     return places.items()
 
 
-def _tuples(
+def _make_tuples(
     migration: Migration,
     digest: Digester,
     partition: Partition,
@@ -263,7 +267,7 @@ def _read_all(
         return (yield from read_page(migration.serde, digest, partition, [record], {record.id: pending}))[0]
 
     for record in records:
-        name = migration.present_namespace(partition, record.namespace)
+        name = migration.find_present_namespace(partition, record.namespace)
         if record.id in found:
             out.append((record._replace(namespace=name), found[record.id]))
         else:

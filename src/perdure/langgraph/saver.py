@@ -26,7 +26,7 @@ from langgraph.checkpoint.base import (
 from perdure.engine.retention import checkpoint_removal
 from perdure.errors import PerdureError
 from perdure.langgraph import translate
-from perdure.langgraph.channel_versions import next_version
+from perdure.langgraph.channel_versions import make_next_version
 from perdure.langgraph.commit_plans import WritesPlan
 from perdure.langgraph.saver_programs import DURABILITY, OnConflict, OnStored, SaverPrograms
 from perdure.langgraph.step_commits import UnfinishedStep
@@ -110,7 +110,7 @@ class PerdureSaver(SaverPrograms):
 
     def get_next_version(self, current: Version | None, channel: None) -> Version:
         """Return the version that follows a channel's current one."""
-        return next_version(current)
+        return make_next_version(current)
 
     # Reading
 
@@ -177,13 +177,13 @@ class PerdureSaver(SaverPrograms):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes from which the values of DeltaChannels are replayed."""
-        return run(self._delta(config, channels), self._driver)
+        return run(self._read_delta(config, channels), self._driver)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes from which the values of DeltaChannels are replayed."""
-        return await arun(self._delta(config, channels), self._driver)
+        return await arun(self._read_delta(config, channels), self._driver)
 
     def moved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
         """Return the present ids of the interrupts that a client may know by ids from before a node was
@@ -206,7 +206,7 @@ class PerdureSaver(SaverPrograms):
         """Store a checkpoint and return the config that names it."""
         at = self._address(config)
         try:
-            for statements in self._pending_statements(at):
+            for statements in self._get_pending_statements(at):
                 statements.result()
             put, plan = self._plan_put(at, config, checkpoint, metadata, new_versions)
             run(self._store(put, plan), self._driver)
@@ -216,7 +216,7 @@ class PerdureSaver(SaverPrograms):
         if ends_block(plan.seq):
             with self._log_failure(at):
                 run(self._pack(at.partition), self._driver)
-        return translate.stored_config(at, checkpoint["id"])
+        return translate.make_stored_config(at, checkpoint["id"])
 
     async def aput(
         self,
@@ -229,7 +229,7 @@ class PerdureSaver(SaverPrograms):
         at = self._address(config)
         begun = self._steps.begin(at, checkpoint["id"])
         try:
-            for statements in self._pending_statements(at):
+            for statements in self._get_pending_statements(at):
                 await asyncio.wrap_future(statements)
             seqs = await self._aput(at, begun, config, checkpoint, metadata, new_versions)
             await _confirm(at)
@@ -243,7 +243,7 @@ class PerdureSaver(SaverPrograms):
         if any(map(ends_block, seqs)):
             with self._log_failure(at):
                 await arun(self._pack(at.partition), self._driver)
-        return translate.stored_config(at, checkpoint["id"])
+        return translate.make_stored_config(at, checkpoint["id"])
 
     async def _aput(
         self,

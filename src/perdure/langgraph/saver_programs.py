@@ -54,7 +54,7 @@ from perdure.langgraph.values.serde import Serde
 from perdure.model.arguments import refuse_text
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
-from perdure.model.heads import ROOT, HeadClaim, claim, loop_name
+from perdure.model.heads import ROOT, HeadClaim, claim, make_loop_name
 from perdure.model.ops import Fetch
 from perdure.model.program import Program, advance
 from perdure.model.record_versions import first_version
@@ -138,7 +138,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return first_version(next(self._fresh))
 
     def _address(self, config: RunnableConfig) -> Address:
-        return self._migration.stored_address(translate.address(self._tenant, config))
+        return self._migration.find_stored_address(translate.address(self._tenant, config))
 
     def _get(self, config: RunnableConfig) -> Program[CheckpointTuple | None]:
         return (yield from self._get_at(self._address(config), translate.run_of(config)))
@@ -158,7 +158,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             head_first=self._driver.capabilities.reads_heads_first,
         )
         if found.checkpoint is None and (yield from self._migration.find_namespace(at)):
-            return (yield from self._get_at(self._migration.stored_address(at), run_id))
+            return (yield from self._get_at(self._migration.find_stored_address(at), run_id))
         if guess is not None and is_older(guess, found.view):
             self._report_older(at.partition)
         while True:
@@ -195,9 +195,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.start(
             at.partition,
             namespace,
-            self._loop_name(run_id),
+            self._name_loop(run_id),
             checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
-            writes=migration.loop_writes(found.writes),
+            writes=migration.translate_loop_writes(found.writes),
             was_head=found.is_head,
             version=found.view.head.version if found.view.head else None,
             generation=found.view.generation,
@@ -261,7 +261,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._migration.is_due(record)
 
     def _list(self, pages: CheckpointListing | WholeListing) -> Program[Sequence[CheckpointTuple]]:
-        return (yield from pages.next_page(self._migration, self._digest))
+        return (yield from pages.read_next_page(self._migration, self._digest))
 
     def _pages(
         self,
@@ -297,9 +297,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         loop = self._loops.start(
             at.partition,
             record.namespace,
-            self._loop_name(run_id),
+            self._name_loop(run_id),
             checkpoint=self._migration.base(record),
-            writes=self._migration.loop_writes(writes),
+            writes=self._migration.translate_loop_writes(writes),
             was_head=False,
             version=None,
             generation=-1,
@@ -312,19 +312,19 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         stored."""
         return time.time_ns() // 1000 if self.task_times else None
 
-    def _loop_name(self, run_id: object) -> str:
-        return loop_name(f"{self._name}{next(self._fresh):x}", run_id, self._migration.schema.version)
+    def _name_loop(self, run_id: object) -> str:
+        return make_loop_name(f"{self._name}{next(self._fresh):x}", run_id, self._migration.schema.version)
 
-    def _delta(
+    def _read_delta(
         self, config: RunnableConfig, channels: Sequence[str]
     ) -> Program[Mapping[str, DeltaChannelHistory]]:
         refuse_text("channels", channels)
         if not channels:
             return {}
         at = self._address(config)
-        return (yield from read_undisturbed(at.partition, partial(self._delta_at, at, channels)))
+        return (yield from read_undisturbed(at.partition, partial(self._load_delta, at, channels)))
 
-    def _delta_at(self, at: Address, channels: Sequence[str]) -> Program[Mapping[str, DeltaChannelHistory]]:
+    def _load_delta(self, at: Address, channels: Sequence[str]) -> Program[Mapping[str, DeltaChannelHistory]]:
         found = yield from checkpoint_loading.load(at.partition, at.namespace or "", at.checkpoint_id)
         if found.checkpoint is not None:
             read = self._migration.read_history
@@ -361,7 +361,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         if loop is not None and parent == loop.loaded.addressed:
             loop.child = checkpoint["id"]
         plan = CheckpointPlan(
-            encoder=self._encoder(partition),
+            encoder=self._make_encoder(partition),
             loop=loop,
             namespace=namespace,
             parent=parent,
@@ -419,7 +419,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         places = yield from packing.pack(partition, self._digest, self._budget)
         self._caches.of(partition).known.move(places)
 
-    def _encoder(self, partition: Partition) -> DraftEncoder:
+    def _make_encoder(self, partition: Partition) -> DraftEncoder:
         return DraftEncoder(
             self._packer, self._digest, partition, self._caches.of(partition), self._budget.ops
         )
@@ -444,14 +444,14 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         now = self._now()
         span = None if loop is None or now is None or not task_path else loop.span(at.checkpoint_id, now)
         plan = WritesPlan(
-            encoder=self._encoder(at.partition),
+            encoder=self._make_encoder(at.partition),
             loop=loop,
             namespace=namespace,
             checkpoint_id=at.checkpoint_id,
             writes=writes,
             task_id=task_id,
             task_path=task_path,
-            bare=loop_name("", None, self._migration.schema.version),
+            bare=make_loop_name("", None, self._migration.schema.version),
             span=span,
             statements=statements_of(writes, given),
             given=given,
@@ -478,7 +478,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             )
         return loop.give_statements(at.checkpoint_id)
 
-    def _pending_statements(self, at: Address) -> list[Future[None]]:
+    def _get_pending_statements(self, at: Address) -> list[Future[None]]:
         """Return the application's statements, as futures, that must be made before a checkpoint is stored on
         its parent."""
         loop = self._loops.of(at.partition, at.namespace or "", at.configurable)

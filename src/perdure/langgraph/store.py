@@ -36,7 +36,7 @@ from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.langgraph.store_arguments import as_seen, check_ttl, together, validate_all
-from perdure.langgraph.store_puts import ItemName, Puts, last_puts
+from perdure.langgraph.store_puts import ItemName, Puts, find_last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
 from perdure.model.program import Program
@@ -57,14 +57,14 @@ _VERSION_BITS = 52
 _AT_ONCE = 32
 
 
-def _wall_clock() -> int:
+def _read_wall_clock() -> int:
     return time.time_ns() // 1000
 
 
 class Clock:
     """Microseconds since the epoch that never go back in this process; each ``stamp`` is unique."""
 
-    def __init__(self, source: Callable[[], int] = _wall_clock) -> None:
+    def __init__(self, source: Callable[[], int] = _read_wall_clock) -> None:
         self._source = source
         self._last = 0
         self._lock = Lock()
@@ -76,9 +76,9 @@ class Clock:
 
     def stamp(self) -> int:
         """Return the time for a write: later than any stamp before it."""
-        return self.stamps(1)[0]
+        return self.make_stamps(1)[0]
 
-    def stamps(self, count: int) -> range:
+    def make_stamps(self, count: int) -> range:
         """Return the times for some writes, in their order: see ``stamp``."""
         with self._lock:
             first = max(self._last + 1, self._source())
@@ -130,7 +130,7 @@ class PerdureStore(BaseStore):
             embedded = NOTHING
         else:
             embedded = self._index.embed(_texts(puts), asked)
-        for stage in self._stages(asked, puts, results, embedded):
+        for stage in self._plan_stages(asked, puts, results, embedded):
             for program in stage:
                 run(program, self._driver)
         return results
@@ -150,8 +150,8 @@ class PerdureStore(BaseStore):
         # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
         drive = partial(arun, driver=self._driver, in_threads=computes and threads)
-        for stage in self._stages(ops, puts, results, embedded):
-            await _side_by_side(stage, drive)
+        for stage in self._plan_stages(ops, puts, results, embedded):
+            await _drive_side_by_side(stage, drive)
         return results
 
     def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
@@ -237,12 +237,12 @@ class PerdureStore(BaseStore):
             return NOTHING
         return await self._index.aembed(_texts(puts), ops, in_threads=self._driver.capabilities.has_threads)
 
-    def _stages(
+    def _plan_stages(
         self, ops: list[Op], puts: Mapping[Partition, Puts], results: list[Result], embedded: Embedded
     ) -> Iterator[list[Program[None]]]:
         """Yield the programs of a batch, which fill ``results``, by stage; those of a stage are independent
         of each other."""
-        times = self._clock.stamps(sum(isinstance(op, PutOp) for op in ops))
+        times = self._clock.make_stamps(sum(isinstance(op, PutOp) for op in ops))
         now = self._clock.now()
         results += [None] * len(ops)
         touched: dict[Partition, dict[str, Record]] = {}
@@ -283,9 +283,9 @@ class PerdureStore(BaseStore):
         yield [
             # Where reads at once gain nothing, what one returned becomes results before the next one begins:
             # the garbage collector looks again and again at each object that lives.
-            *([_one_by_one(gets)] if gets and self._driver.capabilities.is_local else gets),
-            *map(search, _searches(ops)),
-            *map(list_namespaces, _listings(ops)),
+            *([_drive_one_by_one(gets)] if gets and self._driver.capabilities.is_local else gets),
+            *map(search, _group_searches(ops)),
+            *map(list_namespaces, _group_listings(ops)),
         ]
         yield [
             items.renew(partition, list(zip(left, _versions(), strict=False)), now, self._budget)
@@ -318,7 +318,7 @@ class PerdureStore(BaseStore):
         return {partition_of(self._tenant, labels): places for labels, places in by_labels.items()}
 
     def _puts(self, ops: list[Op]) -> dict[Partition, Puts]:
-        by_labels = last_puts((op for op in ops if isinstance(op, PutOp)), self._index)
+        by_labels = find_last_puts((op for op in ops if isinstance(op, PutOp)), self._index)
         return {partition_of(self._tenant, labels): puts for labels, puts in by_labels.items()}
 
     def _put_if_unchanged(
@@ -334,7 +334,7 @@ class PerdureStore(BaseStore):
                 value = unpack(record.body, ItemName(key, where))
             return is_same(value, wanted[key])
 
-        times = self._clock.stamps(len(of.places))
+        times = self._clock.make_stamps(len(of.places))
         seen_as = item_writes.Seen(tuple(wanted), is_unchanged, self._clock.now())
         writes = list(of.writes(times, _versions(), self._index, embedded))
         return item_writes.commit_if_unchanged(partition, writes, seen_as, self._budget)
@@ -353,7 +353,7 @@ class PerdureStore(BaseStore):
             if self._index.is_stored_in(self._driver):
                 find = yield from self._index.request(self._tenant, op, now, embedded)
                 return (
-                    yield from nearest_items.nearest_stored(
+                    yield from nearest_items.find_nearest_stored(
                         find, judge, offset=op.offset, limit=op.limit, everything=everything
                     )
                 )
@@ -396,12 +396,12 @@ class PerdureStore(BaseStore):
         return (yield from found)
 
 
-def _one_by_one(programs: Iterable[Program[None]]) -> Program[None]:
+def _drive_one_by_one(programs: Iterable[Program[None]]) -> Program[None]:
     for program in programs:
         yield from program
 
 
-async def _side_by_side(
+async def _drive_side_by_side(
     programs: list[Program[None]], drive: Callable[[Program[None]], Awaitable[None]]
 ) -> None:
     """Drive programs, some at a time, and raise the first error when all that were begun have ended."""
@@ -431,7 +431,7 @@ def _texts(puts: Mapping[Partition, Puts]) -> Iterator[str]:
     return (text for of in puts.values() for each in of.indexed.values() for text in each.texts)
 
 
-def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
+def _group_searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
     """Group the searches of a batch: those without a filter that are equal together."""
     same: dict[Any, list[tuple[int, SearchOp]]] = {}
     for place, op in enumerate(ops):
@@ -443,7 +443,7 @@ def _searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
     return same.values()
 
 
-def _listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
+def _group_listings(ops: list[Op]) -> Iterable[list[tuple[int, ListNamespacesOp]]]:
     """Group the listings of a batch: equal ones together."""
     same: dict[Any, list[tuple[int, ListNamespacesOp]]] = {}
     for place, op in enumerate(ops):

@@ -47,7 +47,7 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
         Unserialisable: A value is not plain JSON data.
     """
     for key in seen:
-        _well_keyed(key)
+        _check_key(key)
     return {key: plain(value, f"seen[{key!r}]") for key, value in seen.items()}
 
 
@@ -56,7 +56,7 @@ def validate_all(ops: Iterable[Any]) -> None:
     known: set[tuple[str, ...]] = set()
     for op in ops:
         if isinstance(op, _OF_ONE_ITEM) and _is_among(op.namespace, known):
-            _well_keyed(op.key)
+            _check_key(op.key)
             continue
         validate(op)
         if isinstance(op, _OF_ONE_ITEM) and op.namespace:
@@ -81,7 +81,7 @@ def validate(op: Any) -> None:
     if isinstance(op, _OF_ONE_ITEM):
         if isinstance(op, PutOp) and not op.namespace:
             raise InvalidNamespaceError("Namespace cannot be empty.")
-        _well_keyed(op.key)
+        _check_key(op.key)
         _well_formed(op.namespace)
     elif isinstance(op, SearchOp):
         _well_formed(op.namespace_prefix)
@@ -105,7 +105,7 @@ def _well_formed(labels: Iterable[str]) -> None:
             )
 
 
-def _well_keyed(key: object) -> None:
+def _check_key(key: object) -> None:
     if not isinstance(key, str):
         raise TypeError(f"an item's key is text, not {key!r}")
     if not _is_text(key):

@@ -61,7 +61,7 @@ class Puts:
             yield Write(key, body, times[place], next(versions), self.spans.get(key), entry)
 
 
-def last_puts(ops: Iterable[PutOp], index: SearchIndex | None) -> dict[Labels, Puts]:
+def find_last_puts(ops: Iterable[PutOp], index: SearchIndex | None) -> dict[Labels, Puts]:
     """Return the last put to each key, by namespace. Raises what a value or a time to live is refused with.
 
     Args:

@@ -77,7 +77,7 @@ def run_of(config: RunnableConfig) -> object:
     return (config.get("metadata") or {}).get("run_id")
 
 
-def stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
+def make_stored_config(at: Address, checkpoint_id: str) -> RunnableConfig:
     """Return the config of a checkpoint that was stored at an address; its thread's id carries no loop."""
     return config_of(at.partition, at.named or ROOT, checkpoint_id)
 
@@ -323,7 +323,7 @@ def read_values(
             new.update((write.channel, trees[name]) for name, write in _name_writes(record, pending))
             raise value_errors.on_read(serde, error, new) from error
     cache.see(record.namespace, HeadRefs(record.id, record.refs))
-    blocks = reader.runs_for(expansion.used) if missing else None
+    blocks = reader.find_runs(expansion.used) if missing else None
     return Values({c: channels[c] for c in record.refs}, out, blocks)
 
 

@@ -20,7 +20,7 @@ from langchain_core.messages import HumanMessage
 
 from perdure.errors import ExtractionRefused
 from perdure.memory.facts import TEXT_MAX, Fact, aware, clean_text
-from perdure.memory.recall import plain_line
+from perdure.memory.recall import escape_line
 
 EXTRACTION_PROMPT = """\
 You keep a list of lasting facts about the user of an assistant: name, family, places, work, preferences, \
@@ -107,7 +107,7 @@ class ModelExtractor:
         Raises:
             ExtractionRefused: The answer is not of the requested form.
         """
-        known = "\n".join(f"{n}. {plain_line(fact.text)}" for n, fact in enumerate(request.known, 1))
+        known = "\n".join(f"{n}. {escape_line(fact.text)}" for n, fact in enumerate(request.known, 1))
         filling = {"{facts}": known or "(none)", "{messages}": request.messages}
         filling["{today}"] = datetime.now(UTC).date().isoformat()
         answer = await self._model.ainvoke([HumanMessage(fill(self._prompt, filling))])
@@ -148,7 +148,7 @@ def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
         raise ExtractionRefused(_refusal('has no list "facts"'))
     if len(entries) > FACTS_MAX:
         raise ExtractionRefused(_refusal(f"has {len(entries)} facts, more than the {FACTS_MAX} allowed"))
-    return [_fact(entry, known) for entry in entries]
+    return [_make_fact(entry, known) for entry in entries]
 
 
 async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[ExtractedFact]:
@@ -181,7 +181,7 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
     return list(result)
 
 
-def _fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
+def _make_fact(entry: Any, known: Sequence[Fact]) -> ExtractedFact:
     text = entry.get("text") if isinstance(entry, dict) else None
     if not isinstance(text, str) or not 0 < len(text.strip()) <= TEXT_MAX:
         raise ExtractionRefused(_refusal("has a fact without a text, or with one that is too long"))

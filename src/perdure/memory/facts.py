@@ -145,7 +145,7 @@ def is_mark(value: Mapping[str, Any]) -> bool:
     return value.get("kind") == _FORGOTTEN
 
 
-def marked_at(key: str, value: Mapping[str, Any] | None) -> datetime | None:
+def read_mark_time(key: str, value: Mapping[str, Any] | None) -> datetime | None:
     """Return the time at which the fact or summary of an item was forgotten, ``None`` if it was not.
 
     Raises:
@@ -166,14 +166,14 @@ Remembered = Fact | ThreadSummary
 """An entry that ``Memory.recall`` returns."""
 
 
-def same_text(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Return the form in which two equal facts are the same: without case, and with single blanks."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def fact_id(text: str, number: int) -> str:
+def make_fact_id(text: str, number: int) -> str:
     """Return the id of the ``number``-th fact with this text, from 0."""
-    return str(uuid5(_FACTS, f"{number}\0{same_text(text)}"))
+    return str(uuid5(_FACTS, f"{number}\0{normalise_text(text)}"))
 
 
 def clean_text(text: object, most: int) -> str:

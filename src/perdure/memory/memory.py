@@ -22,7 +22,7 @@ R = TypeVar("R")
 FORMAT = "perdure.memory/1"
 
 
-def _utc_now() -> datetime:
+def _read_utc_now() -> datetime:
     return datetime.now(UTC)
 
 
@@ -49,7 +49,7 @@ class Memory:
         user: str | int | UUID,
         *,
         root: Sequence[str] = ROOT,
-        now: Callable[[], datetime] = _utc_now,
+        now: Callable[[], datetime] = _read_utc_now,
     ) -> None:
         self.user = user_id(user)
         self._store = store

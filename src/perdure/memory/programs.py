@@ -25,12 +25,12 @@ from perdure.memory.facts import (
     ThreadSummary,
     aware,
     clean_text,
-    fact_id,
     is_mark,
+    make_fact_id,
     mark,
-    marked_at,
+    normalise_text,
+    read_mark_time,
     read_time,
-    same_text,
 )
 from perdure.memory.new_fact import NewFact
 from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, fence, removal_of
@@ -65,7 +65,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
         heard_at = aware(new.heard_at, "heard_at")
     for _ in range(TRIES):
         known, number, values = yield from _latest(place, text)
-        first = fact_id(text, 0)
+        first = make_fact_id(text, 0)
         required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(first, values[first], heard_at)
@@ -84,7 +84,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             puts = [fact] if closed else []
         else:
             fact = Fact(
-                id=fact_id(text, number),
+                id=make_fact_id(text, number),
                 text=text,
                 thread=new.thread,
                 message=new.message,
@@ -95,7 +95,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
             puts = [fact]
         ended = [Fact.read(key, value) for key, value in closed.items()]
         puts += [replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in ended]
-        seen = _first_seen({first: values[first], fact.id: values.get(fact.id)}, closed, required)
+        seen = _merge_readings({first: values[first], fact.id: values.get(fact.id)}, closed, required)
         if (yield from _put(place, puts, seen)):
             return fact
     raise contention_error()
@@ -121,7 +121,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
             there = yield from _values(place, fact.supersedes)
-            seen = _first_seen(seen, there)
+            seen = _merge_readings(seen, there)
             closed = [
                 each
                 for each in _facts(there)
@@ -129,7 +129,7 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
                 if each.superseded_by == fact.id and (each.known_until or fact.known_from) >= fact.known_from
             ]
             # Of several equal facts, the last closed one.
-            before = list({same_text(each.text): each for each in closed}.values())
+            before = list({normalise_text(each.text): each for each in closed}.values())
         elif fact.superseded_by is None:
             before = [fact]
         else:
@@ -145,13 +145,13 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         again: list[Fact] = []
         for each in before:
             known, number, values = yield from _latest(place, each.text)
-            first = fact_id(each.text, 0)
+            first = make_fact_id(each.text, 0)
             if known is not None and known.is_current:
-                seen = _first_seen(seen, {first: values[first], known.id: values[known.id]})
+                seen = _merge_readings(seen, {first: values[first], known.id: values[known.id]})
                 again.append(known)
                 continue
-            once_more = replace(each, id=fact_id(each.text, number), known_from=now, known_until=None)
-            seen = _first_seen(seen, {first: values[first], once_more.id: None})
+            once_more = replace(each, id=make_fact_id(each.text, number), known_from=now, known_until=None)
+            seen = _merge_readings(seen, {first: values[first], once_more.id: None})
             again.append(replace(once_more, superseded_by=None, supersedes=(fact.id,)))
         puts = list(again)
         successor = again[0].id if again else None
@@ -170,7 +170,7 @@ def facts(place: Place) -> Steps[list[Fact]]:
 def summaries(place: Place) -> Steps[list[ThreadSummary]]:
     """Return the summaries of the user's threads, oldest first."""
     found = yield from _all(place.summaries)
-    left = [item for item in found if marked_at(item.key, item.value) is None]
+    left = [item for item in found if read_mark_time(item.key, item.value) is None]
     return sorted((ThreadSummary.read(item.key, item.value) for item in left), key=_by_time)
 
 
@@ -191,7 +191,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
         if heard_at is not None:
             _refuse_forgotten(thread, value, heard_at)
             required = yield from fence(place, place.summaries, heard_at)
-        if value is not None and marked_at(thread, value) is None:
+        if value is not None and read_mark_time(thread, value) is None:
             known = ThreadSummary.read(thread, value)
             if known.text == text:
                 return known
@@ -239,7 +239,8 @@ def forget(place: Place, key: str) -> Steps[int]:
     for _ in range(TRIES):
         items = yield [GetOp(at, key, refresh_ttl=False) for at in (place.facts, place.summaries)]
         fact, summary = [
-            None if item is None or marked_at(key, item.value) is not None else item.value for item in items
+            None if item is None or read_mark_time(key, item.value) is not None else item.value
+            for item in items
         ]
         if fact is None and summary is None:
             raise _unknown(key)
@@ -248,7 +249,7 @@ def forget(place: Place, key: str) -> Steps[int]:
             put = PutOp(place.summaries, key, mark(place.now()), index=False)
             removed += yield FactChange([put], {key: summary})
         if fact is not None:
-            removed += yield from _forget_fact(place, key, same_text(Fact.read(key, fact).text))
+            removed += yield from _forget_fact(place, key, normalise_text(Fact.read(key, fact).text))
         if removed:
             return removed
     raise contention_error()
@@ -257,11 +258,11 @@ def forget(place: Place, key: str) -> Steps[int]:
 def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     """Remove all facts of a text, and mark it; return their number, 0 if one was changed meanwhile."""
     found: dict[str, Mapping[str, Any]] = {item.key: item.value for item in (yield from _all(place.facts))}
-    gone = [each for each in _facts(found) if same_text(each.text) == text]
+    gone = [each for each in _facts(found) if normalise_text(each.text) == text]
     _, number, values = yield from _latest(place, text)
     if any(value is not None and each not in found for each, value in values.items()):
         return 0
-    first, following = fact_id(text, 0), fact_id(text, number)
+    first, following = make_fact_id(text, 0), make_fact_id(text, number)
     # Ended facts are removed first. If this process dies here, the fact that the caller named and the current
     # one are still there.
     early = [each.id for each in gone if not each.is_current and each.id not in (first, key)]
@@ -278,7 +279,7 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     change = _removal_of(place, found, left)
     puts = [put for put in change.puts if put.key != first]
     puts.append(PutOp(place.facts, first, mark(place.now()), index=False))
-    seen = _first_seen(change.seen, {first: values[first], following: None})
+    seen = _merge_readings(change.seen, {first: values[first], following: None})
     if (yield FactChange(puts, seen)):
         return len(gone)
     return 0
@@ -304,7 +305,7 @@ def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
         raise contention_error()
     for _ in range(TRIES):
         (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
-        if summary is None or marked_at(thread, summary.value) is not None:
+        if summary is None or read_mark_time(thread, summary.value) is not None:
             return len(gone)
         if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary.value})):
             return len(gone) + 1
@@ -375,7 +376,7 @@ def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, 
     values: dict[str, Mapping[str, Any] | None] = {}
     while True:
         # Several at once, as a store with a time to live may have removed earlier ones.
-        keys = [fact_id(text, number + ahead) for ahead in range(_AHEAD)]
+        keys = [make_fact_id(text, number + ahead) for ahead in range(_AHEAD)]
         found = yield from _values(place, keys)
         values |= found
         there = [key for key in keys if found[key] is not None]
@@ -407,7 +408,7 @@ def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any
     return ends
 
 
-def _first_seen(
+def _merge_readings(
     *read: Mapping[str, Mapping[str, Any] | None],
 ) -> dict[str, Mapping[str, Any] | None]:
     """Merge several readings. An item that was read twice has the earlier value: if others have changed it in
@@ -423,7 +424,7 @@ def _require_facts(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping
     found = yield from _values(place, keys)
     out: dict[str, Mapping[str, Any]] = {}
     for key, value in found.items():
-        if value is None or marked_at(key, value) is not None:
+        if value is None or read_mark_time(key, value) is not None:
             raise _unknown(key)
         out[key] = value
     return out
@@ -441,12 +442,12 @@ def _facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
     return [
         Fact.read(key, value)
         for key, value in values.items()
-        if value is not None and marked_at(key, value) is None
+        if value is not None and read_mark_time(key, value) is None
     ]
 
 
 def _refuse_forgotten(key: str, value: Mapping[str, Any] | None, heard_at: datetime) -> None:
-    at = marked_at(key, value)
+    at = read_mark_time(key, value)
     if at is not None and heard_at <= at:
         raise Forgotten(
             f"the memory {key!r} was forgotten after the messages that it is taken from; it was not stored"

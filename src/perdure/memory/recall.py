@@ -58,7 +58,7 @@ def read_recalled_ids(message: SystemMessage) -> list[str]:
     return list(message.additional_kwargs.get("recalled", ()))
 
 
-def plain_line(text: str) -> str:
+def escape_line(text: str) -> str:
     """Return a stored text as one line that cannot be taken for markup, without control and direction
     characters."""
     visible = "".join(
@@ -84,8 +84,8 @@ def _line(entry: Remembered) -> str:
             since = ""
         else:
             since = f' since="{entry.valid_from:%Y-%m-%d}"'
-        return f'<fact noted="{entry.at:%Y-%m-%d}"{since}>{plain_line(entry.text)}</fact>'
-    return f'<conversation noted="{entry.at:%Y-%m-%d}">{plain_line(entry.text)}</conversation>'
+        return f'<fact noted="{entry.at:%Y-%m-%d}"{since}>{escape_line(entry.text)}</fact>'
+    return f'<conversation noted="{entry.at:%Y-%m-%d}">{escape_line(entry.text)}</conversation>'
 
 
 def _in_turns(first: Sequence[Remembered], second: Sequence[Remembered]) -> list[Remembered]:

@@ -22,7 +22,7 @@ def add_tool_root(root: Sequence[str]) -> None:
     _TOOL_ROOTS.add(tuple(root))
 
 
-def tool_roots() -> frozenset[tuple[str, ...]]:
+def list_tool_roots() -> frozenset[tuple[str, ...]]:
     """Return the namespaces in which tools of this process keep memories."""
     return frozenset(_TOOL_ROOTS)
 

@@ -18,7 +18,7 @@ def day_of(timezone: str, now: int) -> tuple[str, int]:
     return day, _end_of(timezone, day)
 
 
-def spending_ends(timezone: str, spent: Mapping[str, int], now: int) -> list[int]:
+def find_spending_ends(timezone: str, spent: Mapping[str, int], now: int) -> list[int]:
     """Return the times until which what was ``spent`` on days counts, those in the future."""
     ends = (_end_of(timezone, day) for day, amount in spent.items() if day and amount > 0)
     return [end + _SET_BACK_US for end in ends if now < end + _SET_BACK_US and end <= now + _AHEAD_US]

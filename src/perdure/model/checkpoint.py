@@ -14,16 +14,16 @@ from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import CHECKPOINT, Record
 from perdure.model.short_forms import (
     PLAIN_METADATA,
-    long_name,
-    long_nonce,
-    long_time,
-    short_name,
-    short_nonce,
-    short_time,
+    expand_name,
+    expand_nonce,
+    expand_time,
+    shorten_name,
+    shorten_nonce,
+    shorten_time,
 )
 from perdure.model.times import read_time, time_of
 from perdure.model.values.packs import Runs
-from perdure.model.well_formed import ill_formed
+from perdure.model.well_formed import ill_formed_error
 
 FORMAT = 3
 """Version of the body's layout, its first element."""
@@ -143,24 +143,26 @@ class CheckpointRecord(NamedTuple):
         parts = [
             FORMAT,
             self.v,
-            short_time(self.ts),
-            [short_name(name, nodes) for name in names],
+            shorten_time(self.ts),
+            [shorten_name(name, nodes) for name in names],
             list(self.versions.values()),
             [self.refs.get(name) for name in names],
             [
-                [short_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
+                [shorten_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
                 for node, seen in self.versions_seen.items()
             ],
             None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
             None if self.metadata == PLAIN_METADATA else self.metadata,
-            short_nonce(self.nonce),
-            *self.last_elements(),
+            shorten_nonce(self.nonce),
+            *self.list_last_elements(),
         ]
         try:
             body = ormsgpack.packb(parts)
         except TypeError as error:
             if "surrogates" in str(error):
-                raise ill_formed(f"of a channel, node, version or parent of checkpoint {self.id}") from error
+                raise ill_formed_error(
+                    f"of a channel, node, version or parent of checkpoint {self.id}"
+                ) from error
             raise
         return Put(
             CHECKPOINT,
@@ -176,11 +178,11 @@ class CheckpointRecord(NamedTuple):
             expect,
         )
 
-    def last_elements(self) -> tuple[object, ...]:
+    def list_last_elements(self) -> tuple[object, ...]:
         """Return the body's optional elements, up to the last one that differs from its default."""
         last: list[object] = [
             self.extra,
-            tuple(map(short_nonce, self.seen)),
+            tuple(map(shorten_nonce, self.seen)),
             self.root,
             self.root_head,
             self.cut,
@@ -217,8 +219,8 @@ class CheckpointRecord(NamedTuple):
         v, ts, short_names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
         last += _DEFAULTS[len(last) :]
         extra, seen, root, root_head, cut, deltas, carried, prior, passed, schema, blocks = last
-        nodes = [long_name(node, ()) for node, _, _ in seen_nodes]
-        names = [long_name(name, nodes) for name in short_names]
+        nodes = [expand_name(node, ()) for node, _, _ in seen_nodes]
+        names = [expand_name(name, nodes) for name in short_names]
 
         def name(place: int | str) -> str:
             if isinstance(place, int):
@@ -235,7 +237,7 @@ class CheckpointRecord(NamedTuple):
             source=fields["source"],
             step=fields["step"],
             v=v,
-            ts=long_time(ts),
+            ts=expand_time(ts),
             versions=dict(zip(names[: len(versions)], versions, strict=True)),
             refs={n: ref for n, ref in zip(names, found, strict=True) if ref is not None},
             versions_seen={
@@ -245,8 +247,8 @@ class CheckpointRecord(NamedTuple):
             updated=None if updated is None else tuple(map(name, updated)),
             metadata=PLAIN_METADATA if metadata is None else metadata,
             extra=extra,
-            nonce=long_nonce(nonce),
-            seen=tuple(map(long_nonce, seen)),
+            nonce=expand_nonce(nonce),
+            seen=tuple(map(expand_nonce, seen)),
             root=root,
             root_head=root_head,
             cut=cut,

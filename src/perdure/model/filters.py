@@ -47,12 +47,12 @@ def parse_filter(conditions: Any) -> Filter:
     """
     if not isinstance(conditions, Mapping):
         raise TypeError(f"a filter is a dict of conditions by field, not {conditions!r}")
-    data: dict[str, Any] = plain(_finite(conditions), "filter")
+    data: dict[str, Any] = plain(_make_finite(conditions), "filter")
     try:
         pack_data(data)
     except UnicodeEncodeError as error:
         raise Unserialisable("filter holds text that is not well-formed Unicode") from error
-    data = _infinite(data, conditions)
+    data = _restore_infinite(data, conditions)
     _check_fields(data, "filter")
     return data
 
@@ -65,7 +65,7 @@ def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     filter.
     """
     out: list[tuple[bytes, ...]] = []
-    for part in _required_parts(conditions):
+    for part in _find_required_parts(conditions):
         for name, condition in part.items():
             wanted: list[Any] = [condition]
             if isinstance(condition, dict):
@@ -73,7 +73,7 @@ def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
                 if others or sign not in ("$eq", "$in"):
                     continue
                 wanted = operand if sign == "$in" else [operand]
-            forms = [_forms(value) for value in wanted]
+            forms = [_list_forms(value) for value in wanted]
             if forms and all(forms):
                 out.append(tuple(pack_data({name: form})[1:-1] for found in forms for form in found))
     return tuple(out)
@@ -86,7 +86,7 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
     value that keeps all bounds may still not meet the filter.
     """
     out: list[Bound] = []
-    fields = [pair for part in _required_parts(conditions) for pair in part.items()]
+    fields = [pair for part in _find_required_parts(conditions) for pair in part.items()]
     for name, condition in fields:
         if not _PLAIN_NAME.fullmatch(name):
             continue
@@ -105,14 +105,14 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
     return tuple(out)
 
 
-def _required_parts(conditions: Filter) -> Iterator[Filter]:
+def _find_required_parts(conditions: Filter) -> Iterator[Filter]:
     """Yield the parts of a checked filter that each value has to meet, without their logical operators."""
     yield {name: condition for name, condition in conditions.items() if name not in _LOGICAL}
     for part in conditions.get("$and", ()):
-        yield from _required_parts(part)
+        yield from _find_required_parts(part)
 
 
-def _forms(wanted: Any) -> list[Any]:
+def _list_forms(wanted: Any) -> list[Any]:
     """Return the values equal to a scalar that are stored differently; empty if they cannot be listed."""
     if isinstance(wanted, str):
         return [wanted]
@@ -129,27 +129,27 @@ def _forms(wanted: Any) -> list[Any]:
     return forms
 
 
-def _finite(value: Any) -> Any:
+def _make_finite(value: Any) -> Any:
     """Replace the numbers that JSON does not have by 0."""
     if isinstance(value, float) and not isfinite(value):
         return 0
     if isinstance(value, Mapping):
-        return {name: _finite(part) for name, part in value.items()}
+        return {name: _make_finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [_make_finite(part) for part in value]
     return value
 
 
-def _infinite(data: Any, given: Any) -> Any:
+def _restore_infinite(data: Any, given: Any) -> Any:
     """Restore the numbers that JSON does not have, from the value that the data was made of."""
     if isinstance(given, float):
         if isfinite(given):
             return data
         return float(given)
     if isinstance(data, dict):
-        return {name: _infinite(part, given[name]) for name, part in data.items()}
+        return {name: _restore_infinite(part, given[name]) for name, part in data.items()}
     if isinstance(data, list):
-        return [_infinite(part, of) for part, of in zip(data, given, strict=True)]
+        return [_restore_infinite(part, of) for part, of in zip(data, given, strict=True)]
     return data
 
 
@@ -233,11 +233,11 @@ def _holds(name: str, value: Any, operand: Any) -> bool:
         return not _meets(value, operand)
     if name in _JOINS:
         return (all if name == "$and" else any)(_meets(value, part) for part in operand)
-    pair = _comparable(value, operand)
+    pair = _make_comparable(value, operand)
     return pair is not None and _ORDERS[name](*pair)
 
 
-def _comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:
+def _make_comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:
     left, right = _number(value), _number(operand)
     if left is not None and right is not None:
         return left, right

@@ -57,7 +57,7 @@ UNVERSIONED = 1
 _SCHEMA = "~"
 
 
-def loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str:
+def make_loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str:
     """Return the nonce of a loop: the name drawn for it, its schema version unless it is the first, and the
     mark of its run, if it has one.
 

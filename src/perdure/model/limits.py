@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from perdure.model.budget_days import day_of, spending_ends
+from perdure.model.budget_days import day_of, find_spending_ends
 
 HORIZON_US = 1_000_000
 """How far ahead permits of a rate are given out."""
@@ -336,7 +336,7 @@ class Share(NamedTuple):
     frees_at: int | None = None
 
 
-def fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
+def compute_fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
     """Return the share of one process of a capacity that several divide, each with a demand and a weight. A
     process that needs less than its share leaves the rest to the others."""
     left, others = capacity, dict(demands)
@@ -360,17 +360,17 @@ class RateLeft(NamedTuple):
     at: int
 
 
-def rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
+def compute_rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
     """Return the rest of a rate whose next permit has this moment."""
-    start = max(moment, _earliest(now, interval, burst))
+    start = max(moment, _find_earliest(now, interval, burst))
     return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
 
 
-def blank_at(limit: SharedLimit, state: LimitState, now: int) -> int:
+def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
     """Return the time from which a state says nothing more than its absence would, if it is not changed."""
     state = drop_expired(limit, state, now)
     ends = [part.until for part in state.parts.values()]
-    ends += _spending_ends(limit, state, now)
+    ends += _list_spending_ends(limit, state, now)
     if limit.rate is not None:
         ends.append(state.next_call + math.ceil(limit.burst_size * limit.interval_us))
     if limit.tokens is not None:
@@ -380,18 +380,18 @@ def blank_at(limit: SharedLimit, state: LimitState, now: int) -> int:
     return now
 
 
-def _spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list[int]:
+def _list_spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list[int]:
     if limit.budget is None:
         return []
     spent = {state.day: state.spent, state.other_day: state.other_spent}
-    return spending_ends(limit.timezone, spent, now)
+    return find_spending_ends(limit.timezone, spent, now)
 
 
 def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
     """Return True if a state says nothing more than its absence would."""
-    is_paid = bool(_spending_ends(limit, state, now))
-    is_early = state.next_call > _earliest(now, limit.interval_us, limit.burst_size)
-    is_early |= state.next_token > _earliest(now, limit.token_interval_us, limit.token_burst)
+    is_paid = bool(_list_spending_ends(limit, state, now))
+    is_early = state.next_call > _find_earliest(now, limit.interval_us, limit.burst_size)
+    is_early |= state.next_token > _find_earliest(now, limit.token_interval_us, limit.token_burst)
     return not state.parts and not is_paid and not is_early
 
 
@@ -440,7 +440,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
         until = min(until, day_of(limit.timezone, now)[1])
         held = sum(part.money for part in parts.values())
         left = round(limit.budget * MONEY) - spent - held
-        money = _money(left, held, demand, dearest)
+        money = _divide_money(left, held, demand, dearest)
         if demand.needs_money and money <= demand.reserved:
             if left + held <= 0:
                 day_ends = day_of(limit.timezone, now)[1]
@@ -523,7 +523,7 @@ _USABLE_US = 200_000
 """Time for which a permit can be used at least when it is given."""
 
 
-def _earliest(now: int, interval: float, burst: int) -> int:
+def _find_earliest(now: int, interval: float, burst: int) -> int:
     """Return the earliest moment of a permit that is given now: what gathers in a pause is a burst."""
     lasts = math.floor((burst - 1) * interval)
     return now - lasts + min(_USABLE_US, lasts // 2)
@@ -540,12 +540,12 @@ def _space_permits(
     """Give permits of a rate. Return the next moment, the permits, and when there are more if these are not
     all that were wanted."""
     interval, burst = how
-    start = max(moment, _earliest(now, interval, burst))
+    start = max(moment, _find_earliest(now, interval, burst))
     if start > now + HORIZON_US:
         return moment, PermitSpan(0, 0), [start - HORIZON_US]
     # Permits gathered in a pause are divided, too.
     capacity = (HORIZON_US + max(0, now - start)) / interval
-    share = max(1, math.ceil(fair_share(capacity, loads, owner)))
+    share = max(1, math.ceil(compute_fair_share(capacity, loads, owner)))
     count = min(wanted, share)
     after = start + math.ceil(count * interval)
     return after, PermitSpan(start, count), [max(now, after - HORIZON_US)] if count < wanted else []
@@ -560,7 +560,7 @@ def _places(
     asks = {name: part for name, part in parts.items() if part.wants}
     asks[demand.owner] = mine._replace(wants=demand.wants, turn=turn, users=demand.users)
     loads = {name: (float(part.wants), float(max(1, part.users))) for name, part in asks.items()}
-    shares = {name: math.floor(fair_share(most, loads, name) + 1e-9) for name in asks}
+    shares = {name: math.floor(compute_fair_share(most, loads, name) + 1e-9) for name in asks}
     over = most - sum(shares.values())
 
     def order(name: str) -> tuple[int, int]:
@@ -581,7 +581,7 @@ def _places(
     return places, allotted, turn
 
 
-def _money(left: int, held: int, demand: Demand, dearest: int) -> int:
+def _divide_money(left: int, held: int, demand: Demand, dearest: int) -> int:
     """Return the amount that a process holds from now on. ``left`` is the rest that no other process holds,
     ``held`` the amount that others hold."""
     if not (demand.needs_money or demand.reserved):

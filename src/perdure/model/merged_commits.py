@@ -25,7 +25,7 @@ def merge(commits: Iterable[Commit]) -> Commit | None:
         for op in commit.ops:
             at = op[:2]
             before = ops.get(at)
-            both = op if before is None else _both(before, op)
+            both = op if before is None else _merge_two(before, op)
             if both is None:
                 return None
             ops[at] = both
@@ -34,7 +34,7 @@ def merge(commits: Iterable[Commit]) -> Commit | None:
     return Commit(partition, tuple(ops.values()), tuple(statements))
 
 
-def _both(first: Op, second: Op) -> Op | None:
+def _merge_two(first: Op, second: Op) -> Op | None:
     """Return one operation for two on the same record, ``None`` if there is none."""
     if first == second and (first.expect is Expect.ANY or isinstance(first, Check)):
         return first

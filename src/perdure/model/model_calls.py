@@ -146,7 +146,7 @@ def _count(value: object) -> int:
     return 0
 
 
-def distinct(calls: Iterable[ModelCall]) -> list[ModelCall]:
+def dedupe_calls(calls: Iterable[ModelCall]) -> list[ModelCall]:
     """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above. A
     call without an id (calls of chat models have one) cannot be distinguished from others: it counts each
     time."""
@@ -164,9 +164,9 @@ def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[M
     """Return the calls of a task with those of its subgraphs, each once. A call without an id in a subgraph
     may have got one above it: it is identified with a call that has an id and the same counts."""
     own, inner = list(calls), list(inner)
-    found = distinct((*inner, *own))
+    found = dedupe_calls((*inner, *own))
     above = Counter(call[1:] for call in own if call.id is not None)
-    above.subtract(Counter(call[1:] for call in distinct(inner) if call.id is not None))
+    above.subtract(Counter(call[1:] for call in dedupe_calls(inner) if call.id is not None))
     out: list[ModelCall] = []
     for call in found:
         if call.id is None and call not in own and above[call[1:]] > 0:

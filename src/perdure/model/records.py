@@ -94,7 +94,7 @@ def _text(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "text", nullable)
 
 
-def _integer(name: str, *, nullable: bool = False) -> Column:
+def _declare_integer(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "integer", nullable)
 
 
@@ -107,7 +107,7 @@ def _of_chunks(name: str, *key: Column) -> Kind:
     return Kind(
         name,
         key,
-        fields=(_integer("generation"),),
+        fields=(_declare_integer("generation"),),
         body=True,
         compact=False,
         grows="generation",
@@ -118,7 +118,7 @@ def _of_chunks(name: str, *key: Column) -> Kind:
 HEAD = Kind(
     "head",
     key=(_text("namespace"),),
-    fields=(_text("checkpoint_id"), _integer("seq")),
+    fields=(_text("checkpoint_id"), _declare_integer("seq")),
     versioned=True,
 )
 """Latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
@@ -133,11 +133,11 @@ CHECKPOINT = Kind(
     "checkpoint",
     key=(_text("namespace"), _text("checkpoint_id")),
     fields=(
-        _integer("seq"),
+        _declare_integer("seq"),
         _text("parent_id", nullable=True),
         _text("run_id", nullable=True),
         _text("source", nullable=True),
-        _integer("step", nullable=True),
+        _declare_integer("step", nullable=True),
     ),
     body=True,
     by=("seq",),
@@ -153,12 +153,12 @@ into packs."""
 BLOB = _of_chunks("blob", _bytes("digest"))
 """Chunk that is too large for a pack."""
 
-PACK = _of_chunks("pack", _integer("block"), _bytes("digest"))
+PACK = _of_chunks("pack", _declare_integer("block"), _bytes("digest"))
 """Small chunks of a thread in one record (``perdure.model.values.packs``)."""
 
 WRITE = Kind(
     "write",
-    key=(_text("namespace"), _text("checkpoint_id"), _text("task_id"), _integer("idx")),
+    key=(_text("namespace"), _text("checkpoint_id"), _text("task_id"), _declare_integer("idx")),
     fields=(_text("channel"), _text("task_path"), _text("nonce")),
     body=True,
     versioned=True,
@@ -182,10 +182,10 @@ ITEM = Kind(
     "item",
     key=(_text("key"),),
     fields=(
-        _integer("created_at"),
-        _integer("updated_at"),
-        _integer("ttl", nullable=True),
-        _integer("expires_at", nullable=True),
+        _declare_integer("created_at"),
+        _declare_integer("updated_at"),
+        _declare_integer("ttl", nullable=True),
+        _declare_integer("expires_at", nullable=True),
     ),
     body=True,
     versioned=True,
@@ -200,16 +200,16 @@ LANE = Kind(
     "lane",
     key=(_text("name"),),
     fields=(
-        _integer("due_at", nullable=True),
-        _integer("last"),
-        _integer("bound"),
-        _integer("since", nullable=True),
-        _integer("ready_at", nullable=True),
+        _declare_integer("due_at", nullable=True),
+        _declare_integer("last"),
+        _declare_integer("bound"),
+        _declare_integer("since", nullable=True),
+        _declare_integer("ready_at", nullable=True),
         _text("run_id", nullable=True),
         _text("owner", nullable=True),
-        _integer("epoch"),
-        _integer("lease_until", nullable=True),
-        _integer("retry_at", nullable=True),
+        _declare_integer("epoch"),
+        _declare_integer("lease_until", nullable=True),
+        _declare_integer("retry_at", nullable=True),
         _text("waiting", nullable=True),
         _text("stop", nullable=True),
     ),
@@ -221,15 +221,21 @@ at which a worker has to look at it, null if there is nothing to do."""
 
 INBOX = Kind(
     "inbox",
-    key=(_integer("seq"),),
-    fields=(_text("graph"), _text("channel"), _text("mode"), _bytes("dedupe"), _integer("accepted_at")),
+    key=(_declare_integer("seq"),),
+    fields=(
+        _text("graph"),
+        _text("channel"),
+        _text("mode"),
+        _bytes("dedupe"),
+        _declare_integer("accepted_at"),
+    ),
     body=True,
     compact=False,
 )
 """Accepted message. The run that covers its number has its result. Before that it can be withdrawn; nothing
 else changes it."""
 
-DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_integer("seq"),))
+DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_declare_integer("seq"),))
 """Number of the message that was accepted under a dedupe key. A postponed message has none yet: ``seq`` is
 then minus the time at which it is due, by which its document is found."""
 
@@ -237,16 +243,16 @@ RUN = Kind(
     "run",
     key=(_text("run_id"),),
     fields=(
-        _integer("first"),
-        _integer("last"),
+        _declare_integer("first"),
+        _declare_integer("last"),
         _text("state"),
         _text("graph"),
         _text("channel"),
-        _integer("epoch"),
-        _integer("attempts"),
+        _declare_integer("epoch"),
+        _declare_integer("attempts"),
         _text("base", nullable=True),
-        _integer("started_at"),
-        _integer("updated_at"),
+        _declare_integer("started_at"),
+        _declare_integer("updated_at"),
     ),
     body=True,
     versioned=True,
@@ -257,15 +263,15 @@ The body is its result: an error, or the interrupts that it waits on."""
 
 OUTBOX = Kind(
     "outbox",
-    key=(_integer("seq"),),
+    key=(_declare_integer("seq"),),
     fields=(
         _text("run_id"),
-        _integer("ord"),
+        _declare_integer("ord"),
         _text("channel"),
         _text("state"),
-        _integer("attempts"),
+        _declare_integer("attempts"),
         _text("provider_id", nullable=True),
-        _integer("created_at"),
+        _declare_integer("created_at"),
     ),
     body=True,
     versioned=True,
@@ -275,7 +281,7 @@ OUTBOX = Kind(
 
 EFFECT = Kind(
     "effect",
-    key=(_text("run_id"), _text("task_id"), _integer("idx")),
+    key=(_text("run_id"), _text("task_id"), _declare_integer("idx")),
     body=True,
 )
 """Result of a side effect within a task, so that the effect is not repeated. The same key without a run has
@@ -284,7 +290,7 @@ the id of the run that recorded it."""
 DOCUMENT = Kind(
     "document",
     key=(_text("collection"), _text("name")),
-    fields=(_integer("updated_at"),),
+    fields=(_declare_integer("updated_at"),),
     body=True,
     versioned=True,
     by=("updated_at",),
@@ -303,7 +309,7 @@ LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents, of the
 collection of that name, are copies of those of the threads, by the threads' names."""
 
-EVENT = Kind("event", key=(_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
+EVENT = Kind("event", key=(_declare_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""
 

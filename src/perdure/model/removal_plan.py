@@ -65,7 +65,7 @@ def plan_retention(
     Args:
         heads: head checkpoint id of each namespace.
         rule: returns the ids of the root checkpoints to keep.
-        bases: result of ``bases_of_run`` for the open run.
+        bases: result of ``find_run_bases`` for the open run.
     """
     groups = by_namespace(checkpoints)
     tags = set(tagged)
@@ -98,14 +98,14 @@ def plan_removal(
     return _plan(groups, kept, _Ancestry(groups[""]), _always)
 
 
-def bases_of_run(
+def find_run_bases(
     checkpoints: Iterable[CheckpointRecord], heads: Mapping[str, str], run_id: str | None
 ) -> set[Name]:
     """Return the stored heads, at most one a namespace, that the rollback of a run returns to."""
     if run_id is None:
         return set()
     groups = by_namespace(checkpoints)
-    bases = {ns: head_before(head, groups.get(ns, {}), {run_id}) for ns, head in heads.items()}
+    bases = {ns: find_head_before(head, groups.get(ns, {}), {run_id}) for ns, head in heads.items()}
     return {(ns, base) for ns, base in bases.items() if base is not None and base in groups.get(ns, {})}
 
 
@@ -117,7 +117,7 @@ def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str,
     return groups
 
 
-def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collection[str]) -> str | None:
+def find_head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collection[str]) -> str | None:
     """Return the head of a namespace before some runs, the last of which moved it to ``head``.
 
     The result is an id, stored or not; ``None`` if there was no head; ``head`` if none of the runs moved it.
@@ -131,7 +131,9 @@ def head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collecti
     return at
 
 
-def nearest_survivor(start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]) -> str | None:
+def find_nearest_survivor(
+    start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]
+) -> str | None:
     """Return the nearest kept checkpoint on the parent chain that starts at ``start``."""
     at = start
     while at is not None and at not in kept:
@@ -253,7 +255,7 @@ def _plan(
             after = checkpoint
             if checkpoint.parent_id in group and checkpoint.parent_id not in stay:
                 after = after._replace(
-                    parent_id=nearest_survivor(checkpoint.parent_id, group, stay), cut=True
+                    parent_id=find_nearest_survivor(checkpoint.parent_id, group, stay), cut=True
                 )
             replaced = _find_replaced_head(checkpoint, group, stay, passes)
             if replaced != after.replaced_head:

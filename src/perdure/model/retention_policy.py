@@ -26,7 +26,7 @@ _NO_POLICIES: Mapping[str, Retention] = MappingProxyType({})
 _NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 
-def duration_us(value: str | float) -> int:
+def parse_duration(value: str | float) -> int:
     """Return a duration in microseconds.
 
     Args:
@@ -91,7 +91,7 @@ class Retention:
             value = getattr(self, name)
             try:
                 if value is not None:
-                    duration_us(value)
+                    parse_duration(value)
             except (TypeError, ValueError):
                 raise ValueError(
                     f"{name} is {value!r}; it has to be a duration, e.g. '12h', '30d' or seconds above 0"
@@ -111,14 +111,14 @@ class Retention:
         """``idle`` in microseconds."""
         if self.idle is None:
             return None
-        return duration_us(self.idle)
+        return parse_duration(self.idle)
 
     @property
     def keep_for_us(self) -> int | None:
         """``keep_for`` in microseconds."""
         if self.keep_for is None:
             return None
-        return duration_us(self.keep_for)
+        return parse_duration(self.keep_for)
 
     @property
     def prunes(self) -> bool:
@@ -158,7 +158,7 @@ class ThreadTtl:
         return {"ttl": self.default_ttl, "strategy": self.strategy}
 
 
-def stored_ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
+def make_stored_ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] | None:
     """Return a time to live as it is stored, counted from now.
 
     Args:

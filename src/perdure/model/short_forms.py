@@ -24,7 +24,7 @@ _NONCE_SIZE = 8
 Short = int | str
 
 
-def short_name(name: str, nodes: Mapping[str, int]) -> Short:
+def shorten_name(name: str, nodes: Mapping[str, int]) -> Short:
     """Return the short form of a channel's name: the number of a known name, a negative number for the
     channel that triggers a node in ``nodes``, otherwise the name itself.
 
@@ -42,7 +42,7 @@ def short_name(name: str, nodes: Mapping[str, int]) -> Short:
     return name
 
 
-def long_name(short: Short, nodes: Sequence[str]) -> str:
+def expand_name(short: Short, nodes: Sequence[str]) -> str:
     """Return the name of a short form; raises ``LookupError`` if there is none."""
     if not isinstance(short, int):
         return short
@@ -51,25 +51,25 @@ def long_name(short: Short, nodes: Sequence[str]) -> str:
     return _BRANCH + nodes[-1 - short]
 
 
-def short_time(ts: str) -> Short:
-    """Return a time in microseconds since 1970, or the text itself if ``long_time`` would not restore it."""
+def shorten_time(ts: str) -> Short:
+    """Return a time in microseconds since 1970, or the text if ``expand_time`` would not restore it."""
     try:
         at = read_time(ts)
-        if long_time(at) == ts:
+        if expand_time(at) == ts:
             return at
         return ts
     except (ValueError, TypeError, OverflowError):
         return ts
 
 
-def long_time(short: Short) -> str:
+def expand_time(short: Short) -> str:
     """Return a time as LangGraph writes it; raises ``OverflowError`` if there is none."""
     if isinstance(short, int):
         return to_datetime(short).isoformat()
     return short
 
 
-def short_nonce(nonce: str) -> bytes | str:
+def shorten_nonce(nonce: str) -> bytes | str:
     """Return the bytes of a nonce of hexadecimal digits, any other nonce unchanged."""
     if len(nonce) != 2 * _NONCE_SIZE:
         return nonce
@@ -82,7 +82,7 @@ def short_nonce(nonce: str) -> bytes | str:
     return nonce
 
 
-def long_nonce(short: bytes | str) -> str:
+def expand_nonce(short: bytes | str) -> str:
     if isinstance(short, bytes):
         return short.hex()
     return short

@@ -30,7 +30,7 @@ DEFERRED = "COMMIT, which checks the deferred constraints"
 """Text that replaces a statement's, for a constraint that is checked when the transaction ends."""
 
 
-def names_in(text: str) -> list[str]:
+def find_names(text: str) -> list[str]:
     """Return the names of the parameters of a text, in the order in which they first occur."""
     return list(dict.fromkeys(found["name"] for found in _PARTS.finditer(text) if found["name"]))
 
@@ -54,7 +54,7 @@ def check_statement(text: str, parameters: Mapping[str, object]) -> list[str]:
             f"a statement in a step's commit begins with one of {', '.join(_MAY_BEGIN)}: "
             f"{shorten(text)!r} does not; Perdure begins and ends the transaction"
         )
-    names = names_in(text)
+    names = find_names(text)
     if missing := [name for name in names if name not in parameters]:
         raise ValueError(f"parameters {missing} have no value: {shorten(text)!r}")
     if unused := sorted(parameters.keys() - set(names)):

@@ -29,10 +29,10 @@ def require_text(names: Iterable[object]) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ill_formed(repr(text)) from error
+            raise ill_formed_error(repr(text)) from error
 
 
-def ill_formed(name: str) -> Unserialisable:
+def ill_formed_error(name: str) -> Unserialisable:
     """Return the error for a name, which is given as it is to be shown."""
     return Unserialisable(
         f"the name {name} holds a lone surrogate, half of a character, and cannot be stored; names of "

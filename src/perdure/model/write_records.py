@@ -18,7 +18,7 @@ from perdure.errors import Corrupt
 from perdure.model.checkpoint import PendingWrite, TaskSpan, is_set_aside
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import WRITE, Key, Record
-from perdure.model.short_forms import long_name, short_name
+from perdure.model.short_forms import expand_name, shorten_name
 from perdure.model.values import refs
 
 INTERRUPT, RESUME = "__interrupt__", "__resume__"
@@ -51,7 +51,7 @@ def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
     return records
 
 
-def new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
+def make_new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
     """Return the operations that store writes in new records."""
     return [_put(key, some, expect, some[0].version) for key, some in by_record(writes).items()]
 
@@ -129,14 +129,16 @@ def _rewrite(existing: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> 
 
 
 def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
-    put = _untimed_put(key, writes, expect, version)
+    put = _make_untimed_put(key, writes, expect, version)
     span = max((write.span for write in writes if write.span is not None), key=sum, default=None)
     if span is None:
         return put
-    return put._replace(body=_TIMED + refs.varint(span.waited) + refs.varint(span.took) + put.body)
+    return put._replace(
+        body=_TIMED + refs.encode_varint(span.waited) + refs.encode_varint(span.took) + put.body
+    )
 
 
-def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
+def _make_untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
     writes = sorted(writes, key=attrgetter("idx"))
     first = writes[0]
     fields: Mapping[str, str] = {"channel": "", "task_path": first.task_path, "nonce": first.nonce}
@@ -146,7 +148,7 @@ def _untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, 
     entries = [
         (
             w.idx,
-            short_name(w.channel, {}),
+            shorten_name(w.channel, {}),
             w.ref,
             *(() if (w.nonce, w.task_path) == own else (w.nonce, w.task_path)),
         )
@@ -185,7 +187,7 @@ def _read(record: Record) -> Sequence[PendingWrite]:
     try:
         return [
             PendingWrite(
-                *place, idx, long_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
+                *place, idx, expand_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
                 ref, 1, version, span,
             )
             for idx, name, ref, *whose in ormsgpack.unpackb(body[len(_SHARING) :])

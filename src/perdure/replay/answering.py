@@ -143,7 +143,7 @@ class Answering:
             with suppress(GraphInterrupt):
                 interrupt(question)
         if found.error is not None:
-            raise _rebuilt(*found.error)
+            raise _rebuild_error(*found.error)
         return deepcopy(found.answer)
 
     def compare(self, call: CallRecord, tool_call_id: str | None = None) -> None:
@@ -299,7 +299,7 @@ def _interrupt(questions: Sequence[Any], namespace: str) -> GraphInterrupt:
     return GraphInterrupt([Interrupt.from_ns(each, ns=namespace) for each in questions])
 
 
-def _rebuilt(place: str, text: str) -> Exception:
+def _rebuild_error(place: str, text: str) -> Exception:
     """Return an error like the one that a call raised when it was recorded.
 
     The name of its class is data: nothing is imported for it, and no code of the class runs.

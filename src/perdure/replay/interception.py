@@ -28,7 +28,7 @@ from langchain_core.tools import BaseTool
 from langgraph.store.base import BaseStore, Op, Result
 
 from perdure.errors import UnrecordedCall
-from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, tool_parts
+from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, digest_tool_input
 from perdure.replay.answering import CURRENT, Answering
 
 _CONNECTING = frozenset(
@@ -234,12 +234,12 @@ def _refuse_text_model(
 # Tools
 
 
-def _tool_call(tool: BaseTool, tool_input: Any, config: Any) -> CallRecord:
+def _record_tool_call(tool: BaseTool, tool_input: Any, config: Any) -> CallRecord:
     given = tool_input
     if isinstance(tool_input, dict):
         # As the callbacks of the recording saw it.
         given = tool._filter_injected_args(tool_input)  # pyright: ignore[reportPrivateUsage]
-    return CallRecord(TOOL, tool.name, tool_parts(given), place=_namespace(ensure_config(config)))
+    return CallRecord(TOOL, tool.name, digest_tool_input(given), place=_namespace(ensure_config(config)))
 
 
 def _run(
@@ -250,7 +250,7 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    call = _tool_call(tool, tool_input, kwargs.get("config"))
+    call = _record_tool_call(tool, tool_input, kwargs.get("config"))
     tool_call_id = kwargs.get("tool_call_id")
     if tool.name in answers.live:
         answers.compare(call, tool_call_id)

@@ -12,7 +12,7 @@ from langgraph.types import Overwrite
 
 from perdure.engine.threads import history
 from perdure.engine.threads.thread_state import load_view
-from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, answers_at, is_of_calls
+from perdure.langgraph.call_records import MODEL, TOOL, CallRecord, count_answers, is_of_calls
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.missing_thread import missing_thread
@@ -246,11 +246,11 @@ def config_of(thread_id: str, namespace: str, checkpoint_id: str) -> Any:
 def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
     """Return the tasks of a step and of its subgraphs by their keys, in their order."""
     out: dict[TaskKey, TaskRecord] = {}
-    for key, task in key_tasks(stored):
+    for key, task in pair_with_keys(stored):
         record = TaskRecord(key, node_of(task.path), names_of(task.namespace))
         for channel, value in task.writes:
             if is_of_calls(channel):
-                record.calls[answers_at(channel)] = [CallRecord.read(each) for each in value]
+                record.calls[count_answers(channel)] = [CallRecord.read(each) for each in value]
             elif channel == RESUME:
                 if isinstance(value, list):
                     record.answers = list(value)
@@ -270,7 +270,7 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
     return out
 
 
-def key_tasks(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, StoredTask]]:
+def pair_with_keys(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, StoredTask]]:
     """Yield tasks with their keys, without writes that no task made, as those of an update."""
     tasks = list(stored)
     places = {task.task_id: task for task in tasks}

@@ -40,7 +40,7 @@ from perdure.replay.recording import Recording, Step, TaskKey, TaskRecord, by_ke
 from perdure.replay.step_saver import StepSaver
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory
-from perdure.runtime.agents.graphs import saver_for
+from perdure.runtime.agents.graphs import make_saver
 from perdure.runtime.agents.run_context import context_of
 from perdure.runtime.nodes.effects import ReplayedEffects
 from perdure.runtime.nodes.repeatable_task_names import with_places
@@ -214,7 +214,7 @@ async def replayer_of(
     if isinstance(agent.graph, Factory):
         raise BadSetting(f"{agent.graph.place} makes a graph for each run; replay a graph that it made")
     handle = handle_of(database)
-    saver = saver_for(database, [agent], [agent.graph], tenant)
+    saver = make_saver(database, [agent], [agent.graph], tenant)
     if tenant is None:
         partition = handle.partition(thread_id)
     else:
@@ -297,19 +297,19 @@ class Replayer:
         step = await self.handle.arun(self.recording.step(record, follows))
         if step.skipped is not None:
             return _Loaded(step, {}, {}, None)
-        start = {"": await self._tuple("", record.id)}
+        start = {"": await self._read_tuple("", record.id)}
         for namespace, name in step.stateful.items():
-            start[namespace] = await self._tuple(namespace, name)
+            start[namespace] = await self._read_tuple(namespace, name)
         if follows is None:
             after = None
         else:
-            after = await self._tuple("", follows.id)
+            after = await self._read_tuple("", follows.id)
         deltas = [name for name, each in self.graph.channels.items() if isinstance(each, DeltaChannel)]
         config = config_of(self.partition.thread, "", record.id)
         histories = await self.saver.aget_delta_channel_history(config=config, channels=deltas)
         return _Loaded(step, start, histories, after)
 
-    async def _tuple(self, namespace: str, checkpoint_id: str) -> CheckpointTuple:
+    async def _read_tuple(self, namespace: str, checkpoint_id: str) -> CheckpointTuple:
         found = await self.saver.aget_tuple(config_of(self.partition.thread, namespace, checkpoint_id))
         if found is None:
             raise Corrupt(

@@ -19,9 +19,9 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.types import Interrupt
 
-from perdure.langgraph.channel_versions import next_version
+from perdure.langgraph.channel_versions import make_next_version
 from perdure.replay.plain_values import snapshot
-from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, key_tasks
+from perdure.replay.recording import NULL_TASK, StoredTask, TaskKey, config_of, pair_with_keys
 
 _RESUMING = "__pregel_resuming"
 _Place = tuple[str, str, str]
@@ -72,7 +72,7 @@ class StepSaver(InMemorySaver):
         """Return the interrupts at which tasks wait, each with the innermost task that raised it."""
         out: dict[TaskKey, list[Interrupt]] = {}
         owners: dict[str, TaskKey] = {}
-        for key, task in sorted(key_tasks(self.list_stored()), key=lambda each: len(each[0])):
+        for key, task in sorted(pair_with_keys(self.list_stored()), key=lambda each: len(each[0])):
             place = next(p for p in self._written if p[0] == task.namespace and p[2] == task.task_id)
             slots = self._written[place]
             if any(slot >= 0 for slot in slots):
@@ -86,7 +86,7 @@ class StepSaver(InMemorySaver):
         return {key: found for key, found in out.items() if found}
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        return next_version(current)
+        return make_next_version(current)
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         namespace = config.get("configurable", {}).get("checkpoint_ns", "")

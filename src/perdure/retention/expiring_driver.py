@@ -190,13 +190,13 @@ class ExpiringDriver(WrappingDriver):
     ) -> bool:
         """Return True if these records alone do not show that a thread is not expired."""
         now = host_clock()
-        until = self._alive_until(now, heads, epochs, documents)
+        until = self._find_end_of_life(now, heads, epochs, documents)
         if until <= now:
             return True
         self._remember(partition, until)
         return False
 
-    def _alive_until(
+    def _find_end_of_life(
         self,
         now: int,
         heads: tuple[Record, ...],

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.engine import session_histories
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.items import items
 from perdure.engine.retention import sweep
 from perdure.engine.retention.sweep import RetentionProgress, RetentionResult, RetentionTerms
@@ -42,7 +42,7 @@ Steps = Generator[Program[Any] | float, Any, R]
 """Programs to run, and seconds to wait, one after the other; the result comes last."""
 
 
-def no_report(progress: RetentionProgress) -> None:
+def report_nothing(progress: RetentionProgress) -> None:
     """Report nothing."""
 
 
@@ -66,7 +66,7 @@ class RetentionOptions:
     all_tenants: bool = False
     dry_run: bool = False
     share: float = 0.05
-    on_step: Callable[[RetentionProgress], None] = no_report
+    on_step: Callable[[RetentionProgress], None] = report_nothing
     rules: RetentionRules | None = None
 
     def __post_init__(self) -> None:
@@ -172,8 +172,8 @@ class Sweeper:
         """Return the programs that remove expired items of stores and histories."""
         if self._terms.dry_run or self._terms.rules.only_default:
             return []
-        namespaces = yield from all_partitions(self._terms.tenant, STORE)
-        sessions = yield from all_partitions(self._terms.tenant, SESSIONS)
+        namespaces = yield from list_all_partitions(self._terms.tenant, STORE)
+        sessions = yield from list_all_partitions(self._terms.tenant, SESSIONS)
         tenants = sorted({partition.tenant for partition in (*namespaces, *sessions)})
         return [
             *(self._remove_from(items.sweep, tenant) for tenant in tenants),
@@ -193,7 +193,7 @@ class Sweeper:
         if self._terms.dry_run:
             return _Saved(RetentionProgress(owner=self._owner, started_at=now), 0)
         begun = yield from sweep.begin(
-            self._owner, self._terms.tenant, now, _us(LEASE_S), self._terms.rules.fingerprint
+            self._owner, self._terms.tenant, now, _to_microseconds(LEASE_S), self._terms.rules.fingerprint
         )
         if begun is None:
             return None
@@ -212,7 +212,7 @@ class Sweeper:
             pause = self._options.pause_after(time.monotonic() - began)
         if not progress.is_over:
             # It has to outlast the pause that follows. The database's clock may have been set meanwhile.
-            progress = replace(progress, until=now + _us(LEASE_S + pause))
+            progress = replace(progress, until=now + _to_microseconds(LEASE_S + pause))
         saved: int | None = 0
         if not self._terms.dry_run:
             saved = yield from sweep.save(progress, self._terms.tenant, version, now)
@@ -232,5 +232,5 @@ class Sweeper:
             yield from sweep.save(replace(progress, until=now), self._terms.tenant, version, now)
 
 
-def _us(seconds: float) -> int:
+def _to_microseconds(seconds: float) -> int:
     return round(seconds * 1_000_000)

@@ -17,14 +17,14 @@ from perdure.errors import LimitReached, PerdureError, QueueFull, Unavailable
 from perdure.model.ops import Expect, Fetch, Put, Refused
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, Partition
-from perdure.model.runs.messages import Message, plain_copy
+from perdure.model.runs.messages import Message, copy_plain
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.runtime.control import Control
 from perdure.runtime.failures.run_retries import retry_run
 from perdure.runtime.options import Options
 from perdure.runtime.runtime_context import RuntimeContext
-from perdure.runtime.settings import span_us
+from perdure.runtime.settings import parse_span
 from perdure.runtime.tickets import SignalReceipt, Ticket
 from perdure.runtime.worker.run_limits import mark_counted
 from perdure.runtime.worker.worker import Worker
@@ -221,7 +221,7 @@ class Acceptance:
                 runner.note_claimed(held, known.epoch)
                 dispatch.serve_reserved((partition, IN))
             self._emit_accepted(accept, accepted)
-            return _ticket(partition, accepted)
+            return _make_ticket(partition, accepted)
         finally:
             dispatch.release((partition, IN))
 
@@ -265,7 +265,7 @@ class Acceptance:
             await self._worker.watch(accept.partition)
         if accepted.lane is not None:
             self._schedule(accept.partition, accepted, terms, accept.now)
-        return _ticket(accept.partition, accepted)
+        return _make_ticket(accept.partition, accepted)
 
     def _emit_accepted(self, accept: Accept, accepted: Accepted) -> None:
         if accepted.is_duplicate:
@@ -289,7 +289,7 @@ class Acceptance:
         if accepted.lane is not None and accepted.message is not None:
             self._emit("run.retried", partition, accepted.message, accepted.id)
             self._start(partition, accepted.lane, now)
-        return _ticket(partition, accepted)
+        return _make_ticket(partition, accepted)
 
     async def signal(
         self, partition: Partition, name: str, value: object, key: str | None, *, to_all: bool
@@ -300,7 +300,7 @@ class Acceptance:
         signal = signals.Signal(
             partition,
             name,
-            plain_copy(value, "signal"),
+            copy_plain(value, "signal"),
             b"" if key is None else signals.signal_key(name, key),
             to_all,
             str(uuid.uuid4()),
@@ -330,7 +330,7 @@ class Acceptance:
         """Store a message that is queued after ``delay`` seconds; raise ``ValueError`` if that is not a
         number of at least 0."""
         context = self._context
-        wait = span_us("delay", delay)
+        wait = parse_span("delay", delay)
         now = await context.clock.now()
         due = now + wait
         most, fresh = context.settings.max_pending, context.database.draw_version()
@@ -340,7 +340,7 @@ class Acceptance:
             self._worker.dispatch.schedule(partition, accepted.lane, now)
         elif accepted.lane is not None:
             context.notifications.notify_due(partition, delay)
-        return _ticket(partition, accepted)
+        return _make_ticket(partition, accepted)
 
     def _start(self, partition: Partition, lane: Lane, now: int) -> None:
         """Start the run of a thread's next message, here or where another process works."""
@@ -360,7 +360,7 @@ class Acceptance:
         if lane.stop is not None:
             self._control.request_stop(partition, lane.stop, lane.run_id)
         if terms.strategy == STEER and lane.run_id is not None:
-            self._control.message_waits(partition)
+            self._control.notify_of_message(partition)
         if context.works:
             self._worker.dispatch.schedule(partition, lane, now)
         elif lane.due_at is not None and lane.owner is None:
@@ -387,5 +387,5 @@ def _require_steering(message: Message) -> None:
         )
 
 
-def _ticket(partition: Partition, accepted: Accepted) -> Ticket:
+def _make_ticket(partition: Partition, accepted: Accepted) -> Ticket:
     return Ticket(partition.thread, accepted.seq, accepted.id, accepted.is_duplicate, partition.tenant)

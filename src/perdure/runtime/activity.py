@@ -66,7 +66,7 @@ def partition_of(tenant: str) -> Partition:
     return Partition(tenant, _PLACE, SERVER)
 
 
-def latency_bucket(micros: int) -> int:
+def find_latency_bucket(micros: int) -> int:
     """Return the number of a latency's bucket."""
     seconds = micros / 1_000_000
     return next((place for place, bound in enumerate(BOUNDS_S) if seconds <= bound), len(BOUNDS_S))
@@ -90,9 +90,9 @@ class _Counts:
             by_version = _entry_of(versions, run.graph_version, _VERSIONS_MAX, {"runs": 0, "failed": 0})
             by_version["runs"] += 1
             by_version["failed"] += state == FAILED
-        _count(by_graph["end"], str(latency_bucket(latencies[0])))
+        _count(by_graph["end"], str(find_latency_bucket(latencies[0])))
         if latencies[1] is not None:
-            _count(by_graph["first"], str(latency_bucket(latencies[1])))
+            _count(by_graph["first"], str(find_latency_bucket(latencies[1])))
         if user is not None:
             by_user = self._by_user(user)
             by_user["runs"] += 1
@@ -192,7 +192,7 @@ class ActivityCounts:
             kind = ending.note.get("kind")
         kind = kind if isinstance(kind, str) else None
         user = user_of_options(held.messages[0].options)
-        for counts, named in self._all_at(held.partition.tenant, user, now):
+        for counts, named in self._list_counts(held.partition.tenant, user, now):
             counts.add(held.run, ending.state, named, kind, latencies)
         self._set_timer()
 
@@ -205,11 +205,11 @@ class ActivityCounts:
         """
         is_internal = held.partition.thread.startswith(INTERNAL)
         user = user_of_options(held.messages[0].options)
-        for counts, named in self._all_at(held.partition.tenant, user, self._clock.estimate()):
+        for counts, named in self._list_counts(held.partition.tenant, user, self._clock.estimate()):
             counts.add_call(None if is_internal else held.run.graph, named, call)
         self._set_timer()
 
-    def _all_at(self, tenant: str, user: str | None, now: int) -> Iterator[tuple[_Counts, str | None]]:
+    def _list_counts(self, tenant: str, user: str | None, now: int) -> Iterator[tuple[_Counts, str | None]]:
         """Yield the counts of each length, and the user if they name users."""
         for collection, length in LENGTHS.items():
             counts = self._at(tenant, collection, now - now % length)

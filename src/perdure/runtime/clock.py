@@ -36,21 +36,21 @@ class DatabaseClock:
 
     def estimate(self) -> int:
         """Return the time by the last answer, without asking."""
-        return _monotonic_us() + self._offset_us
+        return _read_monotonic() + self._offset_us
 
     async def _refresh(self) -> None:
         async with self._lock:
             if self._is_fresh():
                 return
-            began = _monotonic_us()
+            began = _read_monotonic()
             answer = await self._ask()
-            ended = _monotonic_us()
+            ended = _read_monotonic()
             self._offset_us = answer - (began + ended) // 2
             self._asked_at = ended
 
     def _is_fresh(self) -> bool:
-        return self._asked_at is not None and _monotonic_us() - self._asked_at <= self._refresh_us
+        return self._asked_at is not None and _read_monotonic() - self._asked_at <= self._refresh_us
 
 
-def _monotonic_us() -> int:
+def _read_monotonic() -> int:
     return round(asyncio.get_running_loop().time() * 1_000_000)

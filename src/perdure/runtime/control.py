@@ -33,9 +33,9 @@ class Control:
             self._worker.end_stopped(partition)
         return stopping
 
-    def message_waits(self, partition: Partition) -> None:
+    def notify_of_message(self, partition: Partition) -> None:
         """Notify the worker of a thread's open run of a message that the run may take up."""
-        if not self._worker.runner.leases.message_waits(partition):
+        if not self._worker.runner.leases.notify_of_message(partition):
             self._context.notifications.notify_due(partition)
 
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool, most: int = 1) -> bool:

@@ -38,7 +38,7 @@ def to_json(value: Any) -> str:
         return orjson.dumps(value, default=_plain, option=_OPTIONS).decode()
     except TypeError:
         # A lone surrogate, a number beyond 64 bits or a key of another type: rare, and slower to encode.
-        return json.dumps(_deep(value), separators=(",", ":"))
+        return json.dumps(_encode_deep(value), separators=(",", ":"))
 
 
 def interrupt(asked: Interrupt) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
             return _ADDRESS.sub("", repr(value))
 
 
-def _deep(value: Any, depth: int = 0) -> Any:
+def _encode_deep(value: Any, depth: int = 0) -> Any:
     match value:
         case None | bool() | int() | str():
             return value
@@ -106,13 +106,13 @@ def _deep(value: Any, depth: int = 0) -> Any:
             return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
             return {
-                key if isinstance(key, str) else str(key): _deep(held, depth + 1)
+                key if isinstance(key, str) else str(key): _encode_deep(held, depth + 1)
                 for key, held in value.items()
             }
         case list() | tuple() if not hasattr(value, "_asdict"):
-            return [_deep(held, depth + 1) for held in value]
+            return [_encode_deep(held, depth + 1) for held in value]
         case _:
             made = _plain(value)
             if made is value:
                 return repr(made)
-            return _deep(made, depth + 1)
+            return _encode_deep(made, depth + 1)

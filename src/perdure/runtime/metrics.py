@@ -258,11 +258,11 @@ class Metrics:
             case ["wait" | "question" | "signal", _]:
                 self._waits.labels(name).inc()
             case ["limit", what]:
-                self._limit_event(what, fields)
+                self._count_limit_event(what, fields)
             case ["checkpoint", "stored"]:
                 graph = self._graph(fields)
                 for channel, size in fields["channels"].items():
-                    self._sizes.labels(graph, self._state_channel(channel)).observe(size)
+                    self._sizes.labels(graph, self._choose_channel_label(channel)).observe(size)
             case ["reply", "lost"]:
                 self._outboxes_lost.inc()
             case ["reply", state]:
@@ -283,8 +283,8 @@ class Metrics:
         if "took" in fields:
             self._duration.labels(graph, state).observe(_seconds(fields["took"]))
 
-    def _limit_event(self, what: str, fields: dict[str, Any]) -> None:
-        for limit in map(self._reported_name, fields.get("limit", "").split(",")):
+    def _count_limit_event(self, what: str, fields: dict[str, Any]) -> None:
+        for limit in map(self._choose_reported_name, fields.get("limit", "").split(",")):
             match what:
                 case "waited":
                     self._limit_waits.labels(limit).observe(_seconds(fields["waited"]))
@@ -316,9 +316,12 @@ class Metrics:
                 self._password_ends.set((fields["ends_at"] or 0) / 1_000_000)
             case "worker.unserved_threads":
                 what = "graph" if "graph" in fields else "channel"
-                self._unserved.labels(what, self._reported_name(fields[what])).set(fields["threads"])
+                self._unserved.labels(what, self._choose_reported_name(fields[what])).set(fields["threads"])
             case "worker.failing_threads":
-                lane, error = self._reported_name(fields["lane"]), self._reported_name(fields["error"])
+                lane, error = (
+                    self._choose_reported_name(fields["lane"]),
+                    self._choose_reported_name(fields["error"]),
+                )
                 self._failing.labels(lane, error).set(fields["threads"])
             case "worker.unavailable":
                 self._unavailable.inc()
@@ -343,7 +346,7 @@ class Metrics:
             yield
 
     def _note_call(self, fields: dict[str, Any]) -> None:
-        hop, model = self._reported_name(fields["hop"]), self._reported_name(fields["model"])
+        hop, model = self._choose_reported_name(fields["hop"]), self._choose_reported_name(fields["model"])
         labels = self._graph(fields), hop, model
         self._calls.labels(*labels).observe(_seconds(fields["took"]))
         for direction in ("input", "output"):
@@ -375,12 +378,12 @@ class Metrics:
                 self._deliveries.labels(channel, state)
         return channel
 
-    def _reported_name(self, name: str) -> str:
+    def _choose_reported_name(self, name: str) -> str:
         """Return the label for the name of a graph, channel, queue or error; the number of labels is
         limited."""
         return _label(name, self._reported_names)
 
-    def _state_channel(self, channel: str) -> str:
+    def _choose_channel_label(self, channel: str) -> str:
         """Return a channel of a state as a label. A program may make graphs at run time, so the number is
         limited."""
         return _label(channel, self._state_channels)

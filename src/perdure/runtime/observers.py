@@ -183,7 +183,7 @@ def _complain(observer: Observer, name: str) -> None:
     _log.exception("%s failed at %s; the work continues", type(observer).__name__, name)
 
 
-def duration_text(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration with its unit, such as ``340ms`` or ``12.5s``."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.3g}ms"
@@ -192,7 +192,7 @@ def duration_text(seconds: float) -> str:
 
 def _field(key: str, value: object) -> str:
     if key in _TIMES and isinstance(value, int):
-        return duration_text(value / 1_000_000)
+        return format_duration(value / 1_000_000)
     return _format(value)
 
 

@@ -34,7 +34,7 @@ OnFailure = Literal["rollback", "keep"]
 Durability = Literal["sync", "async", "exit"]
 
 
-def unknown_modes(unknown: Sequence[object], known: Sequence[str], of: str = "a run") -> str:
+def describe_unknown_modes(unknown: Sequence[object], known: Sequence[str], of: str = "a run") -> str:
     """Return the error for unknown stream modes, which lists the known ones."""
     asked = " or ".join(map(repr, unknown))
     return f"there is no stream mode {asked} of {of}; there are {', '.join(known)}"
@@ -66,7 +66,7 @@ class StreamOptions:
         refuse_text("modes", self.modes)
         known = get_args(StreamMode)
         if unknown := [mode for mode in self.modes if mode not in known]:
-            raise ValueError(unknown_modes(unknown, known))
+            raise ValueError(describe_unknown_modes(unknown, known))
         if not self.modes:
             raise ValueError(f"no stream mode is named; there are {', '.join(known)}")
 

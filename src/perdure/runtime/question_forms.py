@@ -21,7 +21,7 @@ _FIELDS_MAX = 30
 _OPTIONS_MAX = 50
 
 
-def requests_in(value: Any) -> list[Mapping[str, Any]] | None:
+def find_requests(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
     found = None
     if isinstance(value, Mapping):
@@ -48,7 +48,7 @@ def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any])
     return set(DECISIONS)
 
 
-def human_interrupt_in(value: Any) -> Mapping[str, Any] | None:
+def find_human_interrupt(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
     if isinstance(value, list) and len(value) == 1:
         one = value[0]
@@ -67,11 +67,11 @@ def config_of(human: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def arguments_in(value: Any) -> Mapping[str, Any]:
+def find_arguments(value: Any) -> Mapping[str, Any]:
     """Return the arguments of the first action that an interrupt asks for."""
-    if (requests := requests_in(value)) is not None:
+    if (requests := find_requests(value)) is not None:
         return requests[0].get("args") or {}
-    human = human_interrupt_in(value)
+    human = find_human_interrupt(value)
     if human is None:
         return {}
     return human["action_request"].get("args") or {}
@@ -79,11 +79,13 @@ def arguments_in(value: Any) -> Mapping[str, Any]:
 
 def text_of(value: Any) -> str:
     """Return the text of a question, of any length."""
-    if (requests := requests_in(value)) is not None:
-        return "\n\n".join(_action(each.get("description"), each.get("name"), each) for each in requests)
-    if (human := human_interrupt_in(value)) is not None:
+    if (requests := find_requests(value)) is not None:
+        return "\n\n".join(
+            _describe_action(each.get("description"), each.get("name"), each) for each in requests
+        )
+    if (human := find_human_interrupt(value)) is not None:
         action = human["action_request"]
-        return _action(human.get("description"), action.get("action"), action)
+        return _describe_action(human.get("description"), action.get("action"), action)
     if isinstance(value, Mapping):
         for name in _TEXTS:
             if isinstance(value.get(name), str):
@@ -93,7 +95,7 @@ def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
+def _describe_action(description: Any, name: Any, request: Mapping[str, Any]) -> str:
     if isinstance(description, str) and description.strip():
         return description
     arguments = json.dumps(request.get("args") or {}, ensure_ascii=False, default=str)
@@ -108,13 +110,13 @@ def form_of(value: Any) -> dict[str, Any]:
     with one of the ``options``, ``fields`` with an object that has these, ``open`` with any JSON value. Any
     value may be given in place of those of a choice or of fields.
     """
-    if (requests := requests_in(value)) is not None:
+    if (requests := find_requests(value)) is not None:
         actions = [
             _offer(each.get("name"), each, [d for d in DECISIONS if d in read_allowed_decisions(value, each)])
             for each in requests
         ]
         return {"kind": "review", "actions": actions}
-    if (human := human_interrupt_in(value)) is not None:
+    if (human := find_human_interrupt(value)) is not None:
         config = config_of(human)
         names = {"approve": "allow_accept", "edit": "allow_edit", "respond": "allow_respond"}
         taken = [each for each, name in names.items() if config.get(name)]

@@ -67,21 +67,21 @@ class RetentionLoop:
 
     async def sweep_if_due(self) -> float:
         """Sweep if it is time, and return the seconds until the next look."""
-        left = await self.seconds_left()
+        left = await self.count_seconds_left()
         if left > 0:
             return min(left, _POLL_S)
         await self.sweep()
         return min(self._every, _POLL_S)
 
-    async def seconds_left(self) -> float:
+    async def count_seconds_left(self) -> float:
         """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
         tenant = None
         if not self._options.all_tenants:
             tenant = self._database.tenant
         state, _ = await self._handle.arun(sweep.read_progress(tenant))
-        left = self._time_left(state, await self._handle.arun(ask(Now())))
+        left = self._count_time_left(state, await self._handle.arun(ask(Now())))
         if left > 0:
-            self._saw(state.finished_at)
+            self._note_sweep(state.finished_at)
         return left
 
     async def sweep(self, *, share: float | None = None) -> RetentionResult | None:
@@ -103,15 +103,15 @@ class RetentionLoop:
             swept = replace(swept, items=swept.items + await sweeper.arun(sweeper.remove_items()))
         took = round((time.monotonic() - began) * 1_000_000)
         self._observers.event("sweep.finished", **asdict(swept), took=took)
-        self._saw(await self._handle.arun(ask(Now())))
+        self._note_sweep(await self._handle.arun(ask(Now())))
         return swept
 
-    def _time_left(self, state: RetentionProgress, now: int) -> float:
+    def _count_time_left(self, state: RetentionProgress, now: int) -> float:
         if not state.is_over or state.finished_at is None:
             return 0.0
         return (state.finished_at - now) / 1_000_000 + self._every
 
-    def _saw(self, finished_at: int | None) -> None:
+    def _note_sweep(self, finished_at: int | None) -> None:
         if finished_at is not None:
             self._observers.event("sweep.seen", finished_at=finished_at, every=round(self._every * 1_000_000))
 

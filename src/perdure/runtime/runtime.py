@@ -29,7 +29,7 @@ from perdure.model.records import SERVER, Partition
 from perdure.model.retention_policy import ThreadTtl
 from perdure.model.runs.messages import Message
 from perdure.runtime.accepting import AcceptanceTerms
-from perdure.runtime.agent_memory.memory_lane import lane_agent, lane_channel
+from perdure.runtime.agent_memory.memory_lane import make_lane_agent, make_lane_channel
 from perdure.runtime.agent_memory.memory_turns import MEMORY
 from perdure.runtime.agents.agent import Agent, agents
 from perdure.runtime.agents.graphs import StoreOptions
@@ -122,9 +122,9 @@ class Runtime(OnDemand, TenantRuntime):
             works=works,
             store=StoreOptions(store_ttl, index, store_database),
             thread_ttl=thread_ttl,
-            internal={MEMORY: lane_agent(named, observing, has_index=index is not None)},
+            internal={MEMORY: make_lane_agent(named, observing, has_index=index is not None)},
         )
-        lanes = lane_channel(self._accept, named, min(_LANE_S, settings.lease / 2))
+        lanes = make_lane_channel(self._accept, named, min(_LANE_S, settings.lease / 2))
         super().__init__(context, Worker(context, {**(channels or {}), MEMORY: lanes}), database.tenant)
 
     def serve_crons(self, fire: Fire, serves: Callable[[Cron], bool] = lambda cron: True) -> None:

@@ -138,7 +138,7 @@ class Settings:
         """
         debounce = self.debounce if debounce is None else debounce
         most = self.max_wait if max_wait is None else max_wait
-        wait, longest = span_us("debounce", debounce), span_us("max_wait", most)
+        wait, longest = parse_span("debounce", debounce), parse_span("max_wait", most)
         return Debounce(wait, max(wait, longest))
 
     def pause_us(self, attempt: int, spread: float, error: BaseException | None = None) -> int:
@@ -152,7 +152,7 @@ class Settings:
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
 
 
-def span_us(name: str, seconds: float) -> int:
+def parse_span(name: str, seconds: float) -> int:
     """Return the time that a call waits in microseconds.
 
     Raises:

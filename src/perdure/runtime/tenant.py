@@ -22,7 +22,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.messages import OPEN, Message, Mode, Reply, Run
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, holds_anything
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
-from perdure.runtime.agents.agent import message_payload
+from perdure.runtime.agents.agent import make_message_payload
 from perdure.runtime.agents.graph_factories import Access
 from perdure.runtime.agents.run_user import GraphUser
 from perdure.runtime.control import Control
@@ -121,8 +121,8 @@ class TenantRuntime:
         """
         mode: Mode = "coalesce" if coalesce else "enqueue"
         given = options_of(config, options)
-        name = self._graph_name(graph)
-        payload = message_payload(message, self._context.agents[name])
+        name = self._resolve_graph_name(graph)
+        payload = make_message_payload(message, self._context.agents[name])
         spoken = message_of(name, payload, mode, dedupe_key, channel, given)
         waits = self._context.settings.debounce_for(debounce, max_wait)
         terms = AcceptanceTerms(debounce=waits, strategy=strategy)
@@ -178,7 +178,7 @@ class TenantRuntime:
             payload = {COMMAND: dict(command)}
         given = options_of(config, options)
         mode: Mode = "coalesce" if coalesce else "enqueue"
-        message = message_of(self._graph_name(graph), payload, mode, dedupe_key, channel, given)
+        message = message_of(self._resolve_graph_name(graph), payload, mode, dedupe_key, channel, given)
         partition = self._partition(thread_id)
         if delay != 0:
             if coalesce or strategy != "enqueue":
@@ -238,7 +238,7 @@ class TenantRuntime:
             alone = next(iter(self._context.agents))
         else:
             alone = _OF_THE_QUESTION
-        asking = alone if graph is None else self._graph_name(graph)
+        asking = alone if graph is None else self._resolve_graph_name(graph)
         message = message_of(asking, payload, "answer", dedupe_key, channel, given, answers=named)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
 
@@ -313,7 +313,7 @@ class TenantRuntime:
         """
         if self._context.works:
             raise RuntimeError("this runtime has a worker, which does the work; open it with works=False")
-        later = await self._worker.until_idle(self._partition(thread_id), within)
+        later = await self._worker.serve_until_idle(self._partition(thread_id), within)
         if later is None:
             return None
         return max(0.0, (later - await self._context.clock.now()) / 1_000_000)
@@ -425,7 +425,7 @@ class TenantRuntime:
 
     def graph(self, name: str) -> Pregel[Any, Any, Any, Any]:
         """Return a graph with the tenant's checkpointer and store, to read and edit state."""
-        return self._worker.runner.graphs.graph(self._graph_name(name), self._tenant)
+        return self._worker.runner.graphs.graph(self._resolve_graph_name(name), self._tenant)
 
     def open_graph(
         self,
@@ -444,7 +444,7 @@ class TenantRuntime:
             config: The config, for a factory.
         """
         graphs = self._worker.runner.graphs
-        return graphs.open(self._graph_name(name), self._tenant, access, user=user, config=config)
+        return graphs.open(self._resolve_graph_name(name), self._tenant, access, user=user, config=config)
 
     async def messages(
         self, thread_id: str, *, limit: int = 100, before: int | None = None
@@ -516,7 +516,7 @@ class TenantRuntime:
             raise ValueError("a message needs a thread: thread_id is empty")
         return Partition(self._tenant, thread_id)
 
-    def _graph_name(self, graph: str | None) -> str:
+    def _resolve_graph_name(self, graph: str | None) -> str:
         if graph is None:
             if len(self._context.agents) == 1:
                 return next(iter(self._context.agents))

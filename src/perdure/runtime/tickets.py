@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
-from perdure.model.runs.messages import ANSWERS, Message, Mode, dedupe_digest, plain_copy
+from perdure.model.runs.messages import ANSWERS, Message, Mode, copy_plain, dedupe_digest
 from perdure.runtime.options import WEBHOOK, Options
 
 
@@ -82,7 +82,7 @@ def message_of(
         stored[ANSWERS] = list(answers)
     dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)
     # The run has what is stored, also when the sender goes on to use the same object for another message.
-    payload, stored = plain_copy([payload, stored], "message")
+    payload, stored = copy_plain([payload, stored], "message")
     return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 
 

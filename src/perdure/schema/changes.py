@@ -61,7 +61,7 @@ class Changes:
         for step in reversed(self.steps):
             if isinstance(step, ChannelRenamed) and step.new == name:
                 name = step.old
-            elif isinstance(step, ChannelRenamed | ChannelDropped) and name == _old_name(step):
+            elif isinstance(step, ChannelRenamed | ChannelDropped) and name == _find_old_name(step):
                 return None
         return name
 
@@ -82,14 +82,14 @@ class Changes:
         return self.channel(name) != name or bool(self.conversions(name))
 
 
-def _old_name(step: ChannelRenamed | ChannelDropped) -> str:
+def _find_old_name(step: ChannelRenamed | ChannelDropped) -> str:
     """Return the name that a step takes away."""
     if isinstance(step, ChannelRenamed):
         return step.old
     return step.channel
 
 
-def renamed_types(steps: Iterable[Step]) -> Mapping[str, str]:
+def list_renamed_types(steps: Iterable[Step]) -> Mapping[str, str]:
     """Return the present name of each type that steps rename, by every earlier name."""
     out: dict[str, str] = {}
     for step in steps:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from perdure.model.heads import UNVERSIONED
-from perdure.schema.changes import Changes, renamed_types
+from perdure.schema.changes import Changes, list_renamed_types
 from perdure.schema.steps import (
     ChannelConverted,
     ChannelDropped,
@@ -80,7 +80,7 @@ class Schema:
     @property
     def types(self) -> Mapping[str, str]:
         """The current name of each renamed type, by every earlier name."""
-        return renamed_types(self.steps)
+        return list_renamed_types(self.steps)
 
 
 class _Names:

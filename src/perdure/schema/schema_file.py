@@ -140,7 +140,7 @@ def verdict(recorded: RecordedSchema | None, version: int, now: Fingerprint) -> 
 
 def contradictions(schema: Schema, now: Fingerprint) -> list[str]:
     """Return the steps that do not lead to the graph as it is, a line each."""
-    channels, nodes = _last_names(now["channels"]), _last_names(now["nodes"])
+    channels, nodes = _list_last_names(now["channels"]), _list_last_names(now["nodes"])
     out: list[str] = []
     for at, step in enumerate(schema.steps):
         later = Schema(schema.version, schema.steps[at + 1 :]).since(0)
@@ -158,6 +158,6 @@ def contradictions(schema: Schema, now: Fingerprint) -> list[str]:
     return out
 
 
-def _last_names(names: Any) -> set[str]:
+def _list_last_names(names: Any) -> set[str]:
     """Return names of channels or nodes without the path of their subgraph."""
     return {name.rpartition("/")[2] for name in names}

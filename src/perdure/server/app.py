@@ -92,7 +92,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         responses=openapi.RESPONSES,
-        generate_unique_id_function=openapi.operation_id,
+        generate_unique_id_function=openapi.name_operation,
     )
     error_handlers.install(app)
     chosen = routers(http)

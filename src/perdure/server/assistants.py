@@ -96,24 +96,27 @@ class Assistants:
         assistant_id = self.id_of(named)
         if assistant_id is None:
             return None
-        held = await self._documents(tenant).get(assistant_id)
+        held = await self._open_documents(tenant).get(assistant_id)
         if held is not None:
             return _assistant(held)
         if assistant_id in self._own:
-            return self._system(assistant_id)
+            return self._make_system_assistant(assistant_id)
         return None
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
-        stored = await self._documents(tenant).everything()
+        stored = await self._open_documents(tenant).everything()
         changed = {held.name for held in stored}
-        return [*(self._system(own) for own in self._own if own not in changed), *map(_assistant, stored)]
+        return [
+            *(self._make_system_assistant(own) for own in self._own if own not in changed),
+            *map(_assistant, stored),
+        ]
 
     async def create(self, tenant: str, new: Assistant) -> Assistant | None:
         """Store a new assistant, and return it with its times and version; None if the id is in use."""
         if self.is_own(new.assistant_id):
             return None
-        made = await self._documents(tenant).create(new.assistant_id, _body(new))
+        made = await self._open_documents(tenant).create(new.assistant_id, _body(new))
         if made is None:
             return None
         return _assistant(made)
@@ -131,8 +134,8 @@ class Assistants:
         """
         before: Versioned | None = None
         if self.is_own(assistant_id):
-            before = Versioned(assistant_id, _body(self._system(assistant_id)), 1, 1, 0, 0)
-        held = await self._documents(tenant).revise(
+            before = Versioned(assistant_id, _body(self._make_system_assistant(assistant_id)), 1, 1, 0, 0)
+        held = await self._open_documents(tenant).revise(
             assistant_id, lambda held: _body(change(_assistant(held))), before
         )
         if held is None:
@@ -150,7 +153,7 @@ class Assistants:
         Returns:
             The assistant at that version; None if there is no such version.
         """
-        held = await self._documents(tenant).choose(assistant_id, version)
+        held = await self._open_documents(tenant).choose(assistant_id, version)
         if held is not None:
             return _assistant(held)
         # An unchanged default assistant has one version.
@@ -161,19 +164,19 @@ class Assistants:
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version, the newest first."""
-        held = await self._documents(tenant).past(assistant_id)
+        held = await self._open_documents(tenant).past(assistant_id)
         if not held and self.is_own(assistant_id):
-            return [self._system(assistant_id)]
+            return [self._make_system_assistant(assistant_id)]
         return list(map(_assistant, held))
 
     async def remove(self, tenant: str, assistant_id: str) -> bool:
         """Remove an assistant with its versions, and return True if it existed."""
-        return await self._documents(tenant).remove(assistant_id)
+        return await self._open_documents(tenant).remove(assistant_id)
 
-    def _documents(self, tenant: str) -> TenantDocuments:
+    def _open_documents(self, tenant: str) -> TenantDocuments:
         return self._runtime.for_tenant(tenant).documents("assistant")
 
-    def _system(self, assistant_id: str) -> Assistant:
+    def _make_system_assistant(self, assistant_id: str) -> Assistant:
         graph_id = self._own[assistant_id]
         config = dict(self._configs.get(graph_id, {}))
         return Assistant(
@@ -190,7 +193,7 @@ class Assistants:
         return f"the graphs are {', '.join(sorted(self._runtime.graphs))}"
 
 
-def no_assistant(named: str) -> NotFound:
+def no_assistant_error(named: str) -> NotFound:
     """Return the error for an assistant that does not exist, or that belongs to another user."""
     return NotFound(f"Assistant {named!r} not found.")
 

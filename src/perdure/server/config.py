@@ -123,7 +123,7 @@ class Config(CommonConfig):
         auth: Authentication settings.
         http: Address and routes.
         limits: Limits per request, user and process.
-        runtime: Given arguments of ``runtime_settings``.
+        runtime: Given arguments of ``make_runtime_settings``.
         checkpointer: Time to live of threads, if one is set.
         files: The files among the sources, and that of variables, which need not exist.
     """
@@ -187,8 +187,8 @@ def load(
     common = load_common(configuration, "perdure serve ./agent.py:graph")
     return Config(
         **common,
-        auth=Auth(configuration["auth.path"], _jwt(configuration, claims), claims),
-        http=_http(configuration, common["development"]),
+        auth=Auth(configuration["auth.path"], _parse_jwt(configuration, claims), claims),
+        http=_parse_http(configuration, common["development"]),
         limits=RequestLimits(**configuration.table("limits.")),
         runtime=configuration.runtime(),
         checkpointer=thread_ttl(configuration),
@@ -196,17 +196,17 @@ def load(
     )
 
 
-def _http(configuration: ResolvedConfig, is_development: bool) -> Http:
+def _parse_http(configuration: ResolvedConfig, is_development: bool) -> Http:
     table = configuration.table("http.")
     if "http.page" not in configuration:
         table["page"] = is_development
     if "http.inspector" not in configuration:
         table["inspector"] = is_development
     prices = Prices(configuration["prices.models"] or {}, configuration["prices.currency"])
-    return Http(**table, prices=prices, cors=_cors(configuration, is_development))
+    return Http(**table, prices=prices, cors=_parse_cors(configuration, is_development))
 
 
-def _cors(configuration: ResolvedConfig, is_development: bool) -> Cors:
+def _parse_cors(configuration: ResolvedConfig, is_development: bool) -> Cors:
     cors = configuration.table("http.cors.")
     if cors["allow_credentials"] and "*" in cors["allow_origins"]:
         origins = configuration.name("http.cors.allow_origins")
@@ -220,7 +220,7 @@ def _cors(configuration: ResolvedConfig, is_development: bool) -> Cors:
     return Cors(**cors)
 
 
-def _jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
+def _parse_jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which decides what is safe."""
     given = configuration.select_given("auth.jwt.")
     if not given:
@@ -236,7 +236,9 @@ def _jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, An
         "tenant_claims": claims,
     }
     if "public_key" in given:
-        jwt["public_key"] = _public_key(configuration.entries["auth.jwt.public_key"], given["public_key"])
+        jwt["public_key"] = _read_public_key(
+            configuration.entries["auth.jwt.public_key"], given["public_key"]
+        )
     try:
         JwtSettings(**jwt)
     except BadSetting as error:
@@ -247,7 +249,7 @@ def _jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, An
     return jwt
 
 
-def _public_key(given: GivenValue, key: str) -> str:
+def _read_public_key(given: GivenValue, key: str) -> str:
     r"""Return a key in PEM form, given as such or as the path of a file. The environment may write line
     ends as ``\\n``."""
     if "-----BEGIN" in key:

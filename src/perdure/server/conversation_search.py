@@ -81,13 +81,13 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
         if not is_of_thread(error):
             raise
         return None
-    excerpt = await in_own_thread(_excerpt, state.values, wanted)
+    excerpt = await in_own_thread(_find_excerpt, state.values, wanted)
     if excerpt is None:
         return None
     return {**shown, "excerpt": excerpt}
 
 
-def _excerpt(values: Any, wanted: Sequence[str]) -> str | None:
+def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:
     messages = None
     if isinstance(values, Mapping):
         messages = values.get("messages")

@@ -31,10 +31,10 @@ from perdure.errors import (
     Unreadable,
     Unserialisable,
 )
-from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
+from perdure.runtime.failures.failure_location import shows_texts, write_text_for_clients
 from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import Refusal
-from perdure.server.validation_faults import all_faults
+from perdure.server.validation_faults import join_faults
 
 _log = logging.getLogger("perdure.server")
 _AGAIN_S = "1"
@@ -65,9 +65,9 @@ KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEn
 def install(app: FastAPI) -> None:
     """Install the handlers that give all errors one form."""
     app.exception_handler(Refusal)(_answer_refusal)
-    app.exception_handler(RequestValidationError)(_invalid)
+    app.exception_handler(RequestValidationError)(_answer_invalid)
     app.exception_handler(HTTPException)(_http)
-    app.exception_handler(PerdureError)(_perdure)
+    app.exception_handler(PerdureError)(_answer_perdure_error)
     app.exception_handler(UnicodeEncodeError)(_refuse_surrogate)
     app.exception_handler(Exception)(_answer_failure)
 
@@ -79,16 +79,16 @@ async def answer(request: Request, error: Exception) -> JSONResponse:
         case Refusal():
             return await _answer_refusal(request, error)
         case RequestValidationError():
-            return await _invalid(request, error)
+            return await _answer_invalid(request, error)
         case HTTPException():
             return await _http(request, error)
         case UnicodeEncodeError():
             return await _refuse_surrogate(request, error)
         case _:
-            return await _perdure(request, error)
+            return await _answer_perdure_error(request, error)
 
 
-def error_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def make_error_response(status: int, detail: str, headers: dict[str, str] | None = None) -> JSONResponse:
     """Return the response of an error.
 
     Args:
@@ -133,9 +133,9 @@ def sentence(error: PerdureError) -> str:
 def sentence_of(kind: str, text: str) -> str:
     """Return the message as ``sentence`` does, for an error that was recorded by the name of its type and its
     text. The message of an application's exception is replaced unless ``shows_texts``."""
-    known = _kinds(PerdureError).get(kind)
+    known = _list_kinds(PerdureError).get(kind)
     if known is None:
-        return text_for_clients(kind, text)
+        return write_text_for_clients(kind, text)
     if issubclass(known, _FOR_CLIENTS):
         return text
     return _plain(known)
@@ -146,7 +146,7 @@ _WITH_ERRORS = ("tasks", "debug", "checkpoints", "events")
 """Stream modes whose data have the errors of tasks."""
 
 
-def event_data(name: str, data: str) -> str:
+def make_event_data(name: str, data: str) -> str:
     """Return the JSON of a stream's event as clients may see it: unless ``shows_texts`` without the texts of
     exceptions."""
     if shows_texts.get() or name.partition("|")[0] not in _WITH_ERRORS or '"error"' not in data:
@@ -186,25 +186,25 @@ def _somewhere(kind: type[Exception]) -> str:
     return f"The server failed ({kind.__name__}); its log says where."
 
 
-def _kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
+def _list_kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
     """Return the subclasses of an error that are imported by now, by name, and the error itself."""
     found = {root.__name__: root}
     for kind in root.__subclasses__():
-        found |= _kinds(kind)
+        found |= _list_kinds(kind)
     return found
 
 
 async def _answer_refusal(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, Refusal)  # noqa: S101 - what it was installed for
-    return error_response(error.status, error.detail, dict(error.headers))
+    return make_error_response(error.status, error.detail, dict(error.headers))
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
+async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
     if isinstance(error.body, bytes):
         # It was not read as JSON, and no field of it could be checked.
-        return error_response(422, describe_body(request))
-    return error_response(422, all_faults(error.errors()))
+        return make_error_response(422, describe_body(request))
+    return make_error_response(422, join_faults(error.errors()))
 
 
 def describe_body(request: Request) -> str:
@@ -219,17 +219,17 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error.__cause__, UnicodeDecodeError):
         coding = request.headers.get("content-encoding")
         if coding is not None:
-            return error_response(
+            return make_error_response(
                 415, f"The body was sent with Content-Encoding: {coding}; send it without one."
             )
-        return error_response(400, "The body is not UTF-8; send JSON in UTF-8.")
+        return make_error_response(400, "The body is not UTF-8; send JSON in UTF-8.")
     if isinstance(error.__cause__, RecursionError):
-        return error_response(400, "The JSON of the body is nested too deeply to be read.")
+        return make_error_response(400, "The JSON of the body is nested too deeply to be read.")
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # Another application's 405 has the header that it set.
         headers["Allow"] = ", ".join(sorted(_find_methods(request))) or headers.get("Allow", "")
-    return error_response(error.status_code, str(error.detail), headers)
+    return make_error_response(error.status_code, str(error.detail), headers)
 
 
 def _find_methods(request: Request) -> set[str]:
@@ -252,10 +252,12 @@ def _flatten(routes: Iterable[BaseRoute]) -> Iterator[Route]:
 
 
 async def _refuse_surrogate(_: Request, __: Exception) -> JSONResponse:
-    return error_response(422, "A text holds half of a character (a lone surrogate) and cannot be stored.")
+    return make_error_response(
+        422, "A text holds half of a character (a lone surrogate) and cannot be stored."
+    )
 
 
-async def _perdure(request: Request, error: Exception) -> JSONResponse:
+async def _answer_perdure_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PerdureError)  # noqa: S101 - what it was installed for
     status = status_of(error)
     if not isinstance(error, _FOR_CLIENTS):
@@ -263,12 +265,14 @@ async def _perdure(request: Request, error: Exception) -> JSONResponse:
     again = _AGAIN_S
     if isinstance(error, LimitReached):
         again = str(max(1, math.ceil(error.retry_after)))
-    return error_response(status, sentence(error), {"Retry-After": again} if status in (429, 503) else None)
+    return make_error_response(
+        status, sentence(error), {"Retry-After": again} if status in (429, 503) else None
+    )
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
     _note(logging.ERROR, request, error)
-    return error_response(500, _somewhere(type(error)))
+    return make_error_response(500, _somewhere(type(error)))
 
 
 def _note(level: int, request: Request, error: Exception) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from perdure.memory.memory import Memory
 from perdure.memory.policy import VERIFIED_USER
-from perdure.memory.users import ROOT, namespace_of, tool_roots
+from perdure.memory.users import ROOT, list_tool_roots, namespace_of
 from perdure.server.auth.identity import Refusal
 from perdure.server.resources import Caller
 
@@ -37,7 +37,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
         agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None
     }
     # Tools keep memories without a policy of the agent.
-    roots = policies | tool_roots()
+    roots = policies | list_tool_roots()
     allowed = {*_find(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
     own = any(_is_within(labels, namespace, roots) for namespace in allowed)
     # A server without memories answers a search of all namespaces, as LangGraph's does.

@@ -84,19 +84,19 @@ def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:
     return held
 
 
-def operation_id(route: APIRoute) -> str:
+def name_operation(route: APIRoute) -> str:
     """Return a route's name in generated clients: its module's and its function's, which is unique."""
     return f"{route.endpoint.__module__.rpartition('.')[2]}_{route.endpoint.__name__}"
 
 
-def new_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
+def make_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Return a router whose routes are described whole, so that an application can have them as they are:
     FastAPI makes new routes of an included router before the first response of each application."""
     return APIRouter(
         tags=[tag],
         route_class=route_class,
         responses=RESPONSES,
-        generate_unique_id_function=operation_id,
+        generate_unique_id_function=name_operation,
     )
 
 

@@ -32,7 +32,7 @@ def serve_process(app: FastAPI, path: str) -> None:
     @app.get(f"{path}/process.json", include_in_schema=False)
     async def show(caller: CallerNow, request: Request) -> JSONResponse:
         return JSONResponse(
-            {"pid": os.getpid(), "started_at": started_at, "can_kill": _refusal(request) is None},
+            {"pid": os.getpid(), "started_at": started_at, "can_kill": _find_refusal(request) is None},
             headers=_HEADERS,
         )
 
@@ -41,7 +41,7 @@ def serve_process(app: FastAPI, path: str) -> None:
         # A JSON body and this check keep other sites' pages from it, also without a guard in front.
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise Refusal(403, "Only the page of this server itself may end its process.")
-        if (reason := _refusal(request)) is not None:
+        if (reason := _find_refusal(request)) is not None:
             raise Refusal(403, reason)
         # Nothing is flushed or handed over: the point is what a crash leaves.
         return JSONResponse({"pid": os.getpid()}, background=BackgroundTask(_die))
@@ -51,7 +51,7 @@ def _die() -> None:
     os.kill(os.getpid(), KILL)
 
 
-def _refusal(request: Request) -> str | None:
+def _find_refusal(request: Request) -> str | None:
     """Return the reason for which a request may not end this process, or None."""
     if parent_process() is None:
         return "No other process would take over: start the server with --workers 2, or perdure demo."

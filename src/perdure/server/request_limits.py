@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perdure.model.bounded_cache import BoundedCache
 from perdure.server.auth.identity import Refusal, User
 from perdure.server.config import RequestLimits
-from perdure.server.error_handlers import error_response
+from perdure.server.error_handlers import make_error_response
 from perdure.server.requests import body_max, page_max
 
 USERS_MOST = 10_000
@@ -148,7 +148,7 @@ class Bounded:
             await self._app(scope, receive, send)
             return
         held = getattr(scope["app"].state, "perdure", None)
-        host = getattr(held, "host", held)  # as in ``server_state``
+        host = getattr(held, "host", held)  # as in ``get_server_state``
         if host is None:
             limits: RequestLimits = RequestLimits()
         else:
@@ -158,7 +158,7 @@ class Bounded:
             "put large content elsewhere and send a reference to it."
         )
         if _read_declared(scope) > limits.body_bytes:
-            await error_response(413, refused)(scope, receive, send)
+            await make_error_response(413, refused)(scope, receive, send)
             return
         size = 0
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.inspector import pages
 from perdure.model.bounded_cache import BoundedCache
-from perdure.runtime.observers import duration_text
+from perdure.runtime.observers import format_duration
 from perdure.server.routes import chat, reference
 
 _log = logging.getLogger("perdure.requests")
@@ -96,7 +96,7 @@ class RequestLog:
             method,
             _show(path),
             status,
-            duration_text(took),
+            format_duration(took),
             size,
             f", request {request_id}" if request_id else "",
             extra={"event": "request", **{f"perdure_{name}": value for name, value in fields.items()}},

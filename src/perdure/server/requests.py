@@ -59,7 +59,7 @@ def check_numbers(data: Any) -> Any:
         ormsgpack.packb(data)
     except (ormsgpack.MsgpackEncodeError, TypeError):
         # The error has no place, and may have another cause.
-        if (place := _too_long(data)) is not None:
+        if (place := _find_too_long(data)) is not None:
             raise PydanticCustomError(
                 "integer_size",
                 "{place} is a whole number with more than 64 bits, which cannot be stored; send it as text",
@@ -92,7 +92,7 @@ _At = tuple[Any, str | int]
 """Place within the data: the place of the container, or None, and the name or index in it."""
 
 
-def _too_long(data: Any) -> str | None:
+def _find_too_long(data: Any) -> str | None:
     """Return the place of an integer that has too many bits, or None."""
     if isinstance(data, dict | list):
         left: list[tuple[Any, _At | None]] = [(data, None)]
@@ -191,13 +191,13 @@ body_max: ContextVar[int] = ContextVar("body_max", default=4 * 1024 * 1024)
 """Maximum size of a request's body in bytes, for the current request."""
 
 
-def _page(value: int) -> int:
+def _check_page(value: int) -> int:
     if value > (most := page_max.get()):
         raise ValueError(f"a page has at most {most} entries")
     return value
 
 
-Page = Annotated[int, Field(ge=1), AfterValidator(_page)]
+Page = Annotated[int, Field(ge=1), AfterValidator(_check_page)]
 Offset = Annotated[int, Field(ge=0, le=1 << 53)]
 _TTL_MAX = 1_000_000_000
 """Maximum time to live, nineteen centuries in minutes; much later times cannot be represented."""

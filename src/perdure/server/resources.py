@@ -28,9 +28,9 @@ from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import Threads, missing_error
 from perdure.runtime.worker.attempt import TENANT
-from perdure.runtime.worker.dispatch import context_outside_of_runs
+from perdure.runtime.worker.dispatch import copy_context_outside
 from perdure.server import thread_ids
-from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant
+from perdure.server.assistants import NONE_TO_RUN, Assistant, Assistants, no_assistant_error
 from perdure.server.auth.filters import Filter, matches
 from perdure.server.auth.identity import Gate, Refusal, User
 from perdure.server.config import RequestLimits
@@ -107,7 +107,7 @@ class ServerState:
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a task that a request started and that continues after its client disconnects."""
-        task = asyncio.create_task(work, context=context_outside_of_runs())
+        task = asyncio.create_task(work, context=copy_context_outside())
         self._background.add(task)
         task.add_done_callback(self._note_background_end)
 
@@ -176,19 +176,19 @@ class Caller:
     async def assistant(self, named: str, to: str) -> Assistant:
         """Return an assistant with which the user may perform an action. ``NotFound`` if there is none."""
         assistant_id = self.host.assistants.id_of(named) or named
-        return await self.assistant_within(
+        return await self.find_assistant(
             named, await self.may("assistants", to, {"assistant_id": assistant_id})
         )
 
-    async def assistant_within(self, named: str, conditions: Filter | None) -> Assistant:
+    async def find_assistant(self, named: str, conditions: Filter | None) -> Assistant:
         """Return an assistant that the user may see. ``NotFound`` if there is none, also for another
         user's."""
         found = await self.host.assistants.look(self.user.tenant, named)
         if found is None or not self.sees(conditions, found.metadata):
-            raise no_assistant(named)
+            raise no_assistant_error(named)
         return found
 
-    async def assistant_to_run(self, named: str) -> Assistant:
+    async def find_assistant_to_run(self, named: str) -> Assistant:
         """Return an assistant to run: a graph's default one, or one that the user may read."""
         found = await self.host.assistants.find(self.user.tenant, named)
         if not self.host.assistants.is_own(found.assistant_id):
@@ -215,14 +215,14 @@ class Caller:
         configurable: dict[str, Any] = {}
         if thread_id is not None:
             if isinstance(self.host.runtime.graphs[graph_id].graph, Factory):
-                configurable |= await self._configurable(thread_id)
+                configurable |= await self._read_configurable(thread_id)
             configurable["thread_id"] = thread_id
         config = {"configurable": configurable}
         user = user_of(self.user.dict())
         async with self.runtime.open_graph(graph_id, access, user=user, config=config) as graph:
             yield graph
 
-    async def _configurable(self, thread_id: str) -> dict[str, Any]:
+    async def _read_configurable(self, thread_id: str) -> dict[str, Any]:
         """Return the configurable values of a thread's newest run without the fields of its user."""
         latest = await self.runtime.messages(thread_id, limit=1)
         if not latest:
@@ -231,7 +231,7 @@ class Caller:
         return {name: held for name, held in configurable.items() if not is_reserved(name)}
 
 
-def server_state(request: HTTPConnection) -> ServerState:
+def get_server_state(request: HTTPConnection) -> ServerState:
     """Return the server state of the application that received a request. ``Refusal`` with 503 if it is
     not open."""
     held = getattr(request.app.state, "perdure", None)
@@ -246,7 +246,7 @@ def server_state(request: HTTPConnection) -> ServerState:
 
 async def caller_of(connection: HTTPConnection) -> Caller:
     """Return the user of a request or of a WebSocket. ``Refusal`` if not authenticated."""
-    host = server_state(connection)
+    host = get_server_state(connection)
     if connection.scope.get(LOOPBACK):
         user = User("", TENANT.get(""))
         return Caller(host, user, host.runtime.for_tenant(user.tenant), is_program=True)
@@ -284,23 +284,23 @@ class GatedRoute(APIRoute):
         return authenticate_first
 
 
-def _segment(request: HTTPConnection, name: str) -> str:
+def _read_segment(request: HTTPConnection, name: str) -> str:
     value = cast(str, request.path_params[name])
     if request.scope.get(RAW):
         return unquote(value, errors="strict")
     return value
 
 
-def thread_in_path(connection: HTTPConnection) -> str:
+def read_thread_in_path(connection: HTTPConnection) -> str:
     """Return the id of the thread in a path. ``Refusal`` if it cannot be one."""
     try:
-        return thread_ids.thread_id_of(_segment(connection, "thread_id"))
+        return thread_ids.thread_id_of(_read_segment(connection, "thread_id"))
     except UnicodeDecodeError:
         raise Refusal(422, "the thread id in the path is not UTF-8") from None
 
 
 async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
-    in_path = thread_in_path(request)
+    in_path = read_thread_in_path(request)
     thread_ids.only([in_path, *await thread_ids.in_request(request)])
     return in_path
 
@@ -310,7 +310,7 @@ ThreadId = Annotated[str, Depends(_thread_id)]
 query or the body names another one."""
 
 
-async def _assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
+async def _read_assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
     return _text(request, "assistant_id")
 
 
@@ -320,7 +320,7 @@ async def _namespace(request: Request, namespace: Annotated[str, Path()]) -> str
 
 def _text(request: Request, name: str) -> str:
     try:
-        return _segment(request, name)
+        return _read_segment(request, name)
     except UnicodeDecodeError:
         raise Refusal(422, f"the {name} in the path is not UTF-8") from None
 
@@ -329,7 +329,7 @@ async def _tag_name(request: Request, name: Annotated[str, Path()]) -> str:
     return _read_bounded(request, "name")
 
 
-async def _entry_id(request: Request, entry_id: Annotated[str, Path()]) -> str:
+async def _read_entry_id(request: Request, entry_id: Annotated[str, Path()]) -> str:
     return _read_bounded(request, "entry_id")
 
 
@@ -340,7 +340,7 @@ def _read_bounded(request: Request, name: str) -> str:
     return value
 
 
-AssistantName = Annotated[str, Depends(_assistant_name)]
+AssistantName = Annotated[str, Depends(_read_assistant_name)]
 """The assistant in a path, by its id or its graph's name."""
 
 Namespace = Annotated[str, Depends(_namespace)]
@@ -349,5 +349,5 @@ Namespace = Annotated[str, Depends(_namespace)]
 TagName = Annotated[str, Depends(_tag_name)]
 """The name of a tag in a path, which may have any character."""
 
-EntryId = Annotated[str, Depends(_entry_id)]
+EntryId = Annotated[str, Depends(_read_entry_id)]
 """The id of a fact, or the thread of a summary, in a path; it may have any character."""

@@ -69,10 +69,10 @@ def page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]])
     select: Sequence[str] | None = getattr(asked, "select", None)
     if select is not None:
         rows = [select_parts(one, select) for one in rows]
-    return Json(rows, headers=page_headers(len(found), end if len(found) > end else None))
+    return Json(rows, headers=make_page_headers(len(found), end if len(found) > end else None))
 
 
-def page_headers(total: int, following: int | None) -> dict[str, str]:
+def make_page_headers(total: int, following: int | None) -> dict[str, str]:
     """Return the headers of a page.
 
     Args:
@@ -105,7 +105,7 @@ def assistant(found: Assistant) -> dict[str, Any]:
     }
 
 
-def assistant_version(found: Assistant) -> dict[str, Any]:
+def show_assistant_version(found: Assistant) -> dict[str, Any]:
     """Return a version of an assistant, which never changes."""
     shown = assistant(found)
     del shown["updated_at"]
@@ -132,7 +132,7 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
         "status": row.status if fault is None else "error",
         "config": {},
         "values": state.values if state is not None and has_values else None,
-        "interrupts": {} if state is None else interrupts_by_task(state),
+        "interrupts": {} if state is None else group_interrupts(state),
         "error": None,
     }
     if row.status == "error" and row.run is not None and row.run.state == FAILED:
@@ -235,7 +235,7 @@ def ttl(row: ThreadRow) -> dict[str, Any] | None:
     return {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
 
 
-def interrupts_by_task(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
+def group_interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
     return {task.id: list(map(interrupt, task.interrupts)) for task in state.tasks if task.interrupts}
 
 
@@ -245,7 +245,7 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
     """Return a state; with ``select`` only those parts, where ``values.key`` names one of the values."""
-    here, parent = _ref(snapshot.config), _ref(snapshot.parent_config)
+    here, parent = _make_ref(snapshot.config), _make_ref(snapshot.parent_config)
     is_empty = snapshot.created_at is None
     if here is None or is_empty:
         metadata = None
@@ -290,7 +290,7 @@ def _task(task: PregelTask) -> dict[str, Any]:
         "id": task.id,
         "name": task.name,
         "path": list(task.path),
-        "error": None if task.error is None else _error_text(task.error),
+        "error": None if task.error is None else _make_error_text(task.error),
         "interrupts": list(map(interrupt, task.interrupts)),
         # The subgraph's checkpoint is known only if subgraphs are requested.
         "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
@@ -299,7 +299,7 @@ def _task(task: PregelTask) -> dict[str, Any]:
     }
 
 
-def _error_text(error: Any) -> str:
+def _make_error_text(error: Any) -> str:
     """Return the text of a task's error, which is stored as its ``repr``."""
     if isinstance(error, BaseException):
         kind = type(error).__name__
@@ -312,7 +312,7 @@ def _error_text(error: Any) -> str:
     return f"{kind}({text!r})"
 
 
-def _ref(config: Any) -> dict[str, Any] | None:
+def _make_ref(config: Any) -> dict[str, Any] | None:
     configurable = (config or {}).get("configurable")
     if not configurable:
         return None
@@ -337,7 +337,7 @@ def outcome(state: StateSnapshot, waits: Waits) -> Any:
 
 def checkpoint(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the response to an update of a state."""
-    ref = _ref(config) or {}
+    ref = _make_ref(config) or {}
     return {"checkpoint": ref, "configurable": ref, "checkpoint_id": ref.get("checkpoint_id")}
 
 

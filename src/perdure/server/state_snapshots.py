@@ -67,7 +67,7 @@ async def snapshot(
         return await aread_state(graph, config or config_of(row.thread_id), subgraphs=subgraphs)
 
 
-async def shown_snapshot(
+async def show_snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
     """Return the same as ``snapshot``, but with only the interrupts that may be answered if it is the latest

@@ -28,7 +28,7 @@ def fault_text(fault: Any, *, before: str = "") -> str:
     return text
 
 
-def all_faults(faults: Iterable[Any]) -> str:
+def join_faults(faults: Iterable[Any]) -> str:
     """Return the texts of FastAPI's faults, whose places begin with the part of the request."""
     return "; ".join(fault_text({**fault, "loc": _place(fault["loc"])}) for fault in faults)
 

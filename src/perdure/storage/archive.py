@@ -43,7 +43,7 @@ from perdure.model.ops import (
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, Column, Key, Kind, Partition, Record
 from perdure.storage import evaluation
-from perdure.storage.layout_version import EXPORT_AND_IMPORT, this_release
+from perdure.storage.layout_version import EXPORT_AND_IMPORT, name_release
 from perdure.storage.port import Capabilities, CommitLimits
 
 FORMAT = 4
@@ -101,13 +101,13 @@ class Archive:
         """
         if path.exists() and not path.is_file():
             raise NotAllowed(f"{path} is a directory or a device; name a file")
-        beside = _beside(path)
+        beside = _name_file_beside(path)
         try:
             # Only its owner may read it.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             file = os.fdopen(os.open(beside, flags, 0o600), "w+b")
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _unwritable_error(path, error) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not _is_at(file, beside):
@@ -121,7 +121,7 @@ class Archive:
             ) from error
         except OSError as error:
             file.close()
-            raise _unwritable(path, error) from error
+            raise _unwritable_error(path, error) from error
         archive = cls(path, file, writing=True)
         archive._write(MAGIC)
         archive._frame([_HEAD, FORMAT])
@@ -157,16 +157,16 @@ class Archive:
             try:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                if not _is_at(self._file, _beside(self._path)):
+                if not _is_at(self._file, _name_file_beside(self._path)):
                     raise FileNotFoundError(ENOENT, "the unfinished file was removed by another program")
-                os.replace(_beside(self._path), self._path)
+                os.replace(_name_file_beside(self._path), self._path)
                 folder = os.open(self._path.absolute().parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)
                 finally:
                     os.close(folder)
             except OSError as error:
-                raise _unwritable(self._path, error) from error
+                raise _unwritable_error(self._path, error) from error
             self._writing = False
 
     def close(self) -> None:
@@ -174,9 +174,13 @@ class Archive:
         with self._lock:
             if self._file.closed:
                 return
-            if self._writing and _beside(self._path).exists() and _is_at(self._file, _beside(self._path)):
+            if (
+                self._writing
+                and _name_file_beside(self._path).exists()
+                and _is_at(self._file, _name_file_beside(self._path))
+            ):
                 # The lock is held, so the file at this path is our own.
-                _beside(self._path).unlink(missing_ok=True)
+                _name_file_beside(self._path).unlink(missing_ok=True)
             # Data that could not be written before cannot be written now, and is not needed any more.
             with suppress(OSError) if self._writing else nullcontext():
                 self._file.close()
@@ -216,7 +220,7 @@ class Archive:
     # Reading
 
     def _scan(self) -> None:
-        if self._raw(len(MAGIC)) != MAGIC:
+        if self._read_raw(len(MAGIC)) != MAGIC:
             raise BadArchive(
                 f"{self._path} is not an export of threads, as `perdure export --output` writes one"
             )
@@ -227,12 +231,12 @@ class Archive:
             )
         if head[0] > FORMAT:
             raise BadArchive(
-                f"{self._path} was written by a newer perdure: it has format {head[0]}, {this_release()} "
+                f"{self._path} was written by a newer perdure: it has format {head[0]}, {name_release()} "
                 f"reads {FORMAT}; upgrade perdure, then import it"
             )
         if head[0] < FORMAT:
             raise BadArchive(
-                f"{self._path} was written by an earlier perdure: it has format {head[0]}, {this_release()} "
+                f"{self._path} was written by an earlier perdure: it has format {head[0]}, {name_release()} "
                 f"reads {FORMAT}. {EXPORT_AND_IMPORT}"
             )
         while True:
@@ -245,13 +249,13 @@ class Archive:
             raise BadArchive(f"{self._path} was changed since it was written; export the threads again")
 
     def _next(self) -> list[Any]:
-        (size,) = _LENGTH.unpack(self._raw(_LENGTH.size))
-        frame = self._unpack(self._raw(min(size, _FRAME_MAX)))
+        (size,) = _LENGTH.unpack(self._read_raw(_LENGTH.size))
+        frame = self._unpack(self._read_raw(min(size, _FRAME_MAX)))
         if not isinstance(frame, list) or not frame:
             raise self._changed_error()
         return frame
 
-    def _raw(self, size: int) -> bytes:
+    def _read_raw(self, size: int) -> bytes:
         try:
             data = self._file.read(size)
         except OSError as error:
@@ -344,7 +348,7 @@ class Archive:
         try:
             self._file.truncate(self._size)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable_error(self._path, error) from error
 
     def _frame(self, frame: list[Any]) -> int:
         """Append a frame and return its position."""
@@ -358,7 +362,7 @@ class Archive:
             self._file.seek(0, os.SEEK_END)
             self._file.write(data)
         except OSError as error:
-            raise _unwritable(self._path, error) from error
+            raise _unwritable_error(self._path, error) from error
         self._count(data)
 
     def _count(self, data: bytes) -> None:
@@ -413,7 +417,7 @@ def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
     )
 
 
-def _beside(path: Path) -> Path:
+def _name_file_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.part")
 
 
@@ -423,5 +427,5 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
     return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
 
-def _unwritable(path: Path, error: OSError) -> Unavailable:
+def _unwritable_error(path: Path, error: OSError) -> Unavailable:
     return Unavailable(f"{path} cannot be written: {error.strerror}; nothing of it was kept")

@@ -210,7 +210,7 @@ class Batcher:
                 # Also if requests do not wait for a worker now: that may change before this is taken.
                 now = time.monotonic()
                 self._since = min(self._since, now)
-                if self._is_waiting(now) and self._next_deadline <= self._waits_until():
+                if self._is_waiting(now) and self._next_deadline <= self._find_wait_end():
                     return
             self._wake_one()
 
@@ -279,18 +279,18 @@ class Batcher:
                 self._since = min(self._since, time.monotonic())
             self._wake_one()
 
-    def _waits_until(self) -> float:
+    def _find_wait_end(self) -> float:
         """Return the time until which requests wait for a worker that is under way to end."""
         return min(self._since, self._begun[-1]) + self._wait_s
 
     def _is_waiting(self, now: float) -> bool:
-        return bool(self._wait_s and self._begun) and now < self._waits_until()
+        return bool(self._wait_s and self._begun) and now < self._find_wait_end()
 
     def _deadline(self, now: float) -> float:
         """Return the time at which a request may be taken without any notification, if none can be now."""
         if self._is_waiting(now):
             if self._queue:
-                return self._waits_until()
+                return self._find_wait_end()
             return _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 

@@ -31,7 +31,7 @@ PARAMETERS = ("credentials", "region", "cache")
 FORMS = "aws-iam, azure, google, or module:function"
 
 
-def source_for(
+def choose_source(
     kind: str, own: dict[str, str], endpoint: Endpoint, password: Password | None, *, has_password: bool
 ) -> PasswordSource | None:
     """Return the source of a URL's password, ``None`` if the URL itself has it, or none is needed.
@@ -82,7 +82,7 @@ def source_for(
     return source_of(found, endpoint)
 
 
-def _aws(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_aws_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         from botocore.auth import SigV4QueryAuth
         from botocore.awsrequest import AWSRequest
@@ -122,7 +122,7 @@ def _aws(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, 
     return token, "see that the process has credentials of AWS (a role, a profile or AWS_ACCESS_KEY_ID)"
 
 
-def _azure(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_azure_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         from azure.identity import DefaultAzureCredential
     except ImportError as error:
@@ -136,7 +136,7 @@ def _azure(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider
     return token, "see that the process has an identity of Microsoft Entra (managed, workload, or `az login`)"
 
 
-def _google(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_google_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         import google.auth
         from google.auth.transport.requests import Request
@@ -160,7 +160,7 @@ def _google(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provide
 
 
 _BUILDERS: dict[str, Callable[[str, dict[str, str], Endpoint], tuple[Provider, str]]] = {
-    "aws-iam": _aws,
-    "azure": _azure,
-    "google": _google,
+    "aws-iam": _make_aws_provider,
+    "azure": _make_azure_provider,
+    "google": _make_google_provider,
 }

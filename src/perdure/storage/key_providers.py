@@ -179,7 +179,7 @@ def provider_of(key: EncryptionKey) -> KeyProvider:
     return LocalKeys(key)
 
 
-def provider_named(text: str, base: Path | None = None) -> KeyProvider:
+def open_provider(text: str, base: Path | None = None) -> KeyProvider:
     """Return the provider that a setting names: a file, ``aws-kms:…``, or a function on Python's path that
     returns one.
 

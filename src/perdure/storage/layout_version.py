@@ -15,7 +15,7 @@ EXPORT_AND_IMPORT = (
 """The remedy where the data are of a version that this release does not read."""
 
 
-def this_release() -> str:
+def name_release() -> str:
     """Return the name of this release with its version."""
     return f"this release (perdure {version('perdure')})"
 
@@ -28,12 +28,12 @@ def first_version(steps: Mapping[int, object], present: int) -> int:
 
 def require_steps(name: str, found: int, first: int, present: int, command: str) -> None:
     """Raise ``MigrationRequired`` if no steps lead from a version to the present one. From 0, a database
-    without a layout, they always do. The arguments are those of ``other_version``."""
+    without a layout, they always do. The arguments are those of ``other_version_error``."""
     if found and not first <= found <= present:
-        raise other_version(name, found, first, present, command)
+        raise other_version_error(name, found, first, present, command)
 
 
-def other_version(name: str, found: int, first: int, present: int, command: str) -> MigrationRequired:
+def other_version_error(name: str, found: int, first: int, present: int, command: str) -> MigrationRequired:
     """Return the error for a database with another version of the layout.
 
     Args:
@@ -45,11 +45,11 @@ def other_version(name: str, found: int, first: int, present: int, command: str)
     """
     what = f"{name} has layout version {found}"
     if found > present:
-        return MigrationRequired(f"{what}, {this_release()} knows {present}; upgrade perdure")
+        return MigrationRequired(f"{what}, {name_release()} knows {present}; upgrade perdure")
     if found < first:
         if first == present:
             reads = f"{present} only"
         else:
             reads = f"{first} to {present}"
-        return MigrationRequired(f"{what}, {this_release()} reads {reads}. {EXPORT_AND_IMPORT}")
+        return MigrationRequired(f"{what}, {name_release()} reads {reads}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

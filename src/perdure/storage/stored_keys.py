@@ -326,19 +326,19 @@ class StoredKeys(Keyring):
         Raises:
             KeyMissing: The key is not among them, or they cannot be read.
         """
-        for attempt in self._attempts(unknown):
+        for attempt in self._start_attempts(unknown):
             attempt.result()
 
     async def alearn(self, unknown: UnknownDataKey) -> None:
         """Read the keys again like ``learn``, without blocking the event loop."""
-        for attempt in self._attempts(unknown):
+        for attempt in self._start_attempts(unknown):
             await asyncio.wrap_future(attempt)
 
     def close(self) -> None:
         """Stop looking for newer keys."""
         self._is_closed = True
 
-    def _attempts(self, unknown: UnknownDataKey) -> Iterator[Future[Exception | None]]:
+    def _start_attempts(self, unknown: UnknownDataKey) -> Iterator[Future[Exception | None]]:
         """Yield attempts to wait for until the key is known: first one that is in progress, if there is one,
         which may have read too early, then one that this call begins."""
         key_id = unknown.data_key

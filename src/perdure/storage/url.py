@@ -75,7 +75,7 @@ _CLIENTS = ("postgresql", "postgres", "sqlite")
 _WORDS = ("host", "hostaddr", "port", "dbname", "user", "password", "service")
 
 
-def plain_url(url: str) -> str:
+def find_plain_url(url: str) -> str:
     """Return the URL of a database that is named in the form of another library: SQLAlchemy, which includes a
     driver (``postgresql+asyncpg://…``), or libpq (``host=db dbname=app``). Any other text is returned
     unchanged."""
@@ -85,14 +85,14 @@ def plain_url(url: str) -> str:
         return f"{name}{colon}{rest}"
     if colon or not _is_libpq_dsn(url):
         return url
-    return _url_of_dsn(url)
+    return _parse_dsn(url)
 
 
 def _is_libpq_dsn(text: str) -> bool:
     return text.strip().partition("=")[0].strip() in _WORDS
 
 
-def _url_of_dsn(text: str) -> str:
+def _parse_dsn(text: str) -> str:
     try:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:

@@ -95,7 +95,7 @@ def open_questions(state: SupervisorState) -> dict[str, Any]:
     return {"messages": [message for message in messages[answered + 1 :] if message.type == "human"]}
 
 
-def last_text(after: Mapping[str, Any]) -> str:
+def find_last_text(after: Mapping[str, Any]) -> str:
     """Return a worker's result: the text of its last message."""
     return str(after["messages"][-1].text)
 
@@ -118,7 +118,7 @@ class SupervisedWorker:
     graph: Pregel[Any, Any, Any, Any]
     description: str = ""
     give: Callable[[SupervisorState], Any] = open_questions
-    take: Callable[[Any], str] = last_text
+    take: Callable[[Any], str] = find_last_text
     checkpoints: bool = False
 
     def node(self, name: str) -> Runnable[SupervisorState, Any]:

@@ -101,7 +101,7 @@ class Guard:
             if len(given) != 1:
                 return 400, f"A request has one Host header; this one has {len(given)}."
             if not self._is_own(_name(f"//{given[0]}")):
-                return 403, self._own_names()
+                return 403, self._list_own_names()
         if not changes(scope) or not is_foreign(headers, self._allows):
             return None
         if self._is_open or scope["type"] == "websocket":
@@ -117,7 +117,7 @@ class Guard:
             return False
         return "." not in name or name == self._machine or _is_address(name)
 
-    def _own_names(self) -> str:
+    def _list_own_names(self) -> str:
         if self._loopback:
             return "This server answers to 127.0.0.1 and localhost only."
         return (

@@ -23,7 +23,7 @@ _POLICY = (
 )
 
 
-def page_headers(
+def make_page_headers(
     caching: Literal["no-cache", "no-store"], *, embedded_images: bool = False
 ) -> dict[str, str]:
     """Return the headers of a page and of its data.
@@ -41,7 +41,7 @@ def page_headers(
     }
 
 
-def page_folder(package: str, name: str = "page") -> Path:
+def find_page_folder(package: str, name: str = "page") -> Path:
     """Return the folder of a package's pages."""
     return Path(str(files(package))) / name
 

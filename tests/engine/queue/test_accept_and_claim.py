@@ -10,7 +10,7 @@ import pytest
 from perdure.engine.queue import accept_and_claim, subscribers
 from perdure.engine.queue.accept_and_claim import NEW, Begun
 from perdure.engine.queue.inbox import Accept
-from perdure.engine.queue.runs import Claim, RememberedInbox, closed_epoch
+from perdure.engine.queue.runs import Claim, RememberedInbox, compute_closed_epoch
 from perdure.model.ops import Commit, Fetch, Refused
 from perdure.model.program import Effect, ask
 from perdure.model.records import DEDUPE, EPOCH, INBOX, LANE, RUN, Record
@@ -48,7 +48,7 @@ def idle(queue: Queue) -> RememberedInbox:
     """A thread that has had a run."""
     queue.accept()
     held = queue.held()
-    return RememberedInbox(queue.finish(held), closed_epoch(held.epoch))
+    return RememberedInbox(queue.finish(held), compute_closed_epoch(held.epoch))
 
 
 def test_one_commit_stores_what_an_acceptance_and_a_claim_store() -> None:
@@ -145,7 +145,7 @@ def test_a_message_that_is_sent_again_is_not_claimed() -> None:
     queue = Queue()
     first = begin(queue, NEW, key="k")
     assert isinstance(first, Begun)
-    known = RememberedInbox(queue.finish(first.held), closed_epoch(first.held.epoch))
+    known = RememberedInbox(queue.finish(first.held), compute_closed_epoch(first.held.epoch))
     refused = begin(queue, known, key="k")
     assert isinstance(refused, Refused)
     assert not accept_and_claim.is_of_inbox(refused)

@@ -193,7 +193,7 @@ def test_what_is_remembered_of_a_queue_changes_nothing_that_a_run_takes(queue: Q
     messages = tuple(a.message for a in accepted if a.message is not None)
     first = queue.held(most=2)
     queue.finish(first)
-    epoch, lane, old = runs.closed_epoch(first.epoch), queue.lane(), accepted[2].lane
+    epoch, lane, old = runs.compute_closed_epoch(first.epoch), queue.lane(), accepted[2].lane
     assert old is not None
     known = {
         "right": RememberedInbox(lane, epoch, messages[2:]),
@@ -285,7 +285,7 @@ def test_a_run_ends_in_one_commit(queue: Queue) -> None:
     written = {op.kind.name for op in commit.ops if not isinstance(op, Check)}
     assert written == {"epoch", "lane", "run", "outbox"}
     (epoch,) = queue.rows(EPOCH)
-    assert (epoch.version, epoch.fields["open_run"]) == (runs.closed_epoch(held.epoch), None)
+    assert (epoch.version, epoch.fields["open_run"]) == (runs.compute_closed_epoch(held.epoch), None)
     assert [row.fields["state"] for row in queue.rows(RUN)] == [DONE]
 
 

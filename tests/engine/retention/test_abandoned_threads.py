@@ -23,7 +23,7 @@ from perdure.errors import Contention
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Now, Put, Range, Stage
 from perdure.model.program import ask
 from perdure.model.records import CHUNK, DOCUMENT, GC, KINDS, OF_THREAD, WRITE
-from perdure.model.values.packs import chunk_puts
+from perdure.model.values.packs import make_chunk_puts
 from tests import backends
 from tests.engine.threads.test_arrival_leftovers import ADA, SHAPE, arrivals, is_claimed, killed, stock
 from tests.engine.transfer.test_transfer import in_memory, rows
@@ -103,7 +103,7 @@ def test_chunks_that_belong_to_no_thread_are_removed(backend: str, has_generatio
         driver = handle_of(db).driver
         if has_generation:
             driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
-        driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 0))))
+        driver.perform(Stage(ADA, tuple(make_chunk_puts({b"left": b"by a dead writer"}, 0))))
         done = db.apply_retention()
         assert done is not None
         assert (done.unfinished, done.bytes) == (1, len(b"by a dead writer"))
@@ -128,7 +128,7 @@ def test_the_write_of_a_task_to_a_name_that_is_swept_is_kept_whenever_it_comes()
         handle = handle_of(db)
         driver = handle.driver
         driver.perform(Commit(ADA, (Put(GC, (), expect=Expect.ABSENT, version=9),)))
-        driver.perform(Stage(ADA, tuple(chunk_puts({b"left": b"by a dead writer"}, 9))))
+        driver.perform(Stage(ADA, tuple(make_chunk_puts({b"left": b"by a dead writer"}, 9))))
         terms = RetentionTerms(RetentionRules(), handle.digest, handle.budget)
         sweeping = sweep.visit(ADA, terms, Clocks(handle.run(ask(Now())), 0))
         answer: Any = None
@@ -156,7 +156,7 @@ def test_a_first_write_between_its_chunks_and_its_commit_is_refused_and_repeated
     driver = handle_of(db).driver
     born = Put(GC, (), expect=Expect.ABSENT, version=9)
     noted = Put(DOCUMENT, ("threads", "x"), {"updated_at": 1}, b"{}", version=1)
-    writer = commit_with_chunks(ADA, (born, noted), chunk_puts({b"c": b"value"}, 9), Budget(1 + 1, 1))
+    writer = commit_with_chunks(ADA, (born, noted), make_chunk_puts({b"c": b"value"}, 9), Budget(1 + 1, 1))
     effect = next(writer)
     while not isinstance(effect, Stage):
         effect = writer.send(driver.perform(effect))

@@ -11,7 +11,7 @@ from perdure.engine.retention.checkpoint_plan import Planner, keep_by, keep_tagg
 from perdure.engine.threads.thread_records import Contents
 from perdure.engine.threads.thread_state import HeadView, View
 from perdure.model.checkpoint import PendingWrite
-from perdure.model.heads import belongs, loop_name
+from perdure.model.heads import belongs, make_loop_name
 from perdure.model.ops import Delete
 from perdure.model.records import TAG, Partition, Record
 from perdure.model.removal_plan import Plan, keep_newest
@@ -35,13 +35,13 @@ def stored_threads(draw: Any) -> Contents:
     ]
     checkpoints = [
         each._replace(
-            nonce=loop_name(f"l{n}", each.run_id),
+            nonce=make_loop_name(f"l{n}", each.run_id),
             seen=tuple(draw(st.sets(st.sampled_from([f"l{n}" for n in range(3)]), max_size=1))),
         )
         for n, each in enumerate(found)
     ]
     loops = st.sampled_from(
-        ["", "l0", "other", *(loop_name("late", run) for run in RUNS), *(c.nonce for c in checkpoints)]
+        ["", "l0", "other", *(make_loop_name("late", run) for run in RUNS), *(c.nonce for c in checkpoints)]
     )
     places = st.sampled_from([*(c.name for c in checkpoints), ("", "#0"), ("", "~"), ("sub", "#0")])
     writes = [

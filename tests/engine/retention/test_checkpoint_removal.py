@@ -32,8 +32,8 @@ from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, OF_THRE
 from perdure.model.removal_plan import Name, keep_newest
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
-from perdure.model.values.packs import chunk_puts
-from perdure.model.write_records import new_puts
+from perdure.model.values.packs import make_chunk_puts
+from perdure.model.write_records import make_new_puts
 from perdure.storage.memory import MemoryDriver
 from perdure.storage.port import CommitLimits, run
 from perdure.testing.conformance.backend import at, put
@@ -65,8 +65,8 @@ def keep(contents: Contents) -> MemoryDriver:
                 ),
                 *(Put(TAG, tag.key, tag.fields, version=1) for tag in contents.tags),
                 *(c.put() for c in checkpoints),
-                *new_puts(writes),
-                *chunk_puts({DIGEST(body): body for body in BODIES}, 1),
+                *make_new_puts(writes),
+                *make_chunk_puts({DIGEST(body): body for body in BODIES}, 1),
             ),
         )
     )
@@ -150,7 +150,7 @@ def advance(memory: MemoryDriver, name: Name) -> bool:
     version = view.head.version if view.head else 0
     fields = {"checkpoint_id": "new", "seq": seq}
     head = Put(HEAD, ("",), fields, expect=version or Expect.ABSENT, version=version + 1)
-    ops = (guard, head, new.put(), *chunk_puts({DIGEST(BODIES[5]): BODIES[5]}, generation))
+    ops = (guard, head, new.put(), *make_chunk_puts({DIGEST(BODIES[5]): BODIES[5]}, generation))
     return isinstance(memory.perform(Commit(HERE, ops)), Committed)
 
 

@@ -13,7 +13,7 @@ import perdure
 from perdure import Retention, RetentionRules, admin
 from perdure.database.base import handle_of
 from perdure.database.opening import open_database
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.retention.thread_removal import delete_thread
 from perdure.engine.threads import arrival_leftovers
@@ -217,4 +217,4 @@ def test_an_import_that_fails_leaves_what_was_accepted_meanwhile(backend: str) -
             handle.run(delete_thread(ADA))
         found = handle.run(importing.survey(ADA))
         handle.run(importing.abandon(handle.run(importing.begin(ADA, found, {}, 7, handle.budget))))
-        assert handle.run(all_partitions("")) == []
+        assert handle.run(list_all_partitions("")) == []

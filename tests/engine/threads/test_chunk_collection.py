@@ -12,7 +12,7 @@ from perdure.engine.threads.thread_records import read
 from perdure.model.ops import Commit, Put
 from perdure.model.program import ask
 from perdure.model.records import CHUNK, GC, Partition
-from perdure.model.values.packs import chunk_puts
+from perdure.model.values.packs import make_chunk_puts
 from tests.engine.transfer.test_transfer import grow, in_memory, rows
 
 ADA = Partition("", "ada")
@@ -25,7 +25,7 @@ def thread_with_orphans(count: int) -> tuple[perdure.SyncDatabase, int]:
     orphans = {bytes([n]) * 16: b"unreachable" for n in range(count)}
     generation = handle_of(db).run(read(ADA)).view.generation
     handle_of(db).run(
-        ask(Commit(ADA, (Put(GC, (), version=generation + 1), *chunk_puts(orphans, generation))))
+        ask(Commit(ADA, (Put(GC, (), version=generation + 1), *make_chunk_puts(orphans, generation))))
     )
     return db, generation + 1
 
@@ -43,7 +43,7 @@ def test_every_page_of_chunks_is_collected(page: int, monkeypatch: pytest.Monkey
 def test_a_chunk_of_the_current_generation_stays() -> None:
     db, generation = thread_with_orphans(1)
     handle = handle_of(db)
-    handle.run(ask(Commit(ADA, tuple(chunk_puts({b"new" * 5: b"to be referred to"}, generation)))))
+    handle.run(ask(Commit(ADA, tuple(make_chunk_puts({b"new" * 5: b"to be referred to"}, generation)))))
     assert handle.run(collect(ADA, generation, handle.digest, handle.budget)) == 1
     assert (b"new" * 5,) in {row.key for row in rows(db, ADA, CHUNK)}
 

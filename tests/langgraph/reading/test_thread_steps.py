@@ -29,7 +29,7 @@ from perdure.database.blocking import SyncDatabase
 from perdure.langgraph.reading import step_authors, thread_steps
 from perdure.langgraph.reading.thread_calls import load_calls
 from perdure.langgraph.reading.thread_steps import StepTask, ThreadStep, load_steps, show_step, way_of
-from perdure.model.model_calls import Price, Prices, calls_in, distinct
+from perdure.model.model_calls import Price, Prices, calls_in, dedupe_calls
 from perdure.model.records import Partition
 
 AT: Any = {"configurable": {"thread_id": "t"}}
@@ -185,7 +185,7 @@ def test_each_call_of_a_model_counts_at_the_step_that_made_it(database: SyncData
         after = part.cursor
         if after is None:
             break
-    assert {call.id for call in distinct(calls)} == {name for names in expected for name in names}
+    assert {call.id for call in dedupe_calls(calls)} == {name for names in expected for name in names}
 
 
 def test_a_question_takes_no_time_until_it_is_answered(database: SyncDatabase) -> None:

@@ -11,10 +11,10 @@ from perdure.errors import Corrupt
 from perdure.model.values import refs
 from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
-    array_header,
-    ext_header,
     join_tree,
     map_header,
+    pack_array_header,
+    pack_ext_header,
     pack_tree,
 )
 from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
@@ -53,17 +53,17 @@ def test_the_pieces_of_a_value_join_to_its_whole(value: Any, data: st.DataObject
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 65535, 65536, 70000])
 def test_headers_change_form_where_messagepack_says_so(count: int) -> None:
-    assert array_header(count) + b"\xc0" * count == ormsgpack.packb([None] * count)
+    assert pack_array_header(count) + b"\xc0" * count == ormsgpack.packb([None] * count)
     whole = ormsgpack.packb({str(i): None for i in range(count)})
     assert whole.startswith(map_header(count))
-    assert array_header(count) != map_header(count)
+    assert pack_array_header(count) != map_header(count)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 255, 256, 65535, 65536])
 def test_the_headers_of_bytes_and_of_snapshots_change_form_too(size: int) -> None:
     body = bytes(size)
     assert pack_tree(Leaf(refs.BYTES, body)) == ormsgpack.packb(body)
-    assert ext_header(SNAPSHOT_EXT, size) + body == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, body))
+    assert pack_ext_header(SNAPSHOT_EXT, size) + body == ormsgpack.packb(ormsgpack.Ext(SNAPSHOT_EXT, body))
 
 
 @given(VALUES, st.data())

@@ -16,8 +16,8 @@ from perdure.model.values.packs import (
     PACK_BYTES,
     PACKED_MAX,
     block_of,
-    chunk_puts,
     ends_block,
+    make_chunk_puts,
     make_packs,
     pack_puts,
     read_pack,
@@ -71,7 +71,7 @@ def test_equal_chunks_make_the_same_packs(bodies: list[bytes], generation: int, 
 
 def test_a_large_chunk_has_a_record_of_its_own() -> None:
     chunks = {b"small": b"x" * PACKED_MAX, b"large": b"x" * (PACKED_MAX + 1)}
-    assert [put.kind for put in chunk_puts(chunks, 1)] == [CHUNK, BLOB]
+    assert [put.kind for put in make_chunk_puts(chunks, 1)] == [CHUNK, BLOB]
     assert [put.kind for put in pack_puts(chunks)] == [PACK, BLOB]
 
 

@@ -13,13 +13,13 @@ DIGESTS = st.binary(min_size=DIGEST_SIZE, max_size=DIGEST_SIZE)
 
 @given(st.integers(0, 1 << 80), st.binary(max_size=8), st.binary(max_size=8))
 def test_a_number_comes_back_with_the_place_after_it(value: int, before: bytes, after: bytes) -> None:
-    packed = refs.varint(value)
+    packed = refs.encode_varint(value)
     assert refs.read_varint(before + packed + after, len(before)) == (value, len(before) + len(packed))
 
 
 @given(st.integers(0, 1 << 80), st.data())
 def test_a_number_cut_short_is_corrupt(value: int, data: st.DataObject) -> None:
-    packed = refs.varint(value)
+    packed = refs.encode_varint(value)
     cut = data.draw(st.integers(0, len(packed) - 1))
     with pytest.raises(Corrupt):
         refs.read_varint(packed[:cut], 0)
@@ -32,7 +32,7 @@ def test_entries_come_back(entries: list[bytes]) -> None:
 
 @given(st.lists(st.tuples(st.binary(max_size=200), st.binary(max_size=200))))
 def test_items_come_back(items: list[tuple[bytes, bytes]]) -> None:
-    assert refs.read_dict_entries(b"".join(refs.dict_entry(k, v) for k, v in items)) == items
+    assert refs.read_dict_entries(b"".join(refs.encode_dict_entry(k, v) for k, v in items)) == items
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), min_size=1), st.data())
@@ -45,7 +45,7 @@ def test_a_node_cut_inside_an_entry_is_corrupt(entries: list[bytes], data: st.Da
 
 @given(st.lists(st.tuples(st.binary(max_size=20), st.binary(max_size=20)), min_size=1))
 def test_a_key_without_a_value_is_corrupt(items: list[tuple[bytes, bytes]]) -> None:
-    packed = b"".join(refs.dict_entry(k, v) for k, v in items)
+    packed = b"".join(refs.encode_dict_entry(k, v) for k, v in items)
     with pytest.raises(Corrupt):
         refs.read_dict_entries(packed + refs.entry(b"key"))
 

@@ -13,7 +13,7 @@ from perdure.memory import Memory
 from perdure.model.records import Partition
 from perdure.model.runs.messages import Reply
 from perdure.runtime import Agent, NotSent, Runtime
-from perdure.runtime.agent_memory.memory_lane import lane_channel
+from perdure.runtime.agent_memory.memory_lane import make_lane_channel
 from perdure.runtime.agent_memory.memory_turns import MEMORY
 from tests.conversation.models import Scripted
 from tests.runtime.agent_memory.test_run_memory import graph, policy, run, say, settled
@@ -25,7 +25,7 @@ def test_a_turn_that_finds_its_lane_full_is_handed_over_later_without_an_attempt
 
     payload = {"user": "ada", "turn": {"agent": "agent"}}
     reply = Reply(1, "run", 0, MEMORY, payload)
-    channel = lane_channel(full, {}, 1.0)
+    channel = make_lane_channel(full, {}, 1.0)
     with pytest.raises(NotSent) as refused:
         asyncio.run(channel.send_in(Partition("", "one"), reply))  # type: ignore[arg-type, misc]
     assert refused.value.retry_after is not None

@@ -24,7 +24,7 @@ from perdure.memory import (
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.agent_memory import memory_lane
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn, lane_of
-from perdure.runtime.agent_memory.run_memory import last_turn
+from perdure.runtime.agent_memory.run_memory import find_last_turn
 from perdure.runtime.options import Options
 from tests.conversation.models import Scripted
 from tests.runtime.graphs import advance, eventually_stored
@@ -268,10 +268,10 @@ def test_the_last_turn_is_the_users_last_messages_and_what_followed() -> None:
         ToolMessage("secret", tool_call_id="1"),
         AIMessage("e"),
     ]
-    assert [each.text for each in last_turn(messages)] == ["c", "d", "e"]
-    assert [each.text for each in last_turn(messages, is_steered=True)] == ["a", "b", "c", "d", "e"]
-    assert last_turn(messages[:1]) == []
-    assert last_turn(messages[:1], is_steered=True) == []
+    assert [each.text for each in find_last_turn(messages)] == ["c", "d", "e"]
+    assert [each.text for each in find_last_turn(messages, is_steered=True)] == ["a", "b", "c", "d", "e"]
+    assert find_last_turn(messages[:1]) == []
+    assert find_last_turn(messages[:1], is_steered=True) == []
 
 
 def test_a_search_that_fails_or_takes_long_leaves_the_newest_and_is_reported() -> None:

@@ -11,7 +11,7 @@ from langgraph.types import RetryPolicy
 
 from perdure.model.records import EVENT
 from perdure.model.runs.messages import NODE, TRACEBACK
-from perdure.runtime.failures.failure_traces import TRACEBACK_MAX, failure_note, traceback_text
+from perdure.runtime.failures.failure_traces import TRACEBACK_MAX, make_failure_note, write_traceback
 from perdure.runtime.options import Options, StreamOptions
 from tests.runtime.graphs import Storage, go, settings, working
 
@@ -36,7 +36,7 @@ def test_frames_of_the_application_come_first() -> None:
     builder = StateGraph(MessagesState).add_node("parse", parse).add_edge(START, "parse")
     with pytest.raises(json.JSONDecodeError) as caught:
         builder.compile().invoke({"messages": []})
-    text = traceback_text(caught.value)
+    text = write_traceback(caught.value)
     own, _, others = text.partition("frames of libraries:")
     assert own.startswith("JSONDecodeError: Expecting property name")
     assert 'in parse\n    json.loads("{")' in own
@@ -47,14 +47,14 @@ def test_frames_of_the_application_come_first() -> None:
 
 def test_causes_follow() -> None:
     cause = _raised(KeyError("inner"))
-    text = traceback_text(_raised(RuntimeError("outer"), cause=cause))
+    text = write_traceback(_raised(RuntimeError("outer"), cause=cause))
     assert text.index("RuntimeError: outer") < text.index("caused by KeyError: 'inner'")
     silent = RuntimeError("alone")
     silent.__context__, silent.__suppress_context__ = cause, True
-    assert "caused by" not in traceback_text(silent)
+    assert "caused by" not in write_traceback(silent)
     loop = RuntimeError("a loop")
     loop.__cause__ = loop
-    assert traceback_text(loop) == "RuntimeError: a loop\n"
+    assert write_traceback(loop) == "RuntimeError: a loop\n"
 
 
 def _fail(state: MessagesState) -> None:
@@ -68,17 +68,17 @@ def test_the_note_has_the_node_that_raised_the_error() -> None:
     graph = StateGraph(MessagesState).add_node("team", team.compile()).add_edge(START, "team").compile()
     with pytest.raises(ConnectionError) as caught:
         graph.invoke({"messages": []})
-    assert failure_note(caught.value)[NODE] == "team|it's a writer"
-    assert NODE not in failure_note(_raised(ConnectionError()))
+    assert make_failure_note(caught.value)[NODE] == "team|it's a writer"
+    assert NODE not in make_failure_note(_raised(ConnectionError()))
 
 
 @pytest.mark.parametrize("message", ["x" * 100_000, "€" * 50_000, "\ud800" * 9])
 def test_its_size_is_bounded(message: str) -> None:
     error = _raised(RuntimeError(message), depth=300, cause=_raised(RuntimeError(message), depth=300))
-    text = traceback_text(error)
+    text = write_traceback(error)
     assert len(text.encode()) <= TRACEBACK_MAX
     assert "frames before these]" in text
-    json.dumps(failure_note(error), ensure_ascii=False).encode()
+    json.dumps(make_failure_note(error), ensure_ascii=False).encode()
 
 
 def test_it_is_stored_with_the_run_and_not_sent_to_clients(near: Storage) -> None:

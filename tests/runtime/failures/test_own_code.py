@@ -9,7 +9,7 @@ import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.runtime.failures.own_code import is_own, own_files, own_places, traceback_text
+from perdure.runtime.failures.own_code import is_own, list_own_files, list_own_places, write_traceback
 
 
 def test_python_and_packages_and_perdure_are_not_the_project_s(tmp_path: Path) -> None:
@@ -20,8 +20,8 @@ def test_python_and_packages_and_perdure_are_not_the_project_s(tmp_path: Path) -
     assert not is_own(str(tmp_path / ".venv" / "lib" / "python3.12" / "site-packages" / "mine.py"))
     assert not is_own(perdure.__file__)
     assert not is_own("<frozen importlib._bootstrap>")
-    assert __file__ in own_files()
-    assert not any("site-packages" in file for file in own_files())
+    assert __file__ in list_own_files()
+    assert not any("site-packages" in file for file in list_own_files())
 
 
 def test_frames_of_the_project_come_first_also_those_below_a_library() -> None:
@@ -31,7 +31,7 @@ def test_frames_of_the_project_come_first_also_those_below_a_library() -> None:
     graph = StateGraph(MessagesState).add_node(broken).add_edge(START, "broken").compile()
     with pytest.raises(LookupError) as caught:
         graph.invoke({"messages": []})
-    text = traceback_text(caught.value)
+    text = write_traceback(caught.value)
     own, libraries = text.split("Frames of libraries")
     assert own.startswith("Traceback of your code (most recent call last):\n")
     assert own.count("test_own_code.py") == 2
@@ -39,7 +39,7 @@ def test_frames_of_the_project_come_first_also_those_below_a_library() -> None:
     assert "LookupError: no such city\n" in own
     assert "langgraph" not in own
     assert "langgraph" in libraries
-    assert own_places(caught.value) == {__file__}
+    assert list_own_places(caught.value) == {__file__}
 
 
 def test_causes_and_groups_are_shown_in_the_same_form_and_notes_too() -> None:
@@ -54,7 +54,7 @@ def test_causes_and_groups_are_shown_in_the_same_form_and_notes_too() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         fail()
     caught.value.add_note("a remedy")
-    text = traceback_text(caught.value)
+    text = write_traceback(caught.value)
     places = [text.index(words) for words in ("both", "a remedy", "SECOND", "THIRD", "Caused by", "FIRST")]
     assert places == sorted(places)
 
@@ -63,12 +63,12 @@ def test_a_file_that_cannot_be_parsed_is_a_place_of_its_error(tmp_path: Path) ->
     path = tmp_path / "broken.py"
     with pytest.raises(SyntaxError) as caught:
         compile("def (", str(path), "exec")
-    assert own_places(caught.value) == {__file__, str(path)}
-    assert traceback_text(caught.value).count("SyntaxError") == 1
+    assert list_own_places(caught.value) == {__file__, str(path)}
+    assert write_traceback(caught.value).count("SyntaxError") == 1
 
 
 def test_a_circle_of_causes_has_an_end() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
-    assert "first" in traceback_text(first)
-    assert own_places(first) == set()
+    assert "first" in write_traceback(first)
+    assert list_own_places(first) == set()

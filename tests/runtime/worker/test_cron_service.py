@@ -83,7 +83,7 @@ class World:
         self.accepted[firing.key] = 1
         self._dies()
         schedule = Schedule(**firing.cron.body["schedule"])
-        return Fired(Due(firing.cron.body, schedule.next_after(firing.cron.due_at or 0)))
+        return Fired(Due(firing.cron.body, schedule.find_next_after(firing.cron.due_at or 0)))
 
     def _dies(self) -> None:
         if self.dice.random() < 0.01:
@@ -127,7 +127,7 @@ async def _three_days(world: World, count: int) -> None:
         expression = world.dice.choice([f"*/{minute % 4 * 5 + 15} * * * *", f"{minute} {hour} * * *"])
         schedule = Schedule(expression, world.dice.choice(ZONES))
         made = await world.crons().create(
-            {"schedule": schedule._asdict()}, schedule.next_after(world.clock.time)
+            {"schedule": schedule._asdict()}, schedule.find_next_after(world.clock.time)
         )
         wanted[made.id] = expected(schedule, end)
     steady = world.clock.time
@@ -166,7 +166,7 @@ def test_of_processes_that_are_there_together_one_starts_a_cron(world: World) ->
         world.dice.random = lambda: 1.0  # type: ignore[method-assign]
         schedule = Schedule("* * * * *")
         for _ in range(10):
-            first = schedule.next_after(world.clock.time)
+            first = schedule.find_next_after(world.clock.time)
             await world.crons().create({"schedule": schedule._asdict()}, first)
         for _ in range(20):
             world.clock.time += 60 * SECOND

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from a2a.utils.errors import ContentTypeNotSupportedError, InvalidParamsError
 
-from perdure.server.a2a.parts import answer_of, input_of, unique_id
+from perdure.server.a2a.parts import answer_of, find_unique_id, input_of
 from perdure.server.auth.identity import User
 
 ADA = User("ada", "", fields={"email": "ada@verified"})
@@ -72,6 +72,6 @@ def test_an_answer_is_text_or_one_value() -> None:
 
 
 def test_only_an_id_that_no_other_message_has_is_a_key() -> None:
-    assert unique_id({"messageId": uuid.UUID(int=7).hex}) == uuid.UUID(int=7).hex
-    assert unique_id({"messageId": "message-1"}) is None
-    assert unique_id({}) is None
+    assert find_unique_id({"messageId": uuid.UUID(int=7).hex}) == uuid.UUID(int=7).hex
+    assert find_unique_id({"messageId": "message-1"}) is None
+    assert find_unique_id({}) is None

@@ -21,7 +21,7 @@ def at(text: str) -> int:
 def times(expression: str, zone: str | None, begin: str, end: str) -> list[str]:
     """The times of a schedule between two moments, in its zone."""
     schedule, moment, found = Schedule(expression, zone, at(end)), at(begin), []
-    while (moment := schedule.next_after(moment) or 0) != 0:
+    while (moment := schedule.find_next_after(moment) or 0) != 0:
         found.append(datetime.fromtimestamp(moment / 1e6, ZoneInfo(zone or "UTC")).isoformat())
     return found
 
@@ -206,7 +206,7 @@ def test_around_a_change_a_time_of_day_is_due_once_a_day_and_never_in_the_past(
         for n in range(0, 60 * 60, 13):
             moment = begin + timedelta(minutes=n)
             expected = min(time for each in real if (time := each.astimezone(UTC)) > moment)
-            found = schedule.next_after(round(moment.timestamp() * 1_000_000))
+            found = schedule.find_next_after(round(moment.timestamp() * 1_000_000))
             assert found is not None
             assert datetime.fromtimestamp(found / 1e6, UTC) == expected, (hour, minute, moment)
 
@@ -231,11 +231,13 @@ def first_real(time: datetime) -> datetime:
 )
 def test_what_is_no_schedule_is_refused_by_name(schedule: Schedule, text: str) -> None:
     with pytest.raises(BadSchedule, match=text):
-        schedule.next_after(0)
+        schedule.find_next_after(0)
 
 
 def test_it_ends() -> None:
     end = at("2026-01-01T10:00+00:00")
-    assert Schedule("0 * * * *", None, end).next_after(end - 1_000_000) == end
-    assert Schedule("0 * * * *", None, end).next_after(end) is None
-    assert Schedule("0 0 29 2 *").next_after(at("2026-01-01T00:00+00:00")) == at("2028-02-29T00:00+00:00")
+    assert Schedule("0 * * * *", None, end).find_next_after(end - 1_000_000) == end
+    assert Schedule("0 * * * *", None, end).find_next_after(end) is None
+    assert Schedule("0 0 29 2 *").find_next_after(at("2026-01-01T00:00+00:00")) == at(
+        "2028-02-29T00:00+00:00"
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import named_keys, progress_bar, say, several, warn
+from perdure.cli.app import open_named_keys, say, several, show_progress_bar, warn
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -134,7 +134,7 @@ def copy(
     from perdure.database.opening import connect_sync, open_for_reading
 
     source, target = _databases(source, target, from_, to)
-    from_key, to_key = named_keys(from_keys), named_keys(to_keys)
+    from_key, to_key = open_named_keys(from_keys), open_named_keys(to_keys)
     with (
         connect_sync(source, encryption_key=from_key)
         if hand_over and not dry_run
@@ -290,7 +290,7 @@ class ProgressReport:
 @contextmanager
 def show_progress(total: int) -> Iterator[ProgressReport]:
     """Show progress: a bar on a terminal, otherwise a line for each thread."""
-    with progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
+    with show_progress_bar("{task.fields[megabytes]:,.1f} MB") as bar:
         if bar is None:
             yield ProgressReport(say, lambda count: None)
             return

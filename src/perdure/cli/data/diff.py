@@ -14,11 +14,11 @@ from perdure.cli.app import (
     DataPlace,
     ThreadId,
     json_text,
-    legible,
+    make_legible,
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     say,
 )
 from perdure.errors import NotFound
@@ -70,12 +70,12 @@ def diff(
         for change in changes:
             print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
         return
-    line = f"{printable(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}"
+    line = f"{quote_id(thread_id)}  {old_id or 'nothing'} → {new.checkpoint_id}"
     say(line)
     if not changes:
         out.print("No channel differs.")
     for change in changes:
-        out.print(f"\n[bold]{escape(printable(change['channel']))}[/] {change['change']}", soft_wrap=True)
+        out.print(f"\n[bold]{escape(quote_id(change['channel']))}[/] {change['change']}", soft_wrap=True)
         for sign, color in (("removed", "red"), ("added", "green")):
             for item in change[sign]:
                 mark = "-" if sign == "removed" else "+"
@@ -142,7 +142,7 @@ def _line(item: Any) -> str:
         line = f"{inner['type']}: {text}{calls}"
     else:
         line = _text(item)
-    line = legible(line)
+    line = make_legible(line)
     if len(line) <= _WIDEST:
         return line
     return f"{line[:_WIDEST]}… ({len(line):,} characters)"

@@ -16,7 +16,7 @@ from perdure.cli.app import (
     keys_of,
     open_database,
     print_json,
-    printable,
+    quote_id,
     say,
     warn,
 )
@@ -149,7 +149,7 @@ def export(
                 _say_left_out(left_out)
                 raise NotFound(f"no thread can be exported; {output} was not written")
     for name, digest in digests:
-        say(f"{digest.hex}  {printable(name)}, {digest.checkpoints} checkpoints")
+        say(f"{digest.hex}  {quote_id(name)}, {digest.checkpoints} checkpoints")
     sealed = "in the clear" if clear or place.keys is None else "sealed with the database's key"
     are = "thread is" if len(digests) == 1 else "threads are"
     warn(f"{len(digests)} {are} in {output}, {sealed}")
@@ -184,7 +184,7 @@ def _print_threads(
 
 def _say_left_out(left_out: dict[str, PerdureError]) -> None:
     for name, why in left_out.items():
-        warn(f"{printable(name)}: not exported: {why}")
+        warn(f"{quote_id(name)}: not exported: {why}")
 
 
 def _export_history(
@@ -248,7 +248,7 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
             file, encryption_key=file_key, sealed_only=options.file_keys is not None
         ) as archive,
     ):
-        moves = _moves(archive, file, options.threads, options.rename, place.tenant)
+        moves = _plan_moves(archive, file, options.threads, options.rename, place.tenant)
         found = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
         taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
         if taken and not options.replace:
@@ -266,10 +266,10 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
                 text = "would be imported"
             else:
                 text = "imported"
-            say(f"{digest.hex}  {printable(into.thread)}: {text}, {digest.checkpoints} checkpoints")
+            say(f"{digest.hex}  {quote_id(into.thread)}: {text}, {digest.checkpoints} checkpoints")
 
 
-def _moves(
+def _plan_moves(
     archive: SyncDatabase, file: Path, threads: list[str] | None, rename: str | None, tenant: str
 ) -> list[tuple[Partition, Partition]]:
     """Return the chosen threads of a file, each with its target."""

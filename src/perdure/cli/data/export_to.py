@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from perdure.cli.app import handle_in, printable, run_coroutine, say, several, warn
+from perdure.cli.app import handle_in, quote_id, run_coroutine, say, several, warn
 from perdure.cli.data.langgraph_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
@@ -62,7 +62,7 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
         for name in wanted:
             with written.of(f"thread {name!r}") as note:
                 count = depart(handle, Partition(tenant, name), saver)
-                note(f"{printable(name)}: {several(count.checkpoints, 'checkpoint')}")
+                note(f"{quote_id(name)}: {several(count.checkpoints, 'checkpoint')}")
     written.end("thread")
 
 
@@ -100,7 +100,7 @@ def _to_server(
                     raise NotFound(f"it is of the graph {chosen!r}; name it with --graph {chosen}=PLACE")
                 outcome = target.thread(graphs[chosen], name, {**metadata, "graph_id": chosen})
                 left_out.remove(name)
-                note(f"{printable(name)}: {outcome}")
+                note(f"{quote_id(name)}: {outcome}")
         if options.everything:
             for namespace, key, value in _items(database):
                 with written.of(f"item {key!r}"):

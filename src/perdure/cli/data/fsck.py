@@ -148,7 +148,7 @@ def _check_threads(
             if checks.types is not None:
                 saver = _saver_of(of_tenant, checks.types)
         try:
-            findings = _findings(of_tenant, place, is_named=checks.are_named)
+            findings = _find_faults(of_tenant, place, is_named=checks.are_named)
             repaired = None
             if findings and checks.repair:
                 repaired = of_tenant.repair(place.thread)
@@ -185,7 +185,7 @@ def _of(database: SyncDatabase, tenant: str) -> SyncDatabase:
     return SyncDatabase(DatabaseHandle(handle.driver, tenant=tenant, digest=handle.digest))
 
 
-def _findings(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
+def _find_faults(database: SyncDatabase, partition: Partition, *, is_named: bool) -> list[Finding]:
     """Return the faults of a thread; raise ``NotFound`` for a named one that does not exist, as a mistyped id
     must not count as sound."""
     from perdure import admin
@@ -248,7 +248,7 @@ def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
 
     from perdure.config.graph_choice import choose_graphs
     from perdure.runtime.agents.graph_factories import Factory
-    from perdure.runtime.agents.graphs import saver_for
+    from perdure.runtime.agents.graphs import make_saver
 
     (chosen,) = choose_graphs([place], file=None, environ=os.environ)
     agent = asyncio.run(chosen.load())
@@ -256,7 +256,7 @@ def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
         graphs = []
     else:
         graphs = [agent.graph]
-    return saver_for(database, [agent], graphs)
+    return make_saver(database, [agent], graphs)
 
 
 def _unreadable(saver: PerdureSaver, thread_id: str) -> str | None:

@@ -15,10 +15,10 @@ from perdure.cli.app import (
     keys_of,
     open_database,
     print_json,
-    printable,
-    progress_bar,
+    quote_id,
     say,
     several,
+    show_progress_bar,
     url_of,
     warn,
 )
@@ -161,7 +161,7 @@ def import_(
     counts, items, records = ImportCounts(), None, None
     try:
         with open_database(place) as database, report_interruption(lambda: _text(counts)):
-            with progress_bar("threads, {task.fields[rows]:,} rows") as bar:
+            with show_progress_bar("threads, {task.fields[rows]:,} rows") as bar:
                 progress = _Progress(bar, len(threads) if threads else opened_source.count())
                 options = ImportOptions(place.tenant, dry_run, verify, progress.rows)
                 _threads(Importer(opened_source, database, options), threads, counts, progress)
@@ -192,7 +192,7 @@ def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
     else:
         kind = detect_kind(source)
     name = redact(source) if "://" in source else source
-    warn(f"{printable(name)} is read as {kind}")
+    warn(f"{quote_id(name)} is read as {kind}")
     return kind
 
 
@@ -233,7 +233,7 @@ class _Progress:
 
     def thread(self, report: ThreadReport) -> None:
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, advance=1, description=escape(printable(report.thread)[:60]))
+            self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class _Records:
             user={"email": None, "identity": identity, "permissions": [], "display_name": identity},
         )
         now = await self._clock.now()
-        due = job.next_after(now)
+        due = job.find_next_after(now)
         # Aegra starts a run when a cron is created, and leaves out its first time.
         if due is not None and (there := _microseconds(shown.get("next_run_date"))) > now:
             due = there

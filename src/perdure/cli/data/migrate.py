@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.app import Db, legible, say, url_of, warn
+from perdure.cli.app import Db, make_legible, say, url_of, warn
 from perdure.storage.url import backend_of, redact
 
 
@@ -21,7 +21,7 @@ def migrate(
 ) -> None:
     """Create or upgrade the schema. Safe to run again, and from many processes at once."""
     url = url_of(db)
-    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, legible(redact(url))
+    backend, after, name = backend_of(url), backend_of(url).SCHEMA_VERSION, make_legible(redact(url))
     if check or dry_run:
         found = backend.schema_version(url)
         steps = backend.plan_migration(url)

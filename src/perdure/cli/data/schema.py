@@ -20,7 +20,7 @@ from perdure.cli.app import (
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
     say,
     warn,
 )
@@ -155,14 +155,14 @@ def check(
             continue
         for line in wrong + why:
             warn(f"{place}: {line}")
-        warn(f"{place}: {_advice(place, found.version, recorded, wrong)}")
+        warn(f"{place}: {_advise(place, found.version, recorded, wrong)}")
     if write:
         write_records(file, records)
     if failed:
         raise typer.Exit(1)
 
 
-def _advice(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
+def _advise(place: str, version: int, recorded: Any, wrong: list[str]) -> str:
     if wrong:
         return "correct these steps: they do not lead to the graph as it is"
     if recorded is None or version > recorded.version:
@@ -219,7 +219,7 @@ def plan(
                     continue
                 for problem in each.problems:
                     progress.console.print(
-                        f"{escape(printable(each.thread_id))}: {escape(problem)}", soft_wrap=True
+                        f"{escape(quote_id(each.thread_id))}: {escape(problem)}", soft_wrap=True
                     )
     if as_json:
         print_json(
@@ -251,7 +251,7 @@ def pin(
 ) -> None:
     """Keep a thread at a schema version: a newer application refuses it by name instead of migrating it."""
     _pin(thread_id, version, place)
-    say(f"{printable(thread_id)} is pinned to schema version {version}")
+    say(f"{quote_id(thread_id)} is pinned to schema version {version}")
 
 
 @schema.command()
@@ -262,7 +262,7 @@ def unpin(
 ) -> None:
     """Remove the pin of a thread."""
     _pin(thread_id, None, place)
-    say(f"{printable(thread_id)} is not pinned any more")
+    say(f"{quote_id(thread_id)} is not pinned any more")
 
 
 def _pin(thread_id: str, version: int | None, place: DataPlace) -> None:

@@ -12,10 +12,10 @@ from perdure.cli.app import (
     DataPlace,
     open_database,
     print_json,
-    printable,
-    progress_bar,
+    quote_id,
     say,
     several,
+    show_progress_bar,
     url_of,
     warn,
 )
@@ -54,7 +54,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
         with open_database(options.place) as database, report_interruption(lambda: _text(counts)):
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
-            with progress_bar("sessions") as bar:
+            with show_progress_bar("sessions") as bar:
                 task = None
                 if bar is not None:
                     task = bar.add_task("", total=len(wanted) or None)
@@ -62,7 +62,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
                     counts.add(report)
                     seen.add(report.session)
                     if bar is not None and task is not None:
-                        bar.update(task, advance=1, description=escape(printable(report.session)[:60]))
+                        bar.update(task, advance=1, description=escape(quote_id(report.session)[:60]))
     finally:
         source.close()
     if missing := sorted(wanted - seen):

@@ -19,7 +19,7 @@ from perdure.cli.app import (
     handle_in,
     open_database,
     print_json,
-    printable,
+    quote_id,
     say,
     several,
 )
@@ -72,7 +72,7 @@ def reindex(
         handle = handle_in(database)
         found = handle.run(namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
         for partition in found:
-            shown = escape("/".join(map(printable, labels_of(partition.thread))))
+            shown = escape("/".join(map(quote_id, labels_of(partition.thread))))
             with err.status(f"{shown}: reading") as status:
 
                 def report(done: Reindexed, shown: str = shown) -> None:

@@ -13,7 +13,7 @@ from perdure.cli.app import (
     open_database,
     out,
     print_json,
-    printable,
+    quote_id,
 )
 from perdure.cli.suggestions import Group
 
@@ -43,7 +43,7 @@ def list_tenants(db: Db = None, keys: Keys = None, as_json: AsJson = False) -> N
         return
     typer.echo(f"{'threads':>9}  tenant")
     for tenant, threads in counts.items():
-        typer.echo(f"{threads:>9,}  {printable(tenant) or repr('')}")
+        typer.echo(f"{threads:>9,}  {quote_id(tenant) or repr('')}")
 
 
 add_listing(tenants, list_tenants)

@@ -109,8 +109,8 @@ def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Cont
         *walks, blobs = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, BLOB))
         contents = yield from _read(partition, *walks)
         findings = [
-            *_unreadable(partition, contents),
-            *_holes(partition, contents),
+            *_find_unreadable(partition, contents),
+            *_find_holes(partition, contents),
             *_heads(partition, contents),
             *_tags(partition, contents),
         ]
@@ -181,12 +181,12 @@ def _to_finding(partition: Partition, error: Corrupt) -> Finding:
 # Links, heads, tags
 
 
-def _unreadable(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+def _find_unreadable(partition: Partition, contents: _Contents) -> Iterator[Finding]:
     for key, error in contents.unreadable:
         yield Finding(partition.thread, key[0], key[1], Damage.UNREADABLE, error, RESTORE)
 
 
-def _holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+def _find_holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
     taken: dict[tuple[str, int], str] = {}
     for (namespace, checkpoint_id), seq in contents.places.items():
         twin = taken.setdefault((namespace, seq), checkpoint_id)
@@ -332,11 +332,11 @@ def _fix_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
     holes = {(f.namespace, f.checkpoint_id) for f in findings if f.kind is Damage.HOLE and f.repairable}
     for record in contents.checkpoints:
         if (record.namespace, record.id) in holes:
-            ancestor = _proven_ancestor(record, contents.checkpoints)
+            ancestor = _find_proven_ancestor(record, contents.checkpoints)
             yield record._replace(parent_id=ancestor, cut=True).put()
 
 
-def _proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:
+def _find_proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:
     """Return the nearest stored checkpoint before a hole, if it is certainly an ancestor.
 
     Along one line of history the sequence and the step rise together. The newest checkpoint below the hole

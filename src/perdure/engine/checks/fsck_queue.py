@@ -97,11 +97,11 @@ def _compare_counts(queue: _Queue) -> Iterator[str]:
         stored = queue.stored[kind]
         pending = range(lane.bound + 1, lane.last + 1)
         if absent := [number for number in pending if number not in stored]:
-            yield f"the {lane.name} counts {_these(name, absent)}, not stored; what comes after waits for it"
+            yield f"the {lane.name} counts {_list(name, absent)}, not stored; what comes after waits for it"
         if lane.due_at is None and (lane.pending or lane.run_id is not None):
             yield f"the {lane.name} has something to do, and no time at which it is due"
         if beyond := sorted(number for number in stored if number > lane.last):
-            yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_these(name, beyond)}"
+            yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_list(name, beyond)}"
 
 
 def _runs(queue: _Queue) -> Iterator[str]:
@@ -128,7 +128,7 @@ def _runs(queue: _Queue) -> Iterator[str]:
             yield f"run {run.id} is open, and the inbox does not have it: no worker ends it"
         absent = [n for n in range(run.first, run.last + 1) if n not in queue.stored[INBOX]]
         if absent:
-            yield f"the open run {run.id} took {_these('message', absent)}, not stored"
+            yield f"the open run {run.id} took {_list('message', absent)}, not stored"
 
 
 def _name(name: str, key: Key) -> str:
@@ -138,7 +138,7 @@ def _name(name: str, key: Key) -> str:
     return f"{name} {'/'.join(map(str, key))}"
 
 
-def _these(name: str, numbers: Sequence[int]) -> str:
+def _list(name: str, numbers: Sequence[int]) -> str:
     """Join the first few numbers, and the count of the others."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     if len(numbers) > _SHOWN:

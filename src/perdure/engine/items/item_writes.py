@@ -57,7 +57,7 @@ def commit_writes(
     overwrites = keeps and all(w.body is not None for w in writes)
     if overwrites and not any(w.entry for w in writes):
         removes = any(map(is_indexed, writes))
-        also = (search_index.generation_removal(),) if removes else ()
+        also = (search_index.make_generation_removal(),) if removes else ()
         yield from ask(Commit(partition, (*_plan_overwrite(writes), *also)))
         return
     known = known if any(map(is_indexed, writes)) else None
@@ -103,7 +103,7 @@ def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
     )
     return (
         *items,
-        *(_entry_op(w) for w in writes if w.entry is not None),
+        *(_make_entry_op(w) for w in writes if w.entry is not None),
     )
 
 
@@ -127,7 +127,7 @@ def commit_if_unchanged(
     """
     # A check of an item is an operation of the commit, too; one more is for the generation.
     others = [key for key in dict.fromkeys(seen.keys) if key not in {w.key for w in writes}]
-    weights = [weight_of_write(w) for w in writes]
+    weights = [weigh_write(w) for w in writes]
     ops_needed, size = sum(ops for ops, _ in weights) + len(others) + 1, sum(size for _, size in weights)
     if ops_needed > budget.ops or size > budget.bytes:
         raise TooLarge(
@@ -174,7 +174,7 @@ def _guard(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]
     return [*(Check(ITEM, (key,), version) for key, version in versions.items()), *ops]
 
 
-def weight_of_write(write: Write) -> tuple[int, int]:
+def weigh_write(write: Write) -> tuple[int, int]:
     """Return the operations and bytes of a write, with its entry in the search index or the removal of it."""
     size = len(write.body or b"") + len(write.entry or b"")
     return 1 if write.body is not None and write.entry is None else 2, size
@@ -195,15 +195,15 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
             Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
         )
         if w.entry is not None:
-            ops.append(_entry_op(w))
+            ops.append(_make_entry_op(w))
     return tuple(ops)
 
 
-def _entry_op(write: Write) -> Op:
+def _make_entry_op(write: Write) -> Op:
     """Return the operation on the entry in the search index of an item that is put."""
     if not write.entry:
         return search_index.removal(write.key)
-    return search_index.entry_op(write.key, write.entry, write.version)
+    return search_index.make_stored_entry_op(write.key, write.entry, write.version)
 
 
 def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
@@ -246,9 +246,9 @@ def _generation(
         op, after = search_index.log_generation(before, version, [w.key for w in changed])
         return (op,), after
     if any(w.entry for w in changed):
-        return (search_index.generation_op(version),), Generation(version, [])
+        return (search_index.make_generation_op(version),), Generation(version, [])
     removes = any(isinstance(op, Delete) for op in ops)
-    return ((search_index.generation_removal(),) if removes else ()), None
+    return ((search_index.make_generation_removal(),) if removes else ()), None
 
 
 def weight(part: Sequence[Op]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from perdure.engine.items import item_writes, search_index
-from perdure.engine.items.item_writes import weight, weight_of_write
+from perdure.engine.items.item_writes import weigh_write, weight
 from perdure.engine.items.known_generations import KnownGenerations
 from perdure.engine.transact import Budget
 from perdure.errors import TooLarge
@@ -92,7 +92,7 @@ def write(
     """
 
     def weigh(write: Write) -> tuple[int, int]:
-        ops, size = weight_of_write(write)
+        ops, size = weigh_write(write)
         if size > budget.bytes:
             raise TooLarge(
                 f"item {write.key!r} of {labels_of(partition.thread)!r} has {size} bytes, the backend "
@@ -140,7 +140,7 @@ def renew(
             fields = {**record.fields, "expires_at": later}
             put = Put(ITEM, record.key, fields, record.body, expect=record.version, version=version)
             ops.append((put,))
-    yield from _each(partition, ops, budget)
+    yield from _commit_each(partition, ops, budget)
 
 
 def find(
@@ -337,12 +337,14 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
                 due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
         before = removed
         for partition, ops in due.items():
-            removed += yield from _each(partition, ops, budget, search_index.generation_removal())
+            removed += yield from _commit_each(partition, ops, budget, search_index.make_generation_removal())
         if len(found) < _EXPIRED or removed == before:
             return removed
 
 
-def _each(partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op) -> Program[int]:
+def _commit_each(
+    partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op
+) -> Program[int]:
     """Commit independent parts together, or one by one if that is refused, each commit with ``also``; return
     the count of those that held."""
     held = 0

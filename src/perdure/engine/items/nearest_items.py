@@ -133,7 +133,7 @@ def _has_moved(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
     return False
 
 
-def nearest_stored(
+def find_nearest_stored(
     find: FindNearest,
     judge: Callable[[Labels, Record], V | None],
     *,

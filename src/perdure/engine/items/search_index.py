@@ -96,7 +96,7 @@ def pack(entry: IndexEntry) -> bytes:
     return ormsgpack.packb(list(entry))
 
 
-def entry_op(key: str, entry: bytes, version: int) -> Op:
+def make_stored_entry_op(key: str, entry: bytes, version: int) -> Op:
     """Return the operation that stores an item's entry."""
     return Put(DOCUMENT, (_COLLECTION, _OF_ITEM + key), {"updated_at": 0}, entry, version=version)
 
@@ -110,7 +110,7 @@ GENERATION = Get(DOCUMENT, _GENERATION)
 """The read of a namespace's generation, which writers add to their own reads."""
 
 
-def generation_op(version: int) -> Op:
+def make_generation_op(version: int) -> Op:
     """Return the operation that gives the namespace a new generation, a number that is used once: a changed
     number says only that entries have changed."""
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
@@ -168,7 +168,7 @@ def _find_changed(record: Record, generation: int | None) -> list[str] | None:
     return None
 
 
-def generation_removal() -> Op:
+def make_generation_removal() -> Op:
     """Return the operation after which readers look at all entries again, in a commit that only removes
     some. A namespace without an index has no generation, and nothing is stored for it."""
     return Delete(DOCUMENT, _GENERATION)
@@ -229,7 +229,7 @@ def _entries(
     out: dict[str, StoredIndexEntry] = {}
     is_same = True
     for place in range(0, len(keys), _BODIES):
-        gets = _gets(keys[place : place + _BODIES])
+        gets = _make_gets(keys[place : place + _BODIES])
         found, *answers = yield from ask(Fetch(partition, (GENERATION, *gets)))
         out.update((_item(record), _read_entry(partition, record)) for answer in answers for record in answer)
         is_same = is_same and (found[0].version if found else 0) == generation
@@ -258,18 +258,20 @@ def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredI
 def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
     """Return the operations that store the entries of some items in another database, by key."""
     records = yield from _records(partition, keys)
-    return {_item(record): entry_op(_item(record), record.body, record.version) for record in records}
+    return {
+        _item(record): make_stored_entry_op(_item(record), record.body, record.version) for record in records
+    }
 
 
 def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
     if keys:
-        answers = yield from ask(Fetch(partition, _gets(keys)))
+        answers = yield from ask(Fetch(partition, _make_gets(keys)))
     else:
         answers = ()
     return [record for records in answers for record in records]
 
 
-def _gets(keys: Sequence[str]) -> tuple[Get, ...]:
+def _make_gets(keys: Sequence[str]) -> tuple[Get, ...]:
     return tuple(Get(DOCUMENT, (_COLLECTION, _OF_ITEM + key)) for key in keys)
 
 
@@ -311,10 +313,10 @@ def store_entries(
     """
     ops: list[Op] = []
     for key, (body, expected) in entries.items():
-        ops += (Check(ITEM, (key,), expected), entry_op(key, body, version))
+        ops += (Check(ITEM, (key,), expected), make_stored_entry_op(key, body, version))
     for key, item in removed.items():
         ops += (Check(ITEM, (key,), Expect.ABSENT if item is None else item), removal(key))
-    outcome = yield from ask(Commit(partition, (*ops, generation_op(version))))
+    outcome = yield from ask(Commit(partition, (*ops, make_generation_op(version))))
     return isinstance(outcome, Committed)
 
 

@@ -18,7 +18,7 @@ from perdure.model.records import EFFECT, EPOCH, Key, Partition
 def recall(partition: Partition, run_id: str, name: str, number: int) -> Program[bytes | None]:
     """Return the result of an effect that this run or an earlier one of the thread recorded, ``None`` if none
     is recorded."""
-    own, pointer = (run_id, name, number), pointer_key(name, number)
+    own, pointer = (run_id, name, number), make_pointer_key(name, number)
     found = yield from ask(Fetch(partition, (Get(EFFECT, own), Get(EFFECT, pointer))))
     rows = {record.key: record.body for answer in found for record in answer}
     if own in rows or pointer not in rows:
@@ -35,16 +35,16 @@ def results(partition: Partition) -> Program[dict[Key, bytes]]:
     return {record.key: record.body for record in found}
 
 
-def among(found: Mapping[Key, bytes], run_id: str, name: str, number: int) -> bytes | None:
+def recall_from(found: Mapping[Key, bytes], run_id: str, name: str, number: int) -> bytes | None:
     """Return the same as ``recall``, from results that were read before."""
     own = found.get((run_id, name, number))
-    pointer = found.get(pointer_key(name, number))
+    pointer = found.get(make_pointer_key(name, number))
     if own is not None or pointer is None:
         return own
     return found.get((pointer.decode(), name, number))
 
 
-def pointer_key(name: str, number: int) -> Key:
+def make_pointer_key(name: str, number: int) -> Key:
     """Return the key of the pointer to the run that recorded an effect."""
     return ("", name, number)
 
@@ -66,7 +66,7 @@ def note(
         Fenced: the caller does not hold the run any more.
     """
     put = Put(EFFECT, (run_id, name, number), body=body, expect=Expect.ABSENT)
-    pointer = Put(EFFECT, pointer_key(name, number), body=run_id.encode(), expect=Expect.ABSENT)
+    pointer = Put(EFFECT, make_pointer_key(name, number), body=run_id.encode(), expect=Expect.ABSENT)
     outcome = yield from ask(Commit(partition, (Check(EPOCH, (), epoch), put, pointer)))
     if isinstance(outcome, Committed):
         return body

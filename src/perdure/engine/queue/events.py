@@ -49,7 +49,7 @@ class Page(NamedTuple):
     is_last: bool
 
 
-def first_free(partition: Partition, now: int) -> Program[int]:
+def find_first_free(partition: Partition, now: int) -> Program[int]:
     """Return the number from which a run may number its events: above all earlier ones, including those that
     were removed or never stored, as they come from the same clock (``now``, microseconds)."""
     (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))

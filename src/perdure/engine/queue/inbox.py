@@ -278,7 +278,7 @@ def _make_standing(message: Message, run: Run | None, stop: str | None = None) -
     """Return the status of a message with the run that covers its number: that run passed over a message that
     was withdrawn, whose own run is over without ever having begun."""
     if run is not None and message.is_withdrawn and run.id != message.id:
-        return Standing(message, _never_begun(message, run.epoch, run.started_at))
+        return Standing(message, _make_withdrawn_run(message, run.epoch, run.started_at))
     return Standing(message, run, stop)
 
 
@@ -403,10 +403,12 @@ def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, lis
         return lane, []
     if any(message.channel for message in withdrawn):
         return lane, []
-    return lane.complete(lane.last), [_never_begun(message, lane.epoch, now).put() for message in withdrawn]
+    return lane.complete(lane.last), [
+        _make_withdrawn_run(message, lane.epoch, now).put() for message in withdrawn
+    ]
 
 
-def _never_begun(message: Message, epoch: int, at: int) -> Run:
+def _make_withdrawn_run(message: Message, epoch: int, at: int) -> Run:
     """Return the run of a withdrawn message, which is over."""
     state, note = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED, {"begun": False}
     graph, channel, seq = message.graph, message.channel, message.seq

@@ -158,7 +158,7 @@ def record_outcome(
             left = None
         return (left,)
 
-    (left,) = yield from _under(sending, attempt)
+    (left,) = yield from _run_under_sender(sending, attempt)
     return left
 
 
@@ -178,7 +178,7 @@ def send_again(sending: Sending, now: int, ttl: int) -> Program[Sending]:
         replies = (_mark_stored(marked), *sending.replies[1:])
         return Sending(sending.partition, lane.mark_stored(0), replies, in_doubt=False)
 
-    return (yield from _under(sending, attempt))
+    return (yield from _run_under_sender(sending, attempt))
 
 
 def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
@@ -221,7 +221,7 @@ def replies(partition: Partition, limit: int, after: int | None = None) -> Progr
     return tuple(read_each(partition, Reply.read, found))
 
 
-def _under(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Program[A]:
+def _run_under_sender(sending: Sending, attempt: Callable[[Lane], Program[A | None]]) -> Program[A]:
     """Run ``attempt`` on the outbox as long as this sender holds it."""
     partition = sending.partition
 

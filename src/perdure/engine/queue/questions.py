@@ -21,7 +21,7 @@ from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, G
 from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, LANE, RUN, WRITE, Partition, Record
-from perdure.model.runs.lifecycle import Facts, Left, QuestionState, question_state
+from perdure.model.runs.lifecycle import Facts, Left, QuestionState, decide_question_state
 from perdure.model.runs.messages import ANSWERS, START, WAITING, Message, Run
 from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
@@ -114,7 +114,7 @@ def with_closing_reply(
     return {**note, _CLOSED: {"reply": dict(payload), "options": dict(options)}}
 
 
-def closing_options(run: Run) -> Mapping[str, Any]:
+def choose_closing_options(run: Run) -> Mapping[str, Any]:
     """Return the options that an answer has which comes without a channel of its own."""
     found: Mapping[str, Any] = run.note.get(_CLOSED, {}).get("options", {})
     return found
@@ -136,13 +136,13 @@ def look(
     asked = yield from read_asked()
     unchanged = (Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head),)
     facts = Facts(is_busy=False, is_asking=bool(asked.interrupts) or lane.waiting is not None)
-    if question_state(facts) is not QuestionState.OPEN:
+    if decide_question_state(facts) is not QuestionState.OPEN:
         return None, unchanged
-    run = yield from asking_run(partition, lane, asked.interrupts)
+    run = yield from find_asking_run(partition, lane, asked.interrupts)
     return OpenQuestion(asked, run), unchanged
 
 
-def asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:
+def find_asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str]) -> Program[Run | None]:
     """Return the run that asked the questions of a thread's latest checkpoint: the run named by the inbox, or
     else the newest that waited with one of these interrupts, as after a rollback; ``None`` if no run did."""
     if lane.waiting is not None:
@@ -222,7 +222,7 @@ def address_answer(
         )
     options = dict(message.options)
     if run is not None and not message.channel:
-        options |= closing_options(run)
+        options |= choose_closing_options(run)
     if not named and ids:
         options[ANSWERS] = list(ids)
     if run is None:
@@ -343,7 +343,7 @@ def _is_made_by(run: Run, checkpoint: tuple[Record, ...]) -> bool:
     return bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id
 
 
-def closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool) -> tuple[str, Any] | None:
+def find_closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool) -> tuple[str, Any] | None:
     """Return the channel and the reply that a run leaves for the end of its question, if it ends now without
     an answer.
 

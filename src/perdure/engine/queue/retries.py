@@ -36,7 +36,7 @@ from perdure.model.write_records import read_writes
 _STOPPED = (INTERRUPTED, ROLLED_BACK)
 
 
-def repetition_key(run_id: str) -> bytes:
+def make_repetition_key(run_id: str) -> bytes:
     """Return the dedupe key of the message that repeats a failed run."""
     return dedupe_digest(f"retry {run_id}")
 
@@ -91,7 +91,7 @@ class Retry:
 
     @property
     def _key(self) -> bytes:
-        return repetition_key(self.run_id)
+        return make_repetition_key(self.run_id)
 
     def _load(self) -> Program[_Seen]:
         lanes, runs, heads, keys = yield from ask(

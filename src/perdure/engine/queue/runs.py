@@ -415,7 +415,7 @@ def finish(
             f"run {run.id!r} of thread {partition.thread!r} has {len(outgoing)} replies, at most "
             f"{budget - _ENDING_OPS - len(events)} can be sent at once; join some of them"
         )
-    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=closed_epoch(run.epoch))
+    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=compute_closed_epoch(run.epoch))
 
     has_begun = not held.messages[0].is_withdrawn
     # The state alone tells what the run leaves of a question.
@@ -445,7 +445,7 @@ def finish(
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
         before = lanes.inbox.waiting
         waiting = find_waiting_run(ending.state, run.id, before, lanes.left, has_begun=has_begun)
-        closing = questions.closing_reply(lanes.waited, waiting, is_answer=is_answer)
+        closing = questions.find_closing_reply(lanes.waited, waiting, is_answer=is_answer)
         inbox = lanes.inbox.close(waiting=waiting)
         note, timed = waits.at_end(
             run,
@@ -506,7 +506,7 @@ class _Lanes(NamedTuple):
     timer: Lane = Lane(TIMER)
 
 
-def closed_epoch(epoch: int) -> int:
+def compute_closed_epoch(epoch: int) -> int:
     """Return the epoch of a thread whose run was ended under ``epoch``."""
     return successor(epoch, None)
 

@@ -186,7 +186,7 @@ def load_waits(
     asked = yield from read_asked()
     if not asked.interrupts:
         return None
-    run = yield from questions.asking_run(partition, inbox, asked.interrupts)
+    run = yield from questions.find_asking_run(partition, inbox, asked.interrupts)
     if run is None:
         return None
     if HANDED_OVER in run.note:
@@ -207,7 +207,7 @@ def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
 def _inherit(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """Return the options that the continuation of a run takes over from the run."""
     inherited = {name: options[name] for name in _INHERITED if name in options}
-    return {**inherited, **questions.closing_options(run)}
+    return {**inherited, **questions.choose_closing_options(run)}
 
 
 # Waits that are due
@@ -350,7 +350,7 @@ class Wake:
             ]
         interrupts = [{"id": name, "until": wait.until} for name, wait in due.items()]
         data = {"run_id": run.id, "interrupts": interrupts}
-        number = yield from events.first_free(self.partition, self.now)
+        number = yield from events.find_first_free(self.partition, self.now)
         told = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
         keeping = events.keep_until(self.now + self.keep_events, self.fresh)
         ops += [*events.puts(run.id, [told]), keeping, _put_waits(found, after)]

@@ -22,9 +22,9 @@ from perdure.model.removal_plan import (
     Name,
     Plan,
     by_namespace,
-    head_before,
+    find_head_before,
+    find_nearest_survivor,
     keep_newest,
-    nearest_survivor,
     plan_removal,
     plan_retention,
 )
@@ -164,7 +164,7 @@ def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]
     emptied = {
         namespace
         for namespace, head in contents.latest.items()
-        if head_before(head, groups.get(namespace, {}), runs) is None
+        if find_head_before(head, groups.get(namespace, {}), runs) is None
     }
     if ROOT in emptied:
         return {*groups, *emptied}
@@ -191,7 +191,7 @@ def _move_heads(
             continue
         group = groups.get(namespace, {})
         kept = {i for i in group if (namespace, i) not in removed}
-        before = head_before(head.checkpoint_id, group, runs)
+        before = find_head_before(head.checkpoint_id, group, runs)
         if before == head.checkpoint_id and (namespace, before) not in removed:
             continue
         if before not in (None, head.checkpoint_id) and before not in kept:
@@ -200,7 +200,7 @@ def _move_heads(
                 "that is to be taken back, and was pruned since; nothing was removed. Keep the run, or "
                 "delete the thread"
             )
-        target = before if before in kept else nearest_survivor(head.checkpoint_id, group, kept)
+        target = before if before in kept else find_nearest_survivor(head.checkpoint_id, group, kept)
         if target is None and kept:
             target = max(kept, key=lambda i: group[i].seq)
         if target is None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from perdure.engine.complete_reads import all_partitions, read_all
+from perdure.engine.complete_reads import list_all_partitions, read_all
 from perdure.engine.retention import checkpoint_plan as planning
 from perdure.engine.retention.checkpoint_plan import Planner, group_leaving, room_of
 from perdure.engine.retention.thread_removal import NO_QUEUES, everywhere, remove_whole
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
-from perdure.engine.threads.history import delta_history
+from perdure.engine.threads.history import read_delta_history
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.thread_state import guards
 from perdure.engine.threads.undisturbed import is_disturbed
@@ -84,7 +84,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
             for partition in new:
                 yield from take_out(partition)
             is_over = len(found) < _PAGE or not new
-    for partition in (yield from all_partitions(tenant)) if without else ():
+    for partition in (yield from list_all_partitions(tenant)) if without else ():
         if partition not in done and (yield from _has_writes_of(partition, without)):
             yield from take_out(partition)
     if refusals:
@@ -166,7 +166,7 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
         if planning.takes_all(contents, plan):
             heads = {ROOT: Check(HEAD, (ROOT,), Expect.ABSENT)}
             heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
-            checks = (_same_run(contents), *heads.values(), *NO_QUEUES)
+            checks = (_require_same_run(contents), *heads.values(), *NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
             whole = remove_whole(partition, contents.view.generation, checks, seen)
             outcome = yield from everywhere(partition, whole)
@@ -188,7 +188,7 @@ def _is_arriving(partition: Partition) -> Program[bool]:
     return bool(claims)
 
 
-def _same_run(contents: Contents) -> Check:
+def _require_same_run(contents: Contents) -> Check:
     """Return the check that no run began or ended since the thread was read, as the plan depends on the open
     run."""
     return Check(EPOCH, (), contents.view.epoch or Expect.ABSENT)
@@ -201,7 +201,7 @@ def _relink(contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
     out: list[CheckpointRecord] = []
     for name, record in plan.relinked.items():
         if record.parent_id != originals[name].parent_id and record.deltas:
-            carried = yield from delta_history(contents.partition, originals[name], record.deltas)
+            carried = yield from read_delta_history(contents.partition, originals[name], record.deltas)
             record = record._replace(carried=carried)
         out.append(record)
     return out
@@ -224,7 +224,7 @@ def _carry_out(contents: Contents, plan: Plan, budget: Budget) -> Program[int | 
     for part in _divide(contents, plan, relinked, budget):
         raised = successor(generation, *(str(op.key) for op in part))
         guard = Put(GC, (), expect=generation or Expect.ABSENT, version=raised)
-        outcome = yield from ask(Commit(contents.partition, (guard, _same_run(contents), *part)))
+        outcome = yield from ask(Commit(contents.partition, (guard, _require_same_run(contents), *part)))
         if not isinstance(outcome, Committed):
             return None
         generation = raised

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perdure.engine.queue.effect_journal import pointer_key
+from perdure.engine.queue.effect_journal import make_pointer_key
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Fetch, Get, Op, Range
@@ -198,7 +198,7 @@ def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -
     """
     (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
     parts: list[list[Op]] = [
-        [Delete(EFFECT, noted.key), Delete(EFFECT, pointer_key(*noted.key[1:]))] for noted in journal
+        [Delete(EFFECT, noted.key), Delete(EFFECT, make_pointer_key(*noted.key[1:]))] for noted in journal
     ]
     if len(journal) == BATCH_MAX:
         return [*parts]

@@ -18,7 +18,7 @@ from perdure.engine.retention.checkpoint_plan import keep_by
 from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, read_at_rest
 from perdure.engine.retention.thread_removal import is_unfinished, remove_expired, remove_unfinished
 from perdure.engine.threads.thread_records import read
-from perdure.engine.threads.thread_state import missing_head
+from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.engine.transact import Budget
 from perdure.errors import PerdureError, Unavailable
@@ -240,7 +240,7 @@ def step(
         except (PerdureError, LookupError, ValueError) as error:
             # A thread that cannot be read or pruned, or keeps being written to, blocks no other.
             swept += RetentionResult(threads=1, failed=1)
-            failures.append(Failure(hit.partition, _reason(error)))
+            failures.append(Failure(hit.partition, _describe_reason(error)))
     left = {name: thread for name, thread in progress.left.items() if name != tenant}
     position: str | None = tenant
     if len(found) >= quantum:
@@ -251,7 +251,7 @@ def step(
     return replace(progress, position=position, left=left, swept=swept), failures
 
 
-def _reason(error: Exception) -> str:
+def _describe_reason(error: Exception) -> str:
     if type(error) is LookupError:
         return "its metadata names a retention policy that does not exist; nothing of it was removed"
     if isinstance(error, PerdureError):
@@ -296,7 +296,7 @@ def visit(
     """
     thread = yield from read_at_rest(partition)
     if thread.missing is not None:
-        raise missing_head(partition, "", thread.missing)
+        raise missing_head_error(partition, "", thread.missing)
     if (yield from is_unfinished(partition, thread, clocks.database)):
         _, size = yield from _weigh_all(partition)
         removed = remove_unfinished(partition, thread, clocks.database, terms.budget)

@@ -28,7 +28,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.retention_policy import Retention, RetentionRules, stored_ttl
+from perdure.model.retention_policy import Retention, RetentionRules, make_stored_ttl
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
 
 _LANES = (IN, OUT, LATER, WAITS)
@@ -141,7 +141,7 @@ class ThreadAtRest:
             return EXPIRED
         ttl = self.ttl
         if rules.usual_ttl is not None and not self.has_document and self.active_at is not None:
-            ttl = stored_ttl(rules.usual_ttl.client_form, self.active_at)
+            ttl = make_stored_ttl(rules.usual_ttl.client_form, self.active_at)
         if ttl is None or self.is_busy or not _is_past(int(ttl["expires_at"]), clocks, self.ttl):
             return policy
         if ttl.get("strategy") == "keep_latest":

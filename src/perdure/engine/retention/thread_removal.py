@@ -98,7 +98,7 @@ def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Progr
     if thread.has_head:
         return False
     if thread.claim is not None:
-        return transfer_claim.claimed_at(thread.claim) + transfer_claim.LEASE_US <= now
+        return transfer_claim.read_claim_time(thread.claim) + transfer_claim.LEASE_US <= now
     kinds = (*_ROWS, *_CHUNKS)
     found = yield from ask(Fetch(partition, tuple(Range(kind, limit=1, bodies=False) for kind in kinds)))
     has_chunks = any(found[len(_ROWS) :])

@@ -10,7 +10,7 @@ from perdure.engine.threads.thread_state import (
     HeadView,
     View,
     load_view,
-    missing_head,
+    missing_head_error,
     read_view,
     refuse_headless,
     view_items,
@@ -73,7 +73,7 @@ def load(
         target = view.head and view.head.checkpoint_id
     for _ in range(ATTEMPTS):
         if reader is not None:
-            latest = _newest(namespace) if target is None else _target(namespace, target)
+            latest = _read_newest(namespace) if target is None else _target(namespace, target)
             answers = yield from ask(Fetch(partition, (*items, *latest, *reader.ranges)))
             checkpoints, writes, *chunks = answers[first:]
             reader.add_answers(chunks)
@@ -98,7 +98,7 @@ def load(
             if not wanted[0]:
                 # The checkpoint was removed between two reads, unless the same head names it again.
                 if view.head == unresolved:
-                    raise missing_head(partition, namespace, head_id)
+                    raise missing_head_error(partition, namespace, head_id)
                 unresolved = view.head
                 continue
         if not wanted[0]:
@@ -122,7 +122,7 @@ def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
     return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
 
 
-def _newest(namespace: str) -> tuple[Range, ...]:
+def _read_newest(namespace: str) -> tuple[Range, ...]:
     """Return the reads of the checkpoint that was stored last, and of the last writes."""
     return (
         Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=1),

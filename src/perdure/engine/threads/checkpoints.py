@@ -16,8 +16,8 @@ from perdure.engine.threads.thread_state import (
     guards,
     is_older,
     load_view,
-    outrun,
-    removed_checkpoint,
+    outrun_error,
+    removed_checkpoint_error,
     unwritten_error,
 )
 from perdure.engine.threads.undisturbed import is_disturbed
@@ -43,8 +43,8 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import CHECKPOINT, GC, HEAD, WRITE, Key, Partition, Record
 from perdure.model.removal_plan import ORIGIN
-from perdure.model.values.packs import chunk_puts
-from perdure.model.write_records import new_puts, plan_puts, put_over, read_by_record, read_writes
+from perdure.model.values.packs import make_chunk_puts
+from perdure.model.write_records import make_new_puts, plan_puts, put_over, read_by_record, read_writes
 
 R = TypeVar("R")
 
@@ -99,11 +99,11 @@ class StepPut(ABC, Generic[R]):
     def _attempt(self, view: View) -> Program[R | None]: ...
 
     @abstractmethod
-    def _guarding_namespace(self) -> str:
+    def _get_guarding_namespace(self) -> str:
         """Return the namespace whose head decides whether the put may happen."""
 
     def _load(self) -> Program[View]:
-        view = yield from load_view(self.partition, self._guarding_namespace())
+        view = yield from load_view(self.partition, self._get_guarding_namespace())
         if self.remembered is not None and is_older(self.remembered, view):
             self.on_older(self.partition)
         return view
@@ -176,7 +176,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 return True
         return False
 
-    def _guarding_namespace(self) -> str:
+    def _get_guarding_namespace(self) -> str:
         return self.namespace
 
     def _load(self) -> Program[View]:
@@ -194,7 +194,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             loaded=self.loaded,
         )
         if verdict is Verdict.ADVANCE and self.claim is not None and not _holds(self.claim, head):
-            raise outrun(self.partition, parent)
+            raise outrun_error(self.partition, parent)
         if verdict is Verdict.LOST and not self.fork_on_conflict:
             raise HeadConflict(
                 f"thread {self.partition.thread!r}: another run moved the head to "
@@ -232,7 +232,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             expect=head.version if head else Expect.ABSENT,
             version=version,
         )
-        chunks = chunk_puts(draft.chunks, generation)
+        chunks = make_chunk_puts(draft.chunks, generation)
         after = View(
             HeadView(version, record.id, record.seq),
             generation,
@@ -253,7 +253,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             stored = yield from self._read_stored(record)
             if stored is None:
                 return None
-            record = _over_stored(stored, record)
+            record = _merge_with_stored(stored, record)
             raised = _raise_generation(guarded, generation, record.id)
             moved, after = self._move_again(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
@@ -266,7 +266,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 after = after._replace(generation=successor(generation, record.id))
         if not isinstance(outcome, Committed):
             if parent_check and outcome == Refused(*parent_check[0][:2]):
-                raise removed_checkpoint(partition, parent)
+                raise removed_checkpoint_error(partition, parent)
             if outcome.kind is WRITE:
                 if self.base_generation == generation:
                     self.on_older(partition)
@@ -352,13 +352,13 @@ class WritesPut(StepPut[bool]):
     statements: tuple[ApplicationStatement, ...] = ()
     checkpoint: tuple[str, str]
 
-    def _guarding_namespace(self) -> str:
+    def _get_guarding_namespace(self) -> str:
         return ROOT  # also for writes of a subgraph, whose run is the root's
 
     def decide(self, view: View) -> tuple[tuple[Op, ...], int]:
         claim = self.claim
         if claim is not None and self.plan.child() is None and not _holds(claim, view.head):
-            raise outrun(self.partition, claim.checkpoint_id)
+            raise outrun_error(self.partition, claim.checkpoint_id)
         checks, generation = self._plan_guards(view)
         if claim is not None and view.head is not None and _holds(claim, view.head):
             checks = (*checks, _plan_claim(claim, view.head))
@@ -375,7 +375,7 @@ class WritesPut(StepPut[bool]):
             if not mine and view is self.remembered:
                 return None
             if not mine:
-                raise outrun(partition, claim.checkpoint_id)
+                raise outrun_error(partition, claim.checkpoint_id)
         draft = self.plan.draft(view, generation)
         before = self.plan.before() if claim is None else None
         needed = {key for key in (before, self.checkpoint if self.statements else None) if key is not None}
@@ -384,15 +384,15 @@ class WritesPut(StepPut[bool]):
         if self.taking is not None:
             checks = (*checks, *(yield from self.taking.ops()))
         checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
-        ops: list[Op] = [*checks, *new_puts(draft.writes, Expect.ABSENT)]
-        chunks = chunk_puts(draft.chunks, generation)
+        ops: list[Op] = [*checks, *make_new_puts(draft.writes, Expect.ABSENT)]
+        chunks = make_chunk_puts(draft.chunks, generation)
         outcome = yield from self._commit(view, ops, chunks, self.statements)
         if isinstance(outcome, Committed):
             return True
         if before is not None and outcome == Refused(CHECKPOINT, before) and self.plan.before() == before:
-            raise removed_checkpoint(partition, before[1])
+            raise removed_checkpoint_error(partition, before[1])
         if self.statements and outcome == Refused(CHECKPOINT, self.checkpoint):
-            raise removed_checkpoint(partition, self.checkpoint[1])
+            raise removed_checkpoint_error(partition, self.checkpoint[1])
         if outcome.kind is not WRITE:
             if _misses(outcome, draft.checks):
                 self.on_older(partition)
@@ -437,12 +437,12 @@ class WritesPut(StepPut[bool]):
             if write.idx < 0:
                 puts.append(put_over(write, there))
                 if not are_of_one_run(there.nonce, write.nonce):
-                    puts += new_puts([there.aside])
+                    puts += make_new_puts([there.aside])
                 checks = _raise_generation(checks, generation, write.task_id)
         return [*checks, *puts, *plan_puts(free, read_by_record(records))]
 
 
-def _over_stored(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
+def _merge_with_stored(stored: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
     """Return a checkpoint that is stored again: with its new contents, at its old place."""
     nonces = (*record.seen, stored.nonce, *stored.seen)
     return record._replace(

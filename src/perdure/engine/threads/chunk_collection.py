@@ -54,7 +54,7 @@ def _delete_unreached(
     reader = ChunkReader(partition, digest)
     reader.hold((*loose, *packs))
     needed = yield from reachable(partition, references(contents), digest, reader)
-    removals = list(_removals((*loose, *blobs), needed, generation))
+    removals = list(_plan_removals((*loose, *blobs), needed, generation))
     guard = Check(GC, (), generation or Expect.ABSENT)
     deleted, is_over = 0, False
     for batch in batches(removals, budget, reserve=1):
@@ -70,7 +70,7 @@ def _delete_unreached(
     # As many packs at once as one commit can remove and store.
     most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
     old = (record for record in packs if record.fields["generation"] < generation)
-    for some in batches(_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+    for some in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
         ops, count = _repack(some, reader, needed)
         outcome = yield from ask(Commit(partition, (guard, *ops)))
         if isinstance(outcome, Committed):
@@ -80,7 +80,9 @@ def _delete_unreached(
     return deleted, is_over
 
 
-def _removals(records: Iterable[Record], needed: AbstractSet[bytes], generation: int) -> Iterator[Delete]:
+def _plan_removals(
+    records: Iterable[Record], needed: AbstractSet[bytes], generation: int
+) -> Iterator[Delete]:
     """Yield the removals of the records of chunks that are not needed, of older generations."""
     for record in records:
         age = record.fields["generation"]
@@ -88,7 +90,7 @@ def _removals(records: Iterable[Record], needed: AbstractSet[bytes], generation:
             yield Delete(record.kind, record.key, unchanged={"generation": age})
 
 
-def _partly_dead(
+def _find_partly_dead(
     packs: Iterable[Record], reader: ChunkReader, needed: AbstractSet[bytes]
 ) -> Iterator[Record]:
     """Yield the packs that hold a chunk that is not needed, or is in another pack."""

@@ -172,7 +172,7 @@ class ChunkReader:
             packed |= pack.sizes()
         return {name: self._sizes[name] if name in self._sizes else packed[name] for name in names}
 
-    def runs_for(self, names: Iterable[bytes]) -> Runs | None:
+    def find_runs(self, names: Iterable[bytes]) -> Runs | None:
         """Return the blocks in which chunks were found, ``None`` if that saves a later reader little."""
         keys = {place[1] for name in names if (place := self.places.get(name)) and place[0] is PACK}
         blocks = {key[0] for key in keys}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.thread_records import Contents, read, read_heads, references
-from perdure.engine.threads.thread_state import missing_head
+from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import is_disturbed
 from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_or_raise
 from perdure.errors import Conflict, Contention
@@ -15,7 +15,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import GC, HEAD, TAG, Partition
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
-from perdure.model.write_records import new_puts
+from perdure.model.write_records import make_new_puts
 
 
 def copy_thread(
@@ -33,7 +33,7 @@ def copy_thread(
     """
     for _ in range(ATTEMPTS):
         if (yield from transfer_claim.is_claimed(source)):
-            raise transfer_claim.not_arrived(source)
+            raise transfer_claim.not_arrived_error(source)
         contents = yield from read(source)
         if (yield from is_disturbed(source, contents.view.generation)):
             continue
@@ -43,7 +43,7 @@ def copy_thread(
         stored = {(c.namespace, c.id) for c in contents.checkpoints}
         for namespace, head_id in contents.latest.items():
             if (namespace, head_id) not in stored:
-                raise missing_head(source, namespace, head_id)
+                raise missing_head_error(source, namespace, head_id)
         if not contents.checkpoints and not contents.writes:
             return
         try:
@@ -73,7 +73,7 @@ def _write_copy(
         for namespace, head in contents.heads.items()
     ]
     rows: list[Op] = [c._replace(blocks=()).put() for c in contents.checkpoints]
-    rows.extend(new_puts(contents.writes))
+    rows.extend(make_new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
     # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
     # the two checks.

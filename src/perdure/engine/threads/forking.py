@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine.threads import history, transfer_claim
-from perdure.engine.threads.thread_state import HeadView, guards, load_view, missing_head
+from perdure.engine.threads.thread_state import HeadView, guards, load_view, missing_head_error
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Contention, NotFound
 from perdure.model.checkpoint import CheckpointRecord
@@ -51,8 +51,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
             )
         if view.head is None:
             if (yield from transfer_claim.is_claimed(partition)):
-                raise transfer_claim.not_arrived(partition)
-            raise missing_head(partition, ROOT, checkpoint_id)
+                raise transfer_claim.not_arrived_error(partition)
+            raise missing_head_error(partition, ROOT, checkpoint_id)
         record = _copy(CheckpointRecord.read(found[0]), new_id, now, view.head)
         moved = Put(
             HEAD,
@@ -63,7 +63,7 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
         )
         original = Check(CHECKPOINT, (ROOT, checkpoint_id), Expect.PRESENT)
         question = yield from _close_question(partition, now)
-        rewound = yield from _rewound_subgraphs(partition, checkpoint_id)
+        rewound = yield from _plan_rewinds(partition, checkpoint_id)
         copy = record.put(Expect.ABSENT)
         ops = (*guards(partition, view, None), original, *question, moved, copy, *rewound)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
@@ -105,17 +105,17 @@ def _close_question(partition: Partition, now: str) -> Program[list[Op]]:
     return [lane._replace(waiting=None).put(0), noted]
 
 
-def _rewound_subgraphs(partition: Partition, checkpoint_id: str) -> Program[list[Op]]:
+def _plan_rewinds(partition: Partition, checkpoint_id: str) -> Program[list[Op]]:
     """Return the moves of the heads of subgraphs that keep their state, each to the newest checkpoint that
     was stored before the root's checkpoint."""
     (heads,) = yield from ask(Fetch(partition, (Range(HEAD),)))
-    ancestors = (yield from history.root_ancestors(partition, checkpoint_id)) or frozenset()
+    ancestors = (yield from history.list_root_ancestors(partition, checkpoint_id)) or frozenset()
     ops: list[Op] = []
     for head in heads:
         (namespace,) = head.key
         if namespace == ROOT or ":" in namespace:
             continue
-        target = yield from _newest_before(partition, namespace, ancestors)
+        target = yield from _find_newest_before(partition, namespace, ancestors)
         if target is None:
             raise Conflict(
                 f"thread {partition.thread!r}: the subgraph {namespace!r} keeps its state from run to run, "
@@ -135,7 +135,9 @@ def _rewound_subgraphs(partition: Partition, checkpoint_id: str) -> Program[list
     return ops
 
 
-def _newest_before(partition: Partition, namespace: str, ancestors: frozenset[str]) -> Program[str | None]:
+def _find_newest_before(
+    partition: Partition, namespace: str, ancestors: frozenset[str]
+) -> Program[str | None]:
     below: int | None = None
     while records := (yield from history.page(partition, namespace, below=below, limit=history.PAGE)):
         found = yield from history.before_root(partition, records, ancestors)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from perdure.engine.threads.thread_state import (
-    lost_head,
-    missing_head,
+    lost_head_error,
+    missing_head_error,
     read_view,
     refuse_headless,
     view_items,
@@ -60,7 +60,7 @@ def page(
             return []
         if not heads:
             if records:
-                raise lost_head(partition, namespace)
+                raise lost_head_error(partition, namespace)
             return []
         target = heads[0].fields["checkpoint_id"]
         if any(record.key[1] == target for record in records):
@@ -69,7 +69,7 @@ def page(
             return [CheckpointRecord.read(r) for r in records]
         # Removed between two reads, unless the head still names it afterwards.
         if missed == heads[0]:
-            raise missing_head(partition, namespace, target)
+            raise missing_head_error(partition, namespace, target)
         missed = heads[0]
     raise Contention(f"thread {partition.thread!r} keeps being pruned; list it later")
 
@@ -116,7 +116,7 @@ def writes_of(
     return {c: in_order(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
 
 
-def root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
+def list_root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
     """Return the strict ancestors of a root checkpoint, ``None`` if it is not stored.
 
     They include removed ones that subgraphs name, and the origin.
@@ -159,16 +159,16 @@ def before_root(
     return [c for c in checkpoints if is_before(c)]
 
 
-def same_name(channel: str, schema: int) -> str | None:
+def keep_name(channel: str, schema: int) -> str | None:
     """Return a channel's name in a schema version: the one that it has now."""
     return channel
 
 
-def delta_history(
+def read_delta_history(
     partition: Partition,
     target: CheckpointRecord,
     channels: Iterable[str],
-    named: Callable[[str, int], str | None] = same_name,
+    named: Callable[[str, int], str | None] = keep_name,
     *,
     generation: int | None = None,
 ) -> Program[dict[str, Carried]]:

@@ -84,7 +84,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             )
         )
         if isinstance(outcome, Committed):
-            newest = yield from _newest_write(partition, view.head.checkpoint_id, version)
+            newest = yield from _find_newest_write(partition, view.head.checkpoint_id, version)
             if version is None or newest <= version:
                 return
             over: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
@@ -98,7 +98,7 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
     raise Contention(f"thread {partition.thread!r} keeps being written to; pin it later")
 
 
-def _newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:
+def _find_newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:
     """Return the newest schema version among the pending writes of a checkpoint of this version or an older
     one; 0 if it has none."""
     checkpoints, writes = yield from read_all(

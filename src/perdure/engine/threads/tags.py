@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine.threads import transfer_claim
-from perdure.engine.threads.thread_state import HeadView, load_view, missing_head
+from perdure.engine.threads.thread_state import HeadView, load_view, missing_head_error
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Put, Range
@@ -65,7 +65,7 @@ def set_tag(
         if outcome.kind is CHECKPOINT:
             # Removed between two reads, unless the head still names it afterwards.
             if view.head == missed:
-                raise missing_head(partition, namespace, target)
+                raise missing_head_error(partition, namespace, target)
             missed = view.head
     raise Contention(f"thread {partition.thread!r}: the tag {name!r} is being changed by others; try again")
 

@@ -149,7 +149,7 @@ def fetch(
         return None
 
 
-def digest_thread(
+def compute_thread_digest(
     partition: Partition,
     digest: Digester,
     report: Report = silent,

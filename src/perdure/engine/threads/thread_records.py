@@ -11,7 +11,7 @@ from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import CHECKPOINT, HEAD, TAG, WRITE, Partition, Record
-from perdure.model.removal_plan import Name, bases_of_run
+from perdure.model.removal_plan import Name, find_run_bases
 from perdure.model.write_records import read_writes
 
 
@@ -38,7 +38,7 @@ class Contents:
     @property
     def bases(self) -> set[Name]:
         """Checkpoints that a rollback of the open run returns to: kept by every removal, like tagged ones."""
-        return bases_of_run(self.checkpoints, self.latest, self.view.open_run)
+        return find_run_bases(self.checkpoints, self.latest, self.view.open_run)
 
 
 def references(contents: Contents) -> Iterator[bytes]:
@@ -58,7 +58,7 @@ def read(partition: Partition) -> Program[Contents]:
     return Contents(
         partition,
         view,
-        _head_views(heads),
+        _view_heads(heads),
         tuple(tags),
         [CheckpointRecord.read(r) for r in checkpoints],
         read_writes(writes),
@@ -68,8 +68,8 @@ def read(partition: Partition) -> Program[Contents]:
 def read_heads(partition: Partition) -> Program[dict[str, HeadView]]:
     """Return the head of each namespace of a thread."""
     (heads,) = yield from read_all(partition, Range(HEAD))
-    return _head_views(heads)
+    return _view_heads(heads)
 
 
-def _head_views(heads: Iterable[Record]) -> dict[str, HeadView]:
+def _view_heads(heads: Iterable[Record]) -> dict[str, HeadView]:
     return {r.key[0]: HeadView(r.version, r.fields["checkpoint_id"], r.fields["seq"]) for r in heads}

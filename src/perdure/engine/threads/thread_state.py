@@ -97,7 +97,7 @@ def guards(partition: Partition, view: View, epoch: int | None) -> tuple[Check, 
     )
 
 
-def missing_head(partition: Partition, namespace: str, checkpoint_id: str) -> Corrupt:
+def missing_head_error(partition: Partition, namespace: str, checkpoint_id: str) -> Corrupt:
     """Return the error for a head that names a checkpoint which is not stored."""
     place = f" (namespace {namespace!r})" if namespace else ""
     return Corrupt(
@@ -120,10 +120,10 @@ def refuse_headless(partition: Partition, namespace: str) -> Program[None]:
         )
     )
     if stored and collections and not heads:
-        raise lost_head(partition, namespace)
+        raise lost_head_error(partition, namespace)
 
 
-def lost_head(partition: Partition, namespace: str) -> Corrupt:
+def lost_head_error(partition: Partition, namespace: str) -> Corrupt:
     """Return the error for a namespace with checkpoints, none of which is marked as the latest."""
     place = f" (namespace {namespace!r})" if namespace else ""
     return Corrupt(
@@ -140,7 +140,7 @@ def _head(answer: tuple[Record, ...]) -> HeadView | None:
     return HeadView(record.version, record.fields["checkpoint_id"], record.fields["seq"])
 
 
-def removed_checkpoint(partition: Partition, checkpoint_id: str | None) -> NotFound:
+def removed_checkpoint_error(partition: Partition, checkpoint_id: str | None) -> NotFound:
     """Return the error of a write whose checkpoint was removed meanwhile."""
     return NotFound(
         f"thread {partition.thread!r}: checkpoint {checkpoint_id} was removed while a run built on it; "
@@ -156,7 +156,7 @@ def unwritten_error(partition: Partition, checkpoint_id: str | None) -> HeadConf
     )
 
 
-def outrun(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
+def outrun_error(partition: Partition, checkpoint_id: str | None) -> HeadConflict:
     """Return the error of a write that another run overtook."""
     return HeadConflict(
         f"thread {partition.thread!r}: another run went on from checkpoint {checkpoint_id} before this one; "

@@ -36,7 +36,7 @@ def make_claim(version: int, now: int, expect: Expect | int) -> Put:
     return Put(SEAL, CLAIM, body=str(now).encode(), expect=expect, version=version)
 
 
-def claimed_at(claim: Record) -> int:
+def read_claim_time(claim: Record) -> int:
     """Return the time at which a claim was made, in microseconds; 0 if it does not have it."""
     return int(claim.body or b"0")
 
@@ -57,7 +57,7 @@ def is_claimed(partition: Partition) -> Program[bool]:
     return bool(claims) and not any(there)
 
 
-def not_arrived(partition: Partition) -> NotFound:
+def not_arrived_error(partition: Partition) -> NotFound:
     """Return the error for the use of a thread that has not arrived."""
     return NotFound(
         f"thread {partition.thread!r} has not arrived: an import, a move or a copy to it has not ended. "

@@ -32,7 +32,7 @@ from perdure.model.records import (
     Partition,
 )
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS
-from perdure.model.values.packs import chunk_puts
+from perdure.model.values.packs import make_chunk_puts
 from perdure.model.write_records import read_writes
 
 _EXTENT: Key = ("imported",)
@@ -148,7 +148,7 @@ def begin(
             yield from _discard(arrival)
         return arrival
     fence, unchanged = guards(partition, found.view, None)
-    numbers = last_numbers(found)
+    numbers = find_last_numbers(found)
     # A run that goes on from a present head, if this arrival is interrupted, counts from here.
     raised = {
         namespace: head._replace(
@@ -193,7 +193,7 @@ def store(arrival: Arrival, rows: Sequence[Put], chunks: Mapping[bytes, bytes]) 
     Raises:
         Contention: the thread is written to.
     """
-    puts = chunk_puts(chunks, arrival.view.generation)
+    puts = make_chunk_puts(chunks, arrival.view.generation)
     outcome = yield from commit_with_chunks(
         arrival.partition, [*arrival.checks(), *rows], puts, arrival.budget
     )
@@ -250,7 +250,7 @@ def _head(namespace: str, head: HeadView, expected: int | None) -> Put:
     return Put(HEAD, (namespace,), fields, expect=expect, version=head.version)
 
 
-def last_numbers(found: StoredThread) -> dict[str, int]:
+def find_last_numbers(found: StoredThread) -> dict[str, int]:
     """Return the last sequence number in use, by namespace."""
     numbers: dict[str, int] = {ns: head.seq for ns, head in found.heads.items()}
     for (namespace, _), seq in found.checkpoints.items():

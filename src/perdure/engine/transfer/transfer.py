@@ -92,7 +92,7 @@ from perdure.model.records import (
 )
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import pack_puts
-from perdure.model.write_records import new_puts
+from perdure.model.write_records import make_new_puts
 
 MOVED: tuple[Kind, ...] = (HEAD, GC, EPOCH, CHECKPOINT, CHUNK, BLOB, PACK, WRITE, TAG, ITEM, DOCUMENT)
 """The kinds that are transferred; ``ITEM`` by ``engine.transfer.transfer_items``."""
@@ -129,13 +129,13 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
         _refuse_headless(partition, contents)
 
     digest = yield from at(
-        Side.SOURCE, thread_digest.digest_thread(partition, terms.source, terms.report, check=whole)
+        Side.SOURCE, thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=whole)
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone_error(partition)
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
-        there = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
+        there = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
         return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
     held = yield from at(Side.TARGET, _hold(target, terms.target))
     return TransferResult(held.state, digest)
@@ -205,7 +205,7 @@ def _bring(
         digest = thread_digest.digest_of(reading, sent.read)
         written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
         arrived = yield from at(
-            Side.TARGET, thread_digest.digest_thread(target, terms.target, arriving=reading)
+            Side.TARGET, thread_digest.compute_thread_digest(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
             yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms))
@@ -229,7 +229,7 @@ def _bring(
 def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
     a name of its own. A transfer that was cut short before may have done so."""
-    digest = yield from at(Side.TARGET, thread_digest.digest_thread(target, terms.target))
+    digest = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
     name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
     view = yield from at(Side.TARGET, load_view(name, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
@@ -387,7 +387,7 @@ def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     rows = [
         thread_digest.rename_references(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)
     ]
-    rows += new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
+    rows += make_new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
     rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
     # The versions of a document, which are in folders, come before it.

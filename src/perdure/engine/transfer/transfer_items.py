@@ -93,7 +93,7 @@ def move_items(
                     f"{name(target)} is at the target already and has other items than the source; it was "
                     "left as it is. Pass --replace to bring it up to date"
                 )
-        elif _foreign(mine, there, sent, now()):
+        elif _has_foreign_items(mine, there, sent, now()):
             raise _busy_target_error(target)
         if compared.found is State.SAME:
             return TransferResult(first.found, compared.digest, written)
@@ -113,7 +113,7 @@ def move_items(
     raise Contention(f"{name(partition)} keeps being written to; stop its writers, or move it later")
 
 
-def digest_items(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
+def compute_items_digest(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
     """Compute the digest of the namespace's items that live for more than ``MARGIN``."""
     return _digest((yield from _survey(partition, now, report)), now + MARGIN)
 
@@ -159,7 +159,7 @@ def _compare(mine: Items, there: Items, now: int) -> TransferResult:
 
     def agrees(one: Items, other: Items) -> bool:
         return all(
-            _signature(other[key]) == _signature(item) if key in other else is_over(item.record, edge)
+            _sign_item(other[key]) == _sign_item(item) if key in other else is_over(item.record, edge)
             for key, item in one.items()
         )
 
@@ -178,12 +178,12 @@ def _ends_early(held: _Item | None, item: _Item) -> bool:
     return ends is not None and ends < item.record.fields["expires_at"]
 
 
-def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
+def _has_foreign_items(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
     """Return True if the target has items that neither the source has nor this transfer has sent."""
     return any(
         sent.get(key) != item.record.version
         and not is_over(item.record, now + MARGIN)
-        and (key not in mine or _signature(mine[key]) != _signature(item))
+        and (key not in mine or _sign_item(mine[key]) != _sign_item(item))
         for key, item in there.items()
     )
 
@@ -191,7 +191,7 @@ def _foreign(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
 def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
     """Return True if an item arrived with a content other than the source's, and was not written since."""
     return any(
-        key in mine and sent.get(key) == item.record.version and _signature(mine[key]) != _signature(item)
+        key in mine and sent.get(key) == item.record.version and _sign_item(mine[key]) != _sign_item(item)
         for key, item in arrived.items()
     )
 
@@ -215,7 +215,7 @@ def _send(
     wanted = [
         key
         for key, item in mine.items()
-        if key not in there or _signature(there[key]) != _signature(item) or _ends_early(there[key], item)
+        if key not in there or _sign_item(there[key]) != _sign_item(item) or _ends_early(there[key], item)
     ]
     for keys in _pages(partition, wanted):
         records = yield from at(Side.SOURCE, _get(partition, keys))
@@ -283,7 +283,7 @@ def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) ->
     for batch in split(parts, weight, terms.budget, reserve=1):
         ops = [op for part in batch for op in part]
         if any(op.kind is not ITEM for op in ops):
-            ops.append(search_index.generation_removal())
+            ops.append(search_index.make_generation_removal())
         outcome = yield from ask(Commit(target, tuple(ops)))
         if not isinstance(outcome, Committed):
             raise _busy_target_error(target)
@@ -293,7 +293,7 @@ def _busy_target_error(target: Partition) -> Conflict:
     return Conflict(f"{name(target)} is written to at the target while it arrives; move it again")
 
 
-def _signature(item: _Item) -> bytes:
+def _sign_item(item: _Item) -> bytes:
     """Return an item's content for comparison, without its expiry, which a read may postpone."""
     key = [part.encode("utf-8", "surrogatepass") for part in item.record.key]
     fields = item.record.fields
@@ -306,7 +306,7 @@ def _digest(items: Items, edge: int) -> Digest:
     count = size = 0
     for _, item in sorted(items.items()):
         if not is_over(item.record, edge):
-            digest.update(_signature(item))
+            digest.update(_sign_item(item))
             count += 1
             size += item.size
     return Digest(digest.digest(), items=count, bytes=size)

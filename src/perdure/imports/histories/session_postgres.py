@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perdure.imports.histories.session_tables import PAGE, SessionTable, page_queries, quote, session_of
+from perdure.imports.histories.session_tables import PAGE, SessionTable, quote, session_of, write_page_queries
 from perdure.imports.histories.sessions import SourceSession
 from perdure.imports.postgres_rows import PostgresRows
 
@@ -17,7 +17,7 @@ class PostgresSessions:
         self.name = self._rows.name
         try:
             columns = set(self._rows.columns(".".join(map(quote, names.table.split(".")))))
-            self._query = page_queries(self.name, names, columns, "{key}::text, {key}")
+            self._query = write_page_queries(self.name, names, columns, "{key}::text, {key}")
         except BaseException:
             self.close()
             raise

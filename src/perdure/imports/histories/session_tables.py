@@ -83,7 +83,7 @@ class SqliteSessions:
         self._rows = SqliteRows(path)
         try:
             columns = self._rows.columns(names.table.rpartition(".")[2])
-            self._query = page_queries(self.name, names, columns, "typeof({key}), {key}")
+            self._query = write_page_queries(self.name, names, columns, "typeof({key}), {key}")
         except BaseException:
             self.close()
             raise
@@ -102,7 +102,7 @@ class SqliteSessions:
         self._rows.close()
 
 
-def page_queries(name: str, names: SessionTable, columns: set[str], key: str) -> tuple[str, str]:
+def write_page_queries(name: str, names: SessionTable, columns: set[str], key: str) -> tuple[str, str]:
     """Return the queries for the first page of a table and for a further one.
 
     Raises:

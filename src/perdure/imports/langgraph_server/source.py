@@ -18,7 +18,7 @@ from perdure.imports.langgraph_server.states import (
     NamespaceStates,
     check,
     entry_of,
-    namespaces_in,
+    find_namespaces,
 )
 from perdure.imports.langgraph_server.steps import GraphSteps
 from perdure.imports.order import find_missing
@@ -97,7 +97,7 @@ class ServerSource:
                 outline.writes += [write.slot for write in built.writes]
                 self._keep(built)
             for entry in raw:
-                for inner in namespaces_in(self._raw(raw[entry])):
+                for inner in find_namespaces(self._raw(raw[entry])):
                     if inner not in known:
                         known.add(inner)
                         waiting.append(inner)

@@ -72,7 +72,7 @@ def entry_of(state: Mapping[str, Any]) -> CheckpointEntry:
     )
 
 
-def namespaces_in(state: Mapping[str, Any]) -> Iterator[str]:
+def find_namespaces(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the namespaces of the subgraphs that the next tasks of a state run."""
     for task in state.get("tasks") or ():
         # Aegra shows the place as the state.

@@ -140,7 +140,7 @@ class RecordsTarget:
             "enabled": body["enabled"],
         }
         if there is not None:
-            found = _shown_cron(there)
+            found = _show_cron(there)
             if different := [part for part, value in wanted.items() if found[part] != value]:
                 raise Conflict(
                     f"cron {cron.id} differs at {self._api.name}, as {there['cron_id']}: "
@@ -165,10 +165,10 @@ class RecordsTarget:
 
     def _find(self, name: str) -> Mapping[str, Any] | None:
         if self._crons is None:
-            self._crons = dict(self._known_crons())
+            self._crons = dict(self._list_known_crons())
         return self._crons.get(name)
 
-    def _known_crons(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    def _list_known_crons(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Yield the crons of the server, each by its id there and by the id that it had at the server that
         exported it."""
         for shown in self._api.crons():
@@ -187,7 +187,7 @@ def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown_cron(shown: Mapping[str, Any]) -> dict[str, Any]:
+def _show_cron(shown: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a cron as a server shows it."""
     payload = shown.get("payload") or {}
     end = shown.get("end_time")

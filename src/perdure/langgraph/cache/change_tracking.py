@@ -49,7 +49,7 @@ _drain: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 _new: Callable[[type], Any] = object.__new__
 
 
-def _setter(name: str) -> Callable[[Any, Any], None]:
+def _find_setter(name: str) -> Callable[[Any, Any], None]:
     """Return the setter of a model's attribute by its descriptor, past the model's own ``__setattr__``: half
     the cost of ``object.__setattr__``."""
     descriptor: Callable[[Any, Any], None] = vars(BaseModel)[name].__set__
@@ -57,7 +57,7 @@ def _setter(name: str) -> Callable[[Any, Any], None]:
 
 
 _set_fields, _set_extra, _set_given, _set_private = map(
-    _setter, ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
+    _find_setter, ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
 )
 
 

@@ -7,12 +7,18 @@ from itertools import count
 from typing import Any
 
 from perdure.langgraph.cache.change_tracking import Template
-from perdure.langgraph.cache.thread_cache import Elements, KnownValue, LastLoad, ThreadCache, common_start
+from perdure.langgraph.cache.thread_cache import (
+    Elements,
+    KnownValue,
+    LastLoad,
+    ThreadCache,
+    count_common_start,
+)
 from perdure.langgraph.values.serde import Serde
 from perdure.model.values import refs
 from perdure.model.values.joined_values import (
-    array_header,
     join_tree,
+    pack_array_header,
     pack_tree,
 )
 from perdure.model.values.tree import EncodedList, Expansion, Tree
@@ -85,7 +91,9 @@ def _build_list(
     sources, before = elements.sources, elements.last_load
     new = iter(_unpack(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
-    if before is not None and common_start(list(sources), list(range(len(before.refs)))) == len(before.refs):
+    if before is not None and count_common_start(list(sources), list(range(len(before.refs)))) == len(
+        before.refs
+    ):
         template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
     fresh: dict[int, Any] = {}
     rest: list[Any] = []
@@ -119,7 +127,7 @@ def _build_list(
 def _unpack(serde: Serde, bodies: list[bytes]) -> list[Any]:
     """Decode packed values in one call."""
     if bodies:
-        values: list[Any] = serde.unpack(array_header(len(bodies)) + b"".join(bodies))
+        values: list[Any] = serde.unpack(pack_array_header(len(bodies)) + b"".join(bodies))
     else:
         values = []
     return values

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from perdure.langgraph.cache.change_tracking import Watch
 from perdure.langgraph.cache.known_chunks import HeadRefs, Reuse, WriteBasis, proof
-from perdure.langgraph.cache.thread_cache import Elements, KnownValue, Source, ThreadCache, common_start
+from perdure.langgraph.cache.thread_cache import Elements, KnownValue, Source, ThreadCache, count_common_start
 from perdure.langgraph.values.serde import Serde, is_snapshot
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
@@ -23,10 +23,10 @@ from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
-    array_header,
-    ext_code,
-    ext_header,
     map_header,
+    pack_array_header,
+    pack_ext_header,
+    read_ext_code,
 )
 from perdure.model.values.packs import place_of
 from perdure.model.values.tree import Builder
@@ -113,7 +113,7 @@ class Encoding:
         if type(value) is list or (type(value) is Frozen and value.elements is not None):
             held = self._list(slot, value)
         else:
-            ref, payload = self._other(value)
+            ref, payload = self._encode_other(value)
             held = KnownValue(ref, self._generation, payload=payload)
         self._held[slot] = held
         return held.ref
@@ -142,7 +142,7 @@ class Encoding:
         known = 0
         if last_load is not None and places:
             # Most lists start with the elements of the last load.
-            known = common_start(places, list(range(len(last_load.refs))))
+            known = count_common_start(places, list(range(len(last_load.refs))))
             found, sizes, sources = last_load.refs[:known], last_load.sizes[:known], list(range(known))
         new = iter(bodies)
         for place in places[known:]:
@@ -156,7 +156,7 @@ class Encoding:
                 sizes.append(len(part.body))
                 sources.append(part.body)
         if before is not None:
-            shape, same = (before.shape, common_start(found, before.refs))
+            shape, same = (before.shape, count_common_start(found, before.refs))
         else:
             shape, same = (None, 0)
         ref, shape = self._builder.list_like(found, shape, same)
@@ -199,9 +199,9 @@ class Encoding:
     def write(self, value: Any) -> bytes:
         """Return the reference of a pending write, which may be frozen; it shares chunks with the channel
         value that it becomes."""
-        return self._other(value)[0]
+        return self._encode_other(value)[0]
 
-    def _other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
+    def _encode_other(self, value: Any) -> tuple[bytes, tuple[int, bytes]]:
         """Return the reference and payload of a value whose elements are not cached."""
         if type(value) is Frozen:
             frozen = value
@@ -250,13 +250,13 @@ class Encoding:
             return self._split_dict(value, depth)
         if is_snapshot(value):
             inner = self._split(value.value, depth)
-            header = ext_header(SNAPSHOT_EXT, len(inner.body))
+            header = pack_ext_header(SNAPSHOT_EXT, len(inner.body))
             return PackedValue(self._builder.snapshot_of(inner.ref), header + inner.body)
         body = self._serde.pack(value)
         return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
 
     def _list_of(self, parts: list[PackedValue]) -> PackedValue:
-        body = array_header(len(parts)) + b"".join([part.body for part in parts])
+        body = pack_array_header(len(parts)) + b"".join([part.body for part in parts])
         return PackedValue(self._builder.list_of([part.ref for part in parts]), body)
 
     def _split_dict(self, value: dict[str, Any], depth: int) -> PackedValue:
@@ -280,4 +280,4 @@ def _is_short(key: object) -> bool:
 def _may_be_split(body: bytes) -> bool:
     """Return True if packed bytes are a list, a dict, or a DeltaChannel's snapshot."""
     first = body[0]
-    return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF or ext_code(body) == SNAPSHOT_EXT
+    return 0x80 <= first <= 0x9F or 0xDC <= first <= 0xDF or read_ext_code(body) == SNAPSHOT_EXT

@@ -20,7 +20,7 @@ from perdure.langgraph.cache.known_chunks import HeadRefs, KnownChunks, enter_ge
 from perdure.langgraph.values.serde import Serde
 from perdure.model.records import Partition
 from perdure.model.values.joined_values import (
-    array_header,
+    pack_array_header,
 )
 from perdure.model.values.tree import ListCuts
 
@@ -61,7 +61,7 @@ class Elements:
     @property
     def size(self) -> int:
         """Packed size of the whole list in bytes."""
-        return len(array_header(len(self.refs))) + sum(self.sizes)
+        return len(pack_array_header(len(self.refs))) + sum(self.sizes)
 
     def bodies(self, serde: Serde) -> list[bytes]:
         """Return each element in packed form."""
@@ -216,7 +216,7 @@ def _weigh(sizes: Sequence[int]) -> int:
     return len(sizes) + sum(sizes) // _UNIT
 
 
-def common_start(left: list[Any], right: list[Any]) -> int:
+def count_common_start(left: list[Any], right: list[Any]) -> int:
     """Count the elements that two lists have in common at their start."""
     most = min(len(left), len(right))
     # Usually it is one of them as a whole, which one comparison tells.

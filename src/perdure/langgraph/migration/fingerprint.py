@@ -67,18 +67,18 @@ def _add(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, seen: s
 
 
 def _channel(facts: ChannelFacts) -> str:
-    kind = type_text(facts.annotation)
+    kind = write_type_text(facts.annotation)
     if facts.reducer is not None:
         if facts.kind is ChannelKind.DELTA:
             how = "delta of "
         else:
             how = "reduced by "
-        return f"{kind}, {how}{_function(facts.reducer)}"
+        return f"{kind}, {how}{_describe_function(facts.reducer)}"
     is_plain = facts.kind is ChannelKind.REPLACES
     return f"{kind}, {'replaces' if is_plain else type(facts.channel).__name__}"
 
 
-def _function(reducer: Callable[..., Any]) -> str:
+def _describe_function(reducer: Callable[..., Any]) -> str:
     found = unwrap(reducer)
     name = getattr(found, "__qualname__", type(found).__qualname__)
     return f"{getattr(found, '__module__', '')}.{name}"
@@ -96,10 +96,10 @@ def _add_type(out: dict[str, Any], cls: type) -> None:
         hints: Mapping[str, Any] = typing.get_type_hints(cls)
     except (NameError, TypeError):
         return
-    required = _required_fields(cls)
+    required = _list_required_fields(cls)
     if hints:
         out[name] = {
-            field: type_text(hint) + ("" if field in required else " (optional)")
+            field: write_type_text(hint) + ("" if field in required else " (optional)")
             for field, hint in hints.items()
             if not field.startswith("_")
             and field != "model_config"
@@ -107,7 +107,7 @@ def _add_type(out: dict[str, Any], cls: type) -> None:
         }
 
 
-def _required_fields(cls: type) -> set[str]:
+def _list_required_fields(cls: type) -> set[str]:
     """Return the fields without which a value of a type cannot be built."""
     if issubclass(cls, BaseModel):
         return {name for name, each in cls.model_fields.items() if each.is_required()}
@@ -121,19 +121,19 @@ def _required_fields(cls: type) -> set[str]:
     return set(getattr(cls, "__required_keys__", getattr(cls, "_fields", ())))
 
 
-def type_text(annotation: Any) -> str:
+def write_type_text(annotation: Any) -> str:
     """Return a type as text, equal for equal types however they are written."""
     annotation = bare(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(sorted(map(type_text, arguments)))
+        return " | ".join(sorted(map(write_type_text, arguments)))
     if origin is typing.Literal:
         return f"Literal[{', '.join(sorted(map(repr, arguments)))}]"
     if origin is not None:
         inner = ", ".join(_argument(each) for each in arguments)
         if inner:
-            return f"{type_text(origin)}[{inner}]"
-        return type_text(origin)
+            return f"{write_type_text(origin)}[{inner}]"
+        return write_type_text(origin)
     if annotation is None or annotation is type(None):
         return "None"
     if isinstance(annotation, type):
@@ -148,5 +148,5 @@ def _argument(each: Any) -> str:
         return "..."
     if isinstance(each, list):
         held: Sequence[Any] = each
-        return f"[{', '.join(map(type_text, held))}]"
-    return type_text(each)
+        return f"[{', '.join(map(write_type_text, held))}]"
+    return write_type_text(each)

@@ -58,16 +58,16 @@ def _function(function: Callable[..., Any]) -> Iterator[str]:
     function = unwrap(function)
     yield getattr(function, "__qualname__", type(function).__qualname__)
     if isinstance(code := getattr(function, "__code__", None), CodeType):
-        yield from _code(code)
+        yield from _describe_code(code)
 
 
-def _code(code: CodeType) -> Iterator[str]:
+def _describe_code(code: CodeType) -> Iterator[str]:
     """Yield what a function does, without the place of its file and its lines."""
     yield code.co_code.hex()
     yield repr((code.co_names, code.co_varnames, code.co_freevars))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _code(constant)
+            yield from _describe_code(constant)
         else:
             yield _constant(constant)
 

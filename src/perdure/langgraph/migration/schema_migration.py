@@ -88,7 +88,7 @@ class Migration:
 
     # Names of namespaces
 
-    def stored_address(self, at: Address) -> Address:
+    def find_stored_address(self, at: Address) -> Address:
         """Return an address with the name under which its namespace is stored: what a subgraph of a renamed
         node has stored stays where it is."""
         name = at.named or ""
@@ -102,7 +102,7 @@ class Migration:
             return at
         return at._replace(namespace=stored)
 
-    def present_namespace(self, partition: Partition, stored: str) -> str:
+    def find_present_namespace(self, partition: Partition, stored: str) -> str:
         """Return the present name of a stored namespace; with task ids, as far as this process has met it."""
         if is_by_name(stored):
             return self._names.present(stored)
@@ -113,7 +113,7 @@ class Migration:
         """Look for a namespace under the names that it had before, as nothing is stored under its own.
 
         Returns:
-            True if it was found; ``stored_address`` knows it then.
+            True if it was found; ``find_stored_address`` knows it then.
         """
         name, partition = at.named or "", at.partition
         if not name or self._names.are_plain or (partition, name) in self._aliases:
@@ -237,7 +237,7 @@ class Migration:
             deltas=tuple(new for old in record.deltas if (new := changes.channel(old)) is not None),
         )
 
-    def loop_writes(self, writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
+    def translate_loop_writes(self, writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
         """Return writes with the present names of their channels, and the task ids that they are stored
         with."""
         return tuple(
@@ -441,7 +441,7 @@ class Migration:
             tasks.add_writes(w for w in writes if schema_of(w.nonce) <= before)
             tasks.add_namespaces(names)
             if record.namespace == ROOT:
-                yield from self._below_by_name(partition, tasks, names)
+                yield from self._follow_names_below(partition, tasks, names)
             yield from self._below(partition, tasks, names)
             sends = _rename_sends(sends, changes)
             known, stored = self._rename_record(known, changes), present
@@ -459,7 +459,9 @@ class Migration:
                     self._aliases[partition, present] = name
                 yield from self._within(partition, tasks, name, present)
 
-    def _below_by_name(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
+    def _follow_names_below(
+        self, partition: Partition, tasks: TaskMoves, names: Iterable[str]
+    ) -> Program[None]:
         """Take over the ids of interrupts in subgraphs that keep their state from run to run."""
         for name in filter(is_by_name, names):
             present = self._names.present(name)

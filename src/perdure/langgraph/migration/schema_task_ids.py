@@ -104,7 +104,7 @@ class TaskMoves:
         """Find the new ids of the tasks that made writes."""
         for task_id, path in dict.fromkeys((write.task_id, write.task_path) for write in writes):
             if task_id != NULL_TASK:
-                self._add(task_id, self._possible_nodes(path))
+                self._add(task_id, self._list_possible_nodes(path))
 
     def add_namespaces(self, namespaces: Iterable[str]) -> None:
         """Find the new ids of the tasks whose subgraphs have stored something, though they wrote nothing."""
@@ -131,7 +131,7 @@ class TaskMoves:
             for one in value
         ]
 
-    def _possible_nodes(self, path: str) -> Iterable[str]:
+    def _list_possible_nodes(self, path: str) -> Iterable[str]:
         """Return the nodes to which a task's path may belong."""
         if path.startswith(_PULLED):
             return [path.removeprefix(_PULLED)]

@@ -9,7 +9,7 @@ import ormsgpack
 from langgraph.types import Overwrite
 
 from perdure.errors import MigrationFailed, PerdureError
-from perdure.langgraph.values.datatypes import own_type
+from perdure.langgraph.values.datatypes import find_own_type
 from perdure.langgraph.values.object_building import METHOD, unpack_array
 from perdure.langgraph.values.object_building import build as build_object
 from perdure.langgraph.values.serde import (
@@ -50,7 +50,7 @@ class NeutralSerde(Serde):
             module, name, argument = inner[:3]
             if code == METHOD:
                 return built(code, data)
-            found = own_type(module, name)
+            found = find_own_type(module, name)
             if found is None:
                 return argument
             return build_object(code, found, argument)

@@ -49,7 +49,7 @@ def load_deltas(
         wanted &= set(names)
     if not wanted:
         return {}
-    found = yield from history.delta_history(partition, record, sorted(wanted))
+    found = yield from history.read_delta_history(partition, record, sorted(wanted))
     named: dict[str, bytes] = {}
     for name, carried in found.items():
         if carried.seed is not None:
@@ -180,7 +180,7 @@ def plain_of(tree: Tree) -> Any:
 
 def _identity(tree: Tree) -> tuple[str, str] | None:
     """Return the kind and id of a message, ``None`` for another value; the id is empty if it has none."""
-    fields = message_fields(plain_of(tree))
+    fields = read_message_fields(plain_of(tree))
     if not is_message(fields):
         return None
     name = fields.get("id")
@@ -192,7 +192,7 @@ def is_message(fields: Mapping[str, Any]) -> bool:
     return "content" in fields and ("type" in fields or "role" in fields)
 
 
-def message_fields(value: object) -> Mapping[str, Any]:
+def read_message_fields(value: object) -> Mapping[str, Any]:
     """Return the fields of a message, whatever type it was stored with."""
     if not isinstance(value, dict):
         return {}

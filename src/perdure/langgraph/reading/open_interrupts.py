@@ -92,7 +92,9 @@ def _read_open(
         return head, []
     wanted = {write.task_id: write.ref for write in asking}
     trees, _ = yield from chunk_reads.resolve(partition, wanted, digest)
-    return head, [found for tree in trees.values() for found in _interrupts(_serde.value(*join_tree(tree)))]
+    return head, [
+        found for tree in trees.values() for found in _read_interrupts(_serde.value(*join_tree(tree)))
+    ]
 
 
 async def aread_with_questions(
@@ -162,7 +164,7 @@ def interrupt_id(place: str, number: int) -> str:
     return Interrupt.from_ns(None, f"{place}|{number}" if number else place).id
 
 
-def _interrupts(value: Any) -> Iterator[tuple[str, Any]]:
+def _read_interrupts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the id and the value of each interrupt in the plain form of a task's write."""
     if isinstance(value, list | tuple):
         interrupts: Iterable[Any] = value

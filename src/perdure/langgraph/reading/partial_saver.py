@@ -75,14 +75,14 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         found = self._saver.get_tuple(config)
         if found is None:
             return None
-        return self._partial(found)
+        return self._make_partial(found)
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """See the base class."""
         found = await self._saver.aget_tuple(config)
         if found is None:
             return None
-        return self._partial(found)
+        return self._make_partial(found)
 
     async def alist(
         self,
@@ -94,7 +94,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """See the base class."""
         async for found in self._saver.alist(config, filter=filter, before=before, limit=limit):
-            yield self._partial(found)
+            yield self._make_partial(found)
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -127,7 +127,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         """See the base class."""
         await self._saver.aput_writes(config, writes, task_id, task_path)
 
-    def _partial(self, found: CheckpointTuple) -> CheckpointTuple:
+    def _make_partial(self, found: CheckpointTuple) -> CheckpointTuple:
         configurable = found.config.get("configurable") or {}
         namespace, at = configurable.get("checkpoint_ns", ""), found.checkpoint["id"]
         values = {

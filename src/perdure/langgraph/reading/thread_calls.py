@@ -7,7 +7,7 @@ from typing import NamedTuple
 from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.langgraph.reading.step_authors import MessageReader, is_of_node, may_have_messages
-from perdure.model.model_calls import ModelCall, distinct
+from perdure.model.model_calls import ModelCall, dedupe_calls
 from perdure.model.ops import Fetch, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import WRITE, Partition
@@ -56,7 +56,7 @@ def load_calls(
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest, chunks)
         for tree in trees.values():
             calls += reader.read(tree)[0]
-    return CallsPage(distinct(calls), records[-1].key if len(records) == limit else None)
+    return CallsPage(dedupe_calls(calls), records[-1].key if len(records) == limit else None)
 
 
 def load_all_calls(partition: Partition, digest: Digester) -> Program[list[ModelCall]]:
@@ -69,4 +69,4 @@ def load_all_calls(partition: Partition, digest: Digester) -> Program[list[Model
         calls += part.calls
         after = part.cursor
         if after is None:
-            return distinct(calls)
+            return dedupe_calls(calls)

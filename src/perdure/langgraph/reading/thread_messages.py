@@ -13,7 +13,13 @@ from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import BadSetting
-from perdure.langgraph.reading.delta_values import is_message, load_deltas, message_fields, plain_of, whole
+from perdure.langgraph.reading.delta_values import (
+    is_message,
+    load_deltas,
+    plain_of,
+    read_message_fields,
+    whole,
+)
 from perdure.langgraph.reading.step_authors import WrittenMessage
 from perdure.langgraph.reading.thread_steps import load_steps
 from perdure.model.model_calls import Prices, calls_in, show_call
@@ -97,8 +103,8 @@ def _load(
     count = len(tree.items)
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
-    found = [message_fields(plain_of(item)) for item in tree.items[start:end]]
-    first = message_fields(plain_of(tree.items[0])) if count else {}
+    found = [read_message_fields(plain_of(item)) for item in tree.items[start:end]]
+    first = read_message_fields(plain_of(tree.items[0])) if count else {}
     new, named = list[_Written](), dict[str, _Origin]()
     pages: list[tuple[int, int | None]] = []
     origins: dict[str, _Origin] = {}
@@ -123,7 +129,7 @@ def _load(
         _within([_show(each, origins, prices) for each in found]),
         start,
         count,
-        _title(first),
+        _make_title(first),
         f"{start}:{below or ''}:{place - begun}" if start else None,
     )
 
@@ -177,7 +183,7 @@ def load_title(partition: Partition, digest: Digester, namespace: str = "") -> P
     _, tree = yield from find_conversation(partition, digest, namespace)
     if tree is None or not tree.items:
         return ""
-    return _title(message_fields(plain_of(tree.items[0])))
+    return _make_title(read_message_fields(plain_of(tree.items[0])))
 
 
 def find_conversation(
@@ -202,7 +208,7 @@ def find_conversation(
             if (
                 isinstance(tree, EncodedList)
                 and tree.items
-                and is_message(message_fields(plain_of(tree.items[-1])))
+                and is_message(read_message_fields(plain_of(tree.items[-1])))
             ):
                 return name, tree
     return None, None
@@ -227,14 +233,14 @@ def _show(message: Mapping[str, Any], origins: Mapping[str, _Origin], prices: Pr
         "text": _cut("\n".join(texts)),
         "reasoning": _cut("\n".join(reasoning)),
         "parts": parts,
-        "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _dicts(message.get(key))],
+        "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _select_dicts(message.get(key))],
         "tool_call_id": message.get("tool_call_id"),
         "status": message.get("status"),
         "usage": show_call(calls[0], prices) if calls else None,
     }
 
 
-def _dicts(value: object) -> list[dict[str, Any]]:
+def _select_dicts(value: object) -> list[dict[str, Any]]:
     """Return the dicts in a list, nothing for another value."""
     if isinstance(value, list):
         items = cast("list[object]", value)
@@ -330,7 +336,7 @@ def _cut(text: str) -> str:
     return f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
 
 
-def _title(message: Mapping[str, Any]) -> str:
+def _make_title(message: Mapping[str, Any]) -> str:
     texts, _, _ = _parts(message.get("content"))
     words = " ".join(" ".join(texts)[: 4 * _TITLE_MAX].split())
     if len(words) <= _TITLE_MAX:

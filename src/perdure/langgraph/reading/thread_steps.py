@@ -30,7 +30,7 @@ from perdure.langgraph.reading.step_authors import (
 )
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import is_loop
-from perdure.model.model_calls import ModelCall, Prices, distinct, show_call, total, with_inner
+from perdure.model.model_calls import ModelCall, Prices, dedupe_calls, show_call, total, with_inner
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
@@ -119,7 +119,7 @@ class ThreadStep:
     @property
     def calls(self) -> list[ModelCall]:
         """The calls of models of its tasks."""
-        return distinct(call for task in self.tasks for call in task.all_calls)
+        return dedupe_calls(call for task in self.tasks for call in task.all_calls)
 
 
 class TaskMessages(NamedTuple):
@@ -235,7 +235,7 @@ class _Reading:
         out: list[ThreadStep] = []
         for step in reversed(steps):
             authors = tasks.get(step.parent_id or "", {}).values()
-            most = max((len(distinct(author.calls)) for author in authors), default=0)
+            most = max((len(dedupe_calls(author.calls)) for author in authors), default=0)
             if is_rest and most > 1:
                 # Earlier messages are in the state.
                 known |= yield from self._read_stored_ids(records[step.parent_id or ""])
@@ -312,7 +312,7 @@ class _Reading:
                 break
             before, count, is_part = None, _OF_SUBGRAPH, not name.startswith(task.place)
             if is_part:
-                before, count = yield from self._part_of_call(name, began_with)
+                before, count = yield from self._locate_call(name, began_with)
                 if not count:
                     continue
             self.subgraphs -= 1
@@ -322,7 +322,7 @@ class _Reading:
             is_cut = is_cut or (count > _OF_SUBGRAPH if is_part else page.cursor is not None)
         return replace(task, namespaces=tuple(called), steps=tuple(steps), is_cut=is_cut)
 
-    def _part_of_call(self, namespace: str, began_with: str | None) -> Program[tuple[int | None, int]]:
+    def _locate_call(self, namespace: str, began_with: str | None) -> Program[tuple[int | None, int]]:
         """Locate the checkpoints of one call of a subgraph that keeps its state between calls: the cursor of
         their page, and their number.
 
@@ -335,7 +335,7 @@ class _Reading:
             for _ in range(_KEPT_PAGES):
                 below = known[-1][0] if known else None
                 found = yield from history.page(self.partition, namespace, below=below, limit=history.PAGE)
-                known += ((record.seq, _above(record)) for record in found)
+                known += ((record.seq, _list_above(record)) for record in found)
                 if len(found) < history.PAGE:
                     break
             self.kept[namespace] = known
@@ -373,7 +373,7 @@ class _Reading:
         return out
 
 
-def _above(record: CheckpointRecord) -> frozenset[object]:
+def _list_above(record: CheckpointRecord) -> frozenset[object]:
     """Return the checkpoints of the graphs above at which a subgraph's checkpoint was made."""
     parents: object = _serde.unpack(record.metadata).get("parents")
     if isinstance(parents, dict):
@@ -444,7 +444,7 @@ def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
         author.place,
         began,
         ended,
-        tuple(distinct(author.calls)),
+        tuple(dedupe_calls(author.calls)),
     )
 
 

@@ -14,9 +14,9 @@ _PACKAGES = {"azure_openai": "langchain-openai", "bedrock": "langchain-aws"}
 
 def describe_failure(error: Exception) -> str:
     """Return a predicate that follows a model's name: ``needs the package …``, or ``raised …``."""
-    if (module := missing_module(error)) is not None:
+    if (module := find_missing_module(error)) is not None:
         return f"needs {_to_install(module)}"
-    package = raising_package(error)
+    package = find_raising_package(error)
     return f"raised {type(error).__name__}" + (f" in {package}" if package else "")
 
 
@@ -33,14 +33,14 @@ def describe_unmade(named: str, error: Exception) -> str:
     if find_spec("langchain") is None:
         package = _PACKAGES.get(provider) or f"langchain-{provider.replace('_', '-')}"
         return f"which needs LangChain and the provider's package: pip install langchain {package}"
-    if missing_module(error) is not None:
+    if find_missing_module(error) is not None:
         return f"which {describe_failure(error)}"
-    if raising_package(error) == "langchain":
+    if find_raising_package(error) == "langchain":
         return f"and LangChain knows no provider {provider!r}; check its spelling"
     return f"which {describe_failure(error)}; check that the provider's key is in the environment"
 
 
-def missing_module(error: BaseException) -> str | None:
+def find_missing_module(error: BaseException) -> str | None:
     """Return the module that could not be imported, if an error or what it comes from is about one."""
     for each in _chain(error):
         if isinstance(each, ModuleNotFoundError) and each.name:
@@ -48,7 +48,7 @@ def missing_module(error: BaseException) -> str | None:
     return None
 
 
-def raising_package(error: BaseException) -> str | None:
+def find_raising_package(error: BaseException) -> str | None:
     """Return the package that raised an error: that of its class, else of the last frame outside the standard
     library."""
     package = type(error).__module__.partition(".")[0]

@@ -62,11 +62,11 @@ def rank(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: i
     places = [_Place(partition, part) for partition, index in sorted(found.items()) for part in index.parts]
     if not places:
         return
-    scores = _scores(np, places, found, query)
+    scores = _score_all(np, places, found, query)
     starts = np.cumsum([0, *(len(place.part.segment.keys) for place in places)])
     owner = np.searchsorted(starts, np.arange(starts[-1]), side="right") - 1
     shown = np.flatnonzero(~np.isnan(scores))
-    for some in _best_first(np, scores, shown, least):
+    for some in _sort_best_first(np, scores, shown, least):
         candidates = [
             Candidate(
                 float(scores[position]),
@@ -82,7 +82,7 @@ def rank(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: i
         yield from sorted(candidates, key=lambda each: (-each.score, each.partition, each.key))
 
 
-def _best_first(np: Any, scores: Scores, shown: Any, least: int) -> Iterator[Any]:
+def _sort_best_first(np: Any, scores: Scores, shown: Any, least: int) -> Iterator[Any]:
     """Yield positions in parts that grow, the best first; equal scores are in one part."""
     size = max(1, least)
     while size < len(shown):
@@ -94,7 +94,7 @@ def _best_first(np: Any, scores: Scores, shown: Any, least: int) -> Iterator[Any
     yield shown
 
 
-def _scores(
+def _score_all(
     np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], query: RankedQuery
 ) -> Scores:
     """Return the score of each item of the parts, one part after the other, NaN for those not to be found."""
@@ -104,7 +104,7 @@ def _scores(
         likeness = np.concatenate([place.part.segment.likeness(query.vector) for place in places])
     if query.terms is None and likeness is not None:
         return _drop_dead(np, places, likeness)
-    words = _bm25(np, places, found, query.terms or {})
+    words = _score_bm25(np, places, found, query.terms or {})
     if likeness is None:
         return _drop_dead(np, places, np.where(words > 0, words, np.nan))
     share = query.vector_weight
@@ -133,7 +133,7 @@ def _drop_dead(np: Any, places: list[_Place], scores: Scores) -> Scores:
     return np.where(np.concatenate(flags), scores, np.nan)  # type: ignore[no-any-return]
 
 
-def _bm25(
+def _score_bm25(
     np: Any, places: list[_Place], found: Mapping[Partition, NamespaceIndex], terms: Mapping[str, int]
 ) -> Scores:
     counts, totals = zip(*(index.texts for index in found.values()), strict=True)

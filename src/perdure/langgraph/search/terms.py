@@ -35,7 +35,7 @@ _UNSPACED = re.compile(
 )
 
 
-def _snowball() -> Any:
+def _load_snowball() -> Any:
     try:
         import snowballstemmer
     except ImportError as error:
@@ -45,7 +45,7 @@ def _snowball() -> Any:
 
 def languages() -> list[str]:
     """Return the languages whose words can be stemmed; raise ``MissingExtra`` without the extra."""
-    return sorted(_snowball().algorithms())
+    return sorted(_load_snowball().algorithms())
 
 
 class TermExtractor:
@@ -70,7 +70,7 @@ class TermExtractor:
                 "they are"
             )
         # A stemmer holds the word that it works on: each call of an uncached word has its own.
-        self._stem = lru_cache(_STEMS)(lambda word: _snowball().stemmer(language).stemWord(word))
+        self._stem = lru_cache(_STEMS)(lambda word: _load_snowball().stemmer(language).stemWord(word))
         self._common = frozenset(self.terms(_COMMON.get(language, "")))
 
     def terms(self, text: str) -> Counter[str]:

@@ -79,7 +79,7 @@ class Types:
                 raise TypeError(f"allow takes classes and pairs of module and name, not {word!r} alone")
         for item in self._given:
             if isinstance(item, tuple):
-                self._names.update((item, (_stable(item[0]), *item[1:])))
+                self._names.update((item, (_find_stable_name(item[0]), *item[1:])))
             else:
                 self._classes.update((name_of(cls), cls) for cls in within(item))
         self._checked: WeakKeyDictionary[type, TypeName] = WeakKeyDictionary()
@@ -147,7 +147,7 @@ class Types:
                 if self.find(*key) is cls:
                     self._checked[cls] = key
                     return key
-        raise Unfindable(_unfindable(cls))
+        raise Unfindable(_describe_unfindable(cls))
 
     def refusal(self, missing: Sequence[TypeName], where: str = "") -> TypeNotAllowed:
         """Return the error that names all missing types and the option to pass; ``where`` is its prefix."""
@@ -160,14 +160,14 @@ class Types:
         listed = self.place.format(f"allow=[{short}]")
         if not self.is_open:
             text += f" in a checkpoint; if safe to build from stored data, pass {listed}"
-            return _not_allowed(text, missing)
+            return _not_allowed_error(text, missing)
         codec = self.place.format(f"codecs=[perdure.Codec({names[0].rpartition('.')[2]}, dump, load)]")
         text += (
             " in a checkpoint: only data types are (pydantic models, dataclasses, enums, named tuples "
             f"and the standard library's values); keep plain data in the state, or say how to store it: "
             f"{codec}"
         )
-        return _not_allowed(text, missing)
+        return _not_allowed_error(text, missing)
 
     def _find_listed(self, module: str, name: str) -> Any:
         """Return a class that the program listed by name, importing its module if necessary."""
@@ -213,10 +213,10 @@ def by_default() -> Allow:
 def name_of(cls: type) -> TypeName:
     """Return a class's module and name. ``__main__`` is replaced by the name under which the script would be
     imported, so that another program finds it."""
-    return (_stable(cls.__module__), cls.__qualname__)
+    return (_find_stable_name(cls.__module__), cls.__qualname__)
 
 
-def _stable(module: str) -> str:
+def _find_stable_name(module: str) -> str:
     if module == "__main__":
         return _main_name() or module
     return module
@@ -308,13 +308,13 @@ def _active() -> Iterator[Any]:
         yield vars(settings).get("BaseSettings")
 
 
-def _not_allowed(text: str, missing: Sequence[TypeName]) -> TypeNotAllowed:
+def _not_allowed_error(text: str, missing: Sequence[TypeName]) -> TypeNotAllowed:
     error = TypeNotAllowed(text)
     error.types = tuple(missing)
     return error
 
 
-def _unfindable(cls: type) -> str:
+def _describe_unfindable(cls: type) -> str:
     if "<locals>" in cls.__qualname__:
         why = "it is made inside a function; move it to the top level of its module"
     else:
@@ -347,7 +347,7 @@ OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type
 """LangChain's, LangGraph's and the standard library's types that are always allowed."""
 
 
-def own_type(module: object, name: object) -> Any:
+def find_own_type(module: object, name: object) -> Any:
     """Return the class of a name if it is always allowed, else ``None``."""
     if isinstance(module, str) and isinstance(name, str):
         return _OWN.get((module, name))

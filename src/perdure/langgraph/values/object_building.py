@@ -36,9 +36,9 @@ def model_fields(obj: Any) -> dict[str, Any] | None:
     return obj.__dict__.copy() if is_old_model(cls) else None
 
 
-def hashable(value: Any) -> Any:
+def make_hashable(value: Any) -> Any:
     if type(value) is list:
-        return tuple(map(hashable, value))
+        return tuple(map(make_hashable, value))
     return value
 
 
@@ -74,7 +74,7 @@ def _build(code: int, cls: Any, argument: Any) -> Any:
     if code == ONE:
         # A tuple is stored as a list, which no set can hold.
         if cls in (set, frozenset):
-            return cls(map(hashable, argument))
+            return cls(map(make_hashable, argument))
         return cls(argument)
     if code == POSITIONAL:
         return cls(*argument)
@@ -88,7 +88,7 @@ def _build_data(code: int, cls: Any, argument: Any) -> Any:
         if code != ONE:
             raise TypeError("no enum was stored")
         # A tuple is stored as a list, which names no member.
-        return cls(hashable(argument))
+        return cls(make_hashable(argument))
     if code not in (PYDANTIC_1, PYDANTIC_2) or type(argument) is not dict:
         raise TypeError("no model was stored")
     if BaseModel not in cls.__mro__:

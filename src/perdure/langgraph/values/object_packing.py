@@ -39,10 +39,10 @@ class WireForm(NamedTuple):
     more: tuple[str, ...] = ()
 
 
-def wire_form(obj: Any) -> WireForm | None:
+def find_wire_form(obj: Any) -> WireForm | None:
     """Return the form of an object; ``None`` if it has none, as a data class whose constructor does not take
     all of its fields."""
-    return _model_form(obj) or _known_form(obj) or _data_form(obj)
+    return _find_model_form(obj) or _find_known_form(obj) or _find_data_form(obj)
 
 
 def is_array(obj: Any) -> bool:
@@ -57,7 +57,7 @@ def is_whole_in_parts(array: Any) -> bool:
     return type(array) is numpy.ndarray and not dtype.hasobject and bool(numpy.dtype(dtype.str) == dtype)
 
 
-def array_parts(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
+def split_array(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
     """Return the parts that ``object_building.unpack_array`` takes."""
     flags = array.flags
     if flags.f_contiguous and not flags.c_contiguous:
@@ -67,7 +67,7 @@ def array_parts(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
     return array.dtype.str, array.shape, order, array.tobytes(order="A")
 
 
-def _model_form(obj: Any) -> WireForm | None:
+def _find_model_form(obj: Any) -> WireForm | None:
     """Return the form of a model, or of another object that offers its fields by a method."""
     if (held := model_fields(obj)) is not None:
         is_new = isinstance(obj, BaseModel)
@@ -85,7 +85,7 @@ def _model_form(obj: Any) -> WireForm | None:
     return None
 
 
-def _known_form(obj: Any) -> WireForm | None:
+def _find_known_form(obj: Any) -> WireForm | None:
     """Return the form of an object of a type of the standard library."""
     if type(obj) is datetime:
         return WireForm(METHOD, obj.isoformat(), ("fromisoformat",))
@@ -97,7 +97,7 @@ def _known_form(obj: Any) -> WireForm | None:
     return None
 
 
-def _data_form(obj: Any) -> WireForm | None:
+def _find_data_form(obj: Any) -> WireForm | None:
     """Return the form of a member of an enum, a data class, or one of LangGraph's own objects."""
     if isinstance(obj, Enum):
         return WireForm(ONE, obj.value)

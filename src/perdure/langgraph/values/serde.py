@@ -43,7 +43,7 @@ from perdure.langgraph.values.object_building import (
     unpack_array,
 )
 from perdure.langgraph.values.object_building import build as build_object
-from perdure.langgraph.values.object_packing import array_parts, is_array, is_whole_in_parts, wire_form
+from perdure.langgraph.values.object_packing import find_wire_form, is_array, is_whole_in_parts, split_array
 from perdure.langgraph.values.roundtrip import is_same
 from perdure.langgraph.values.unstorable import describe
 from perdure.model.values import refs
@@ -151,7 +151,7 @@ class Serde:
             inner = ormsgpack.unpackb(data, ext_hook=look, option=_UNPACK)
             if code not in (SNAPSHOT_EXT, NUMPY_EXT, METHOD) and isinstance(inner, list) and len(inner) > 1:
                 try:
-                    self._codec(inner[0]) if code == CODEC_EXT else self.types.find(inner[0], inner[1])
+                    self._find_codec(inner[0]) if code == CODEC_EXT else self.types.find(inner[0], inner[1])
                 except Unreadable as error:
                     found.setdefault(repr(inner[:2]) if code != CODEC_EXT else inner[0], error)
             return None
@@ -212,7 +212,7 @@ class Serde:
             except RecursionError as error:
                 raise _too_deep(value) from error
         try:
-            return ormsgpack.packb(detached, default=self._default, option=_PACK)
+            return ormsgpack.packb(detached, default=self._encode_default, option=_PACK)
         except _NOT_PLAIN as error:
             cause = _hook.take_error()
             if isinstance(cause, TypeNotAllowed | Unserialisable):
@@ -261,7 +261,7 @@ class Serde:
         """Return a packed value as dicts, lists and scalars that nothing else refers to; packed again they
         are the same bytes. Objects stay packed, except for a DeltaChannel's snapshot."""
         try:
-            return ormsgpack.unpackb(body, ext_hook=_plain_ext, option=_UNPACK)
+            return ormsgpack.unpackb(body, ext_hook=_read_plain_ext, option=_UNPACK)
         except (ormsgpack.MsgpackDecodeError, ValueError, TypeError) as error:
             raise Unserialisable(
                 f"a value cannot be stored, as it could not be read again: {error}"
@@ -272,7 +272,7 @@ class Serde:
         try:
             return ormsgpack.packb(name)
         except (ormsgpack.MsgpackEncodeError, TypeError) as error:
-            raise _misplaced_surrogate({}) from error
+            raise _misplaced_surrogate_error({}) from error
 
     def unpack(self, body: bytes) -> Any:
         """Unpack a value; raise ``TypeNotAllowed`` if it names a type that is not allowed."""
@@ -339,7 +339,7 @@ class Serde:
         codec = self.types.place.format(f"codecs=[perdure.Codec({cls.__name__}, dump, load)]")
         return f"keep plain data in the state, or say how to store it: {codec}"
 
-    def _codec(self, name: object) -> Codec:
+    def _find_codec(self, name: object) -> Codec:
         if isinstance(name, str):
             codec = self._loads.get(name)
         else:
@@ -351,7 +351,7 @@ class Serde:
             )
         return codec
 
-    def _default(self, obj: Any) -> Any:
+    def _encode_default(self, obj: Any) -> Any:
         tries = 0
         while True:
             try:
@@ -373,8 +373,8 @@ class Serde:
             return self._pack_by(codec, obj)
         if isinstance(obj, type):
             # Its attributes are those of its objects, by which a form would be chosen.
-            raise _never_stored(obj, describe(obj))
-        if (form := wire_form(obj)) is not None:
+            raise _never_stored_error(obj, describe(obj))
+        if (form := find_wire_form(obj)) is not None:
             return self._ext(form.code, obj, form.argument, *form.more)
         if isinstance(obj, re.Pattern):
             return ormsgpack.Ext(POSITIONAL, self.pack(("re", "compile", (obj.pattern, obj.flags))))
@@ -390,10 +390,10 @@ class Serde:
                     f"an array of type {kind.__module__}.{kind.__qualname__} and dtype {obj.dtype} cannot be "
                     f"stored: read back it would be another; {self._advice(kind)}"
                 )
-            return ormsgpack.Ext(NUMPY_EXT, self.pack(array_parts(obj)))
+            return ormsgpack.Ext(NUMPY_EXT, self.pack(split_array(obj)))
         if isinstance(obj, BaseException):
             return repr(obj)
-        raise _never_stored(obj, describe(obj) or self._advice(kind))
+        raise _never_stored_error(obj, describe(obj) or self._advice(kind))
 
     def _pack_by(self, codec: Codec, obj: Any) -> Any:
         body = self.pack((codec.name, codec.dump_value(obj)))
@@ -422,7 +422,7 @@ class Serde:
                 raise cause from None
             if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
                 raise _too_deep(value) from (cause or error)
-            raise _misplaced_surrogate(value) from (cause or error)
+            raise _misplaced_surrogate_error(value) from (cause or error)
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
         def hook(code: int, data: bytes) -> Any:
@@ -435,7 +435,7 @@ class Serde:
                 if code == NUMPY_EXT:
                     return unpack_array(*inner)
                 if code == CODEC_EXT:
-                    return _load(self._codec(inner[0]), inner[1])
+                    return _load(self._find_codec(inner[0]), inner[1])
                 module, name, argument, *more = inner
                 if code == METHOD:
                     if (module, name, *more) not in SAFE_MSGPACK_METHODS:
@@ -454,7 +454,7 @@ class _Escaping(Serde):
     """A serializer whose nested values are escaped as well."""
 
     def pack(self, value: Any) -> bytes:
-        return ormsgpack.packb(_escape(value), default=self._default, option=_PACK)
+        return ormsgpack.packb(_escape(value), default=self._encode_default, option=_PACK)
 
 
 class _Collecting(Serde):
@@ -510,9 +510,9 @@ def _detach(value: Any) -> Any:
     return value
 
 
-def _plain_ext(code: int, data: bytes) -> Any:
+def _read_plain_ext(code: int, data: bytes) -> Any:
     if code == SNAPSHOT_EXT:
-        return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_plain_ext, option=_UNPACK))
+        return DeltaSnapshot(ormsgpack.unpackb(data, ext_hook=_read_plain_ext, option=_UNPACK))
     return ormsgpack.Ext(code, data)
 
 
@@ -534,7 +534,7 @@ def _warn_of(cls: type) -> None:
     )
 
 
-def _never_stored(obj: Any, advice: str | None) -> Unserialisable:
+def _never_stored_error(obj: Any, advice: str | None) -> Unserialisable:
     kind = type(obj)
     return Unserialisable(
         f"an object of type {kind.__module__}.{kind.__qualname__} cannot be stored in a checkpoint; {advice}"
@@ -548,7 +548,7 @@ def _too_deep(value: Any) -> Unserialisable:
     )
 
 
-def _misplaced_surrogate(value: Any) -> Unserialisable:
+def _misplaced_surrogate_error(value: Any) -> Unserialisable:
     return Unserialisable(
         f"a lone surrogate stands where it cannot be stored, in a value of type {type(value).__qualname__}; "
         "dict keys and names have to be well-formed text"

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.errors import PerdureError, TypeNotAllowed, Unreadable
 from perdure.langgraph.values.datatypes import TypeName
-from perdure.langgraph.values.object_packing import wire_form
+from perdure.langgraph.values.object_packing import find_wire_form
 from perdure.langgraph.values.serde import Serde
 from perdure.model.values.joined_values import join_tree
 from perdure.model.values.tree import Tree
@@ -30,7 +30,7 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
         texts = [
             f"{_name_channels([channel])}{found[0]}: {found[1]}"
             for channel, value in values
-            if (found := _unfit_part(serde, value)) is not None
+            if (found := _find_unfit_part(serde, value)) is not None
         ]
         if texts:
             return type(error)("; ".join(dict.fromkeys(texts)))
@@ -53,7 +53,7 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
     return error
 
 
-def _unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
+def _find_unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
     """Return the path of the innermost part of a value that cannot be stored, and its error; ``None`` if the
     value can be stored."""
     error = _refusal(serde, value)
@@ -108,7 +108,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, str | bytes | bytearray | int | float | None):
         return
     try:
-        form = wire_form(value)
+        form = find_wire_form(value)
     except Exception:
         # Its own code failed, which is what the error says.
         return

@@ -90,7 +90,7 @@ Status = Literal["idle", "busy", "interrupted", "error"]
 """State of a thread, in the terms of LangGraph's API."""
 
 
-def thread_status(facts: Facts) -> Status:
+def decide_thread_status(facts: Facts) -> Status:
     """Return the status of a thread. A failure is shown before the question that it left, which may be
     answered nevertheless."""
     if facts.is_busy:
@@ -137,7 +137,7 @@ QUESTIONS: Mapping[QuestionState, Mapping[QuestionEvent, QuestionState]] = {
 rollback of the run that closed it, which makes the checkpoint with the question the latest one."""
 
 
-def question_state(facts: Facts) -> QuestionState:
+def decide_question_state(facts: Facts) -> QuestionState:
     """Return the state of a thread's question."""
     if not facts.is_asking:
         return QuestionState.CLOSED
@@ -187,7 +187,7 @@ def find_waiting_run(
     return None
 
 
-def stopped_state(how: str, *, is_kept: bool) -> str:
+def decide_stopped_state(how: str, *, is_kept: bool) -> str:
     """Return the state of an open run that was stopped; ``is_kept`` if a rollback was not possible."""
     if how == ROLLBACK and not is_kept:
         event = RunEvent.TAKE_BACK

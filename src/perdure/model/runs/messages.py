@@ -293,7 +293,7 @@ def _together(first: Message, other: Message) -> bool:
     return alike and other.options == first.options
 
 
-def error_note(error: BaseException) -> str:
+def shorten_error(error: BaseException) -> str:
     """Return an error as text for the note of a run or a reply, cut to what can be stored."""
     return replace_surrogates(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
 
@@ -308,7 +308,7 @@ def decode(record: Record) -> Any:
     try:
         return json.loads(record.body)
     except (ValueError, RecursionError) as error:
-        raise _other_than_stored(record) from error
+        raise _changed_message_error(record) from error
 
 
 def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str, Any]:
@@ -317,11 +317,11 @@ def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str
     if not isinstance(found, dict) or any(
         name not in found or not isinstance(found[name], kind) for name, kind in fields.items()
     ):
-        raise _other_than_stored(record)
+        raise _changed_message_error(record)
     return found
 
 
-def _other_than_stored(record: Record) -> Corrupt:
+def _changed_message_error(record: Record) -> Corrupt:
     name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
     return Corrupt(f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`")
 
@@ -341,9 +341,9 @@ def encode(value: Any, what: str) -> bytes:
             f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored"
         ) from error
     except RecursionError as error:
-        raise _too_deep(what) from error
+        raise _too_deep_error(what) from error
     if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
-        raise _too_deep(what)
+        raise _too_deep_error(what)
     if len(body) > MESSAGE_MAX:
         raise TooLarge(
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
@@ -362,12 +362,12 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _too_deep(what: str) -> Unserialisable:
+def _too_deep_error(what: str) -> Unserialisable:
     return Unserialisable(
         f"a {what} is nested deeper than {DEPTH} levels, or contains itself; nothing of it was stored"
     )
 
 
-def plain_copy(value: Any, what: str) -> Any:
+def copy_plain(value: Any, what: str) -> Any:
     """Return a copy of plain data as it is read after it was stored; errors as of ``encode``."""
     return json.loads(encode(value, what))

@@ -181,13 +181,13 @@ class Lane(NamedTuple):
         values["due_at"] = self.due_at
         expect: Expectation = self.version or Expect.ABSENT
         fields = {n: values[n] for n in _FIELDS}
-        return Put(LANE, (self.name,), fields, expect=expect, version=self._next_version(fresh))
+        return Put(LANE, (self.name,), fields, expect=expect, version=self._make_lane_version(fresh))
 
     def mark_stored(self, fresh: int) -> Lane:
         """Return the record as it is once ``put`` is committed."""
-        return self._replace(version=self._next_version(fresh))
+        return self._replace(version=self._make_lane_version(fresh))
 
-    def _next_version(self, fresh: int) -> int:
+    def _make_lane_version(self, fresh: int) -> int:
         if self.version:
             return successor(*self[1:])
         return fresh

@@ -32,10 +32,10 @@ def pack_tree(tree: Tree) -> bytes:
         if tree.type == refs.NULL:
             return b"\xc0"
         if tree.type == refs.BYTES:
-            return _bin_header(len(tree.body)) + tree.body
+            return _pack_bin_header(len(tree.body)) + tree.body
         raise Corrupt(f"a payload of type {tree.type} stands inside another value")
     if isinstance(tree, EncodedList):
-        return array_header(len(tree.items)) + b"".join(
+        return pack_array_header(len(tree.items)) + b"".join(
             [i.body if type(i) is Leaf and i.type == refs.MSGPACK else pack_tree(i) for i in tree.items]
         )
     if isinstance(tree, EncodedDict):
@@ -45,10 +45,10 @@ def pack_tree(tree: Tree) -> bytes:
             parts.append(pack_tree(value))
         return b"".join(parts)
     inner = pack_tree(tree.inner)
-    return ext_header(SNAPSHOT_EXT, len(inner)) + inner
+    return pack_ext_header(SNAPSHOT_EXT, len(inner)) + inner
 
 
-def array_header(count: int) -> bytes:
+def pack_array_header(count: int) -> bytes:
     if count < 16:
         return bytes((0x90 | count,))
     if count < 1 << 16:
@@ -64,7 +64,7 @@ def map_header(count: int) -> bytes:
     return pack(">BI", 0xDF, count)
 
 
-def ext_header(code: int, size: int) -> bytes:
+def pack_ext_header(code: int, size: int) -> bytes:
     fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}.get(size)
     if fixed is not None:
         return pack(">Bb", fixed, code)
@@ -75,7 +75,7 @@ def ext_header(code: int, size: int) -> bytes:
     return pack(">BIb", 0xC9, size, code)
 
 
-def ext_code(body: bytes) -> int | None:
+def read_ext_code(body: bytes) -> int | None:
     """Return the code of a packed extension value; ``None`` for another value."""
     at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
     if at is None:
@@ -83,7 +83,7 @@ def ext_code(body: bytes) -> int | None:
     return body[at]
 
 
-def _bin_header(size: int) -> bytes:
+def _pack_bin_header(size: int) -> bytes:
     if size < 1 << 8:
         return pack(">BB", 0xC4, size)
     if size < 1 << 16:

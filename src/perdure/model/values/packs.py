@@ -56,7 +56,7 @@ def place_of(name: bytes, body: bytes) -> Place:
     return CHUNK if len(body) <= PACKED_MAX else BLOB, (name,)
 
 
-def chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
+def make_chunk_puts(chunks: Mapping[bytes, bytes], generation: int) -> list[Put]:
     """Return the operations that store new chunks, each in a record of its own."""
     fields = {"generation": generation}
     return [Put(*place_of(name, body), fields, body) for name, body in chunks.items()]
@@ -79,7 +79,7 @@ def pack_puts(chunks: Mapping[bytes, bytes]) -> list[Put]:
     their own."""
     small = {name: body for name, body in chunks.items() if len(body) <= PACKED_MAX}
     large = {name: body for name, body in chunks.items() if name not in small}
-    return [*(pack.put for pack in make_packs(small, 0, 0)), *chunk_puts(large, 0)]
+    return [*(pack.put for pack in make_packs(small, 0, 0)), *make_chunk_puts(large, 0)]
 
 
 def _split(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:

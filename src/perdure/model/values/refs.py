@@ -56,7 +56,7 @@ def snapshot(inner: bytes) -> bytes:
 
 def tree(tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
     """Return a list or dict: its length, digest of its upper levels (or nothing), and entries of its tail."""
-    return bytes((tag, 1 if upper else 0)) + varint(count) + upper + tail
+    return bytes((tag, 1 if upper else 0)) + encode_varint(count) + upper + tail
 
 
 def read_tree(ref: bytes) -> tuple[int, bytes, bytes]:
@@ -77,7 +77,7 @@ def digests(packed: bytes) -> Iterator[bytes]:
         yield packed[at : at + DIGEST_SIZE]
 
 
-def varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
     if value <= 0x7F:
         return _SHORT[value]
     out = bytearray()
@@ -106,12 +106,12 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 def entry(ref: bytes) -> bytes:
     """Encode one element of a list node."""
     length = len(ref)
-    return (_SHORT[length] if length <= 0x7F else varint(length)) + ref
+    return (_SHORT[length] if length <= 0x7F else encode_varint(length)) + ref
 
 
-def dict_entry(key: bytes, ref: bytes) -> bytes:
+def encode_dict_entry(key: bytes, ref: bytes) -> bytes:
     """Encode one item of a dict node: the packed key, then the value's reference."""
-    return varint(len(key)) + key + varint(len(ref)) + ref
+    return encode_varint(len(key)) + key + encode_varint(len(ref)) + ref
 
 
 def read_entries(data: bytes) -> list[bytes]:

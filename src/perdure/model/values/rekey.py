@@ -124,7 +124,7 @@ class Graft:
         """Register a payload, which must match its name; return its name at the target."""
         self._check(digest, body)
         new = self._target(body)
-        self._arrived[digest] = Named(new, _content_digest(b"payload", body))
+        self._arrived[digest] = Named(new, _digest_content(b"payload", body))
         return new
 
     def reference(self, ref: bytes) -> Named:
@@ -132,18 +132,18 @@ class Graft:
         tag, family = ref[0], ref[0] & 0xF0
         if family == refs.INLINE:
             return Named(
-                ref, _content_digest(b"leaf", bytes((tag & 0x0F,)), _content_digest(b"payload", ref[1:]))
+                ref, _digest_content(b"leaf", bytes((tag & 0x0F,)), _digest_content(b"payload", ref[1:]))
             )
         if family in (refs.CHUNK, refs.BIG):
             pieces = [self._arrived[digest] for digest in refs.digests(ref[1:])]
-            content = _content_digest(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
+            content = _digest_content(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
             return Named(ref[:1] + b"".join(p.name for p in pieces), content)
         if tag == refs.WRAPPED:
             name, content = self._node(_WRAPPED, ref[1:])
             return Named(refs.wrap(name), content)
         if tag == refs.SNAPSHOT:
             inner, content = self.reference(ref[1:])
-            return Named(refs.snapshot(inner), _content_digest(b"snapshot", content))
+            return Named(refs.snapshot(inner), _digest_content(b"snapshot", content))
         count, upper, tail = refs.read_tree(ref)
         entries = b""
         if upper:
@@ -153,7 +153,7 @@ class Graft:
         per_entry = _CONTENT_SIZE * (1 if tag == refs.LIST else 2)
         if len(entries) != count * per_entry:
             raise Corrupt(f"a list or dict names {count} entries and holds {len(entries) // per_entry}")
-        content = _content_digest(b"list" if tag == refs.LIST else b"dict", entries)
+        content = _digest_content(b"list" if tag == refs.LIST else b"dict", entries)
         return Named(refs.tree(tag, count, upper, end), content)
 
     def _node(self, role: _Role, digest: bytes) -> Named:
@@ -187,8 +187,8 @@ class Graft:
             if tag == refs.LIST:
                 out.append(refs.entry(name))
             else:
-                out.append(refs.dict_entry(key, name))
-                contents.append(_content_digest(b"key", key))
+                out.append(refs.encode_dict_entry(key, name))
+                contents.append(_digest_content(b"key", key))
             contents.append(content)
         return b"".join(out), b"".join(contents)
 
@@ -215,7 +215,7 @@ def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
     return [(_Role(role.tag, h), list(refs.digests(tail))) for h, tail in zip(heights, tails, strict=True)]
 
 
-def _content_digest(what: bytes, *parts: bytes) -> bytes:
+def _digest_content(what: bytes, *parts: bytes) -> bytes:
     digest = blake2b(digest_size=_CONTENT_SIZE, person=b"perdure." + what)
     for part in parts:
         digest.update(part)

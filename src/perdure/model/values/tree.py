@@ -138,13 +138,13 @@ class Builder:
             leaves.append(self.node(b"".join(entries[at : end - first])))
             at = end - first
         ends += new_ends
-        upper, above = self._upper(leaves, None if before is None else before.above, whole)
-        ref = self._tree(refs.LIST, len(elements), upper, b"".join(entries[at:]))
+        upper, above = self._build_upper(leaves, None if before is None else before.above, whole)
+        ref = self._build_tree(refs.LIST, len(elements), upper, b"".join(entries[at:]))
         return ref, ListCuts(ends, leaves, above)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the reference of a dict from its packed keys and its values' references, in order."""
-        entries = [refs.dict_entry(key, ref) for key, ref in items]
+        entries = [refs.encode_dict_entry(key, ref) for key, ref in items]
         ends: list[int] = []
         start = 0
         size = 0
@@ -161,15 +161,15 @@ class Builder:
         for end in ends:
             leaves.append(self.node(b"".join(entries[at:end])))
             at = end
-        return self._tree(refs.DICT, len(entries), self._upper(leaves)[0], b"".join(entries[at:]))
+        return self._build_tree(refs.DICT, len(entries), self._build_upper(leaves)[0], b"".join(entries[at:]))
 
     def snapshot_of(self, inner: bytes) -> bytes:
         return self._shorten(refs.snapshot(inner))
 
-    def _tree(self, tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
+    def _build_tree(self, tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
         return self._shorten(refs.tree(tag, count, self.node(upper) if upper else b"", tail))
 
-    def _upper(
+    def _build_upper(
         self, level: list[bytes], before: ListCuts | None = None, same: int = 0
     ) -> tuple[bytes, ListCuts | None]:
         """Return the unfinished ends of the levels above the nodes of a level, topmost first, and the
@@ -185,7 +185,7 @@ class Builder:
                 nodes.append(self.node(b"".join(level[start : position + 1])))
                 start = position + 1
                 ends.append(start)
-        tops, above = self._upper(nodes, None if before is None else before.above, whole)
+        tops, above = self._build_upper(nodes, None if before is None else before.above, whole)
         return tops + refs.entry(b"".join(level[start:])), ListCuts(ends, nodes, above)
 
     def _shorten(self, ref: bytes) -> bytes:
@@ -262,7 +262,7 @@ class Expansion:
         wanted, self._wanted = self._wanted, set()
         return wanted
 
-    def _body(self, digest: bytes, *, node: bool = False) -> bytes | None:
+    def _find_body(self, digest: bytes, *, node: bool = False) -> bytes | None:
         self.used.add(digest)
         if not node and not self._payloads:
             return b""
@@ -281,18 +281,18 @@ class Expansion:
         if family == refs.INLINE:
             return Leaf(tag & 0x0F, ref[1:])
         if family == refs.CHUNK:
-            body = self._body(ref[1:])
+            body = self._find_body(ref[1:])
             if body is None:
                 return None
             return Leaf(tag & 0x0F, body)
         if family == refs.BIG:
-            pieces = [self._body(d) for d in refs.digests(ref[1:])]
+            pieces = [self._find_body(d) for d in refs.digests(ref[1:])]
             whole = [p for p in pieces if p is not None]
             if len(whole) == len(pieces):
                 return Leaf(tag & 0x0F, b"".join(whole))
             return None
         if tag == refs.WRAPPED:
-            body = self._body(ref[1:], node=True)
+            body = self._find_body(ref[1:], node=True)
             if body is None:
                 return None
             return self._expand(body)
@@ -307,10 +307,10 @@ class Expansion:
 
     def _expand_tree(self, tag: int, ref: bytes) -> Tree | None:
         count, upper, tail = refs.read_tree(ref)
-        digests = self._leaf_digests(upper) if upper else []
+        digests = self._list_leaf_digests(upper) if upper else []
         if digests is None:
             return None
-        runs = [self._leaf(tag, digest) for digest in digests]
+        runs = [self._read_leaf(tag, digest) for digest in digests]
         runs.append(self._run(tag, tail))
         whole = [run for run in runs if run is not None]
         if len(whole) < len(runs):
@@ -323,11 +323,11 @@ class Expansion:
             return EncodedList(names, items)
         return EncodedDict(list(zip(names, items, strict=True)))
 
-    def _leaf(self, tag: int, digest: bytes) -> Run | None:
+    def _read_leaf(self, tag: int, digest: bytes) -> Run | None:
         """Return the entries of a leaf node; many trees share one, so it is decoded once."""
         run = self._runs.get((tag, digest))
         if run is None:
-            body = self._body(digest, node=True)
+            body = self._find_body(digest, node=True)
             run = None if body is None else self._run(tag, body)
             if run is not None:
                 self._runs[tag, digest] = run
@@ -346,14 +346,14 @@ class Expansion:
             return (names, items)
         return None
 
-    def _leaf_digests(self, upper: bytes) -> list[bytes] | None:
+    def _list_leaf_digests(self, upper: bytes) -> list[bytes] | None:
         """Return the digests of the leaf nodes, in order, or ``None`` while some level is missing."""
-        body = self._body(upper, node=True)
+        body = self._find_body(upper, node=True)
         if body is None:
             return None
         level: list[bytes] = []
         for tail in refs.read_entries(body):
-            nodes = [self._body(digest, node=True) for digest in level]
+            nodes = [self._find_body(digest, node=True) for digest in level]
             whole = [node for node in nodes if node is not None]
             if len(whole) < len(nodes):
                 return None

@@ -158,7 +158,7 @@ class Conversations:
             if leaving is None:
                 return
             found = await self._database.arun(finished_summary.load(held.partition))
-            if _usable(found, messages) is not None:
+            if _choose_usable(found, messages) is not None:
                 return  # It waits for the thread's next run, which may make the next one due.
             async with self._places, asyncio.timeout(_PATIENCE_S):
                 made = await conversation.fold(summary, leaving)
@@ -193,10 +193,10 @@ class Conversations:
 
     async def _load_summary(self, partition: Partition, messages: Any) -> Summary | None:
         """Return the summary that was made for a thread since its latest input, if any."""
-        return _usable(await self._database.arun(finished_summary.load(partition)), messages)
+        return _choose_usable(await self._database.arun(finished_summary.load(partition)), messages)
 
 
-def _usable(found: Document | None, messages: Any) -> Summary | None:
+def _choose_usable(found: Document | None, messages: Any) -> Summary | None:
     """Return a stored summary, unless a thread's messages already have it, or another one."""
     held = None
     if isinstance(messages, list):

@@ -20,7 +20,7 @@ from langgraph.runtime import Runtime as NodeRuntime
 from perdure.conversation.summary import Leaving, Summary, fold_summary, transcript
 from perdure.errors import Forgotten, QueueFull
 from perdure.memory.extraction import ExtractionRequest, extract_facts
-from perdure.memory.facts import Fact, same_text
+from perdure.memory.facts import Fact, normalise_text
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.model.records import Partition
@@ -56,7 +56,7 @@ class LaneState(TypedDict):
     found: dict[str, Any]
 
 
-def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: bool) -> Agent:
+def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: bool) -> Agent:
     """Return the agent of the lanes.
 
     Args:
@@ -86,9 +86,9 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
         raise errors[0]
 
     async def find(user: str, turns: Sequence[WaitingTurn], runtime: NodeRuntime[None]) -> dict[str, Any]:
-        policy = _policy(agents, turns[0])
+        policy = _find_policy(agents, turns[0])
         memory = _memory(runtime, user, policy)
-        forgotten = _micros(await memory.aforgotten_at())
+        forgotten = _to_micros(await memory.aforgotten_at())
         turns = [turn for turn in turns if turn.at > forgotten]
         if not turns:
             return {**_NOTHING, "forgotten": forgotten}
@@ -104,7 +104,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
         found = state["found"]
         taken = [WaitingTurn.read(each) for each in state["turns"][: found["count"]]]
-        memory = _memory(runtime, state["user"], _policy(agents, taken[0]))
+        memory = _memory(runtime, state["user"], _find_policy(agents, taken[0]))
         # As in ``find``: nothing was found in the others.
         turns = [turn for turn in taken if turn.at > found["forgotten"]] or taken
         last = turns[-1]
@@ -130,7 +130,7 @@ def lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_index: 
 Accept = Callable[[Partition, Message, AcceptanceTerms], Awaitable[Ticket]]
 
 
-def lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) -> Channel:
+def make_lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: float) -> Channel:
     """Return the channel that brings turns to the lanes.
 
     Args:
@@ -176,10 +176,10 @@ async def _facts(
         return facts
     text = transcript(messages)
     current = await memory.afacts()
-    there = {same_text(fact.text) for fact in current}
+    there = {normalise_text(fact.text) for fact in current}
     known = await _choose_known(policy, memory, text, current, has_index=has_index)
     for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
-        if same_text(fact.text) in there and not fact.supersedes:
+        if normalise_text(fact.text) in there and not fact.supersedes:
             continue
         since = None
         if fact.valid_from is not None:
@@ -255,7 +255,7 @@ async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str
 async def _is_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
     """Return True if the user was forgotten since ``known``, in microseconds, and remove what is stored of a
     turn: this attempt, or an earlier one that ended, may have stored it after the removal."""
-    if _micros(await memory.aforgotten_at()) == known:
+    if _to_micros(await memory.aforgotten_at()) == known:
         return False
     if turn.message is not None:
         await memory.aforget_source(turn.thread, turn.message)
@@ -274,14 +274,14 @@ def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
     return turns[:count]
 
 
-def _micros(at: datetime | None) -> int:
+def _to_micros(at: datetime | None) -> int:
     """Return a time in microseconds since 1970, or 0 for none."""
     if at is None:
         return 0
     return to_micros(at)
 
 
-def _policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:
+def _find_policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy:
     agent = agents.get(turn.agent)
     if agent is None or agent.memory is None:
         raise LookupError(

@@ -158,13 +158,13 @@ class Memories:
             self._observers.run_event("memory.not_handed_over", held)
             return ()
         is_steered = any(each.mode == STEER for each in held.messages[1:])
-        spoken = last_turn(_find_added(before, messages), is_steered=is_steered)
+        spoken = find_last_turn(_find_added(before, messages), is_steered=is_steered)
         if not spoken:
             return ()
         message = spoken[0].id
         text = None
         if not policy.summarize:
-            text = await self._unkept_summary(policy, user, held, messages)
+            text = await self._keep_summary(policy, user, held, messages)
         if policy.extract is None and policy.summarize is None:
             if text is None:
                 return ()
@@ -180,7 +180,7 @@ class Memories:
         )
         return ((MEMORY, {"user": user, "turn": waiting.dump()}),)
 
-    async def _unkept_summary(
+    async def _keep_summary(
         self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
     ) -> str | None:
         """Store the running summary of a thread for the user's other threads, if it has one. It is stored
@@ -254,7 +254,7 @@ def _find_added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[
     ]
 
 
-def last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> list[BaseMessage]:
+def find_last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> list[BaseMessage]:
     """Return the user's last messages and the texts that follow them, without tools and system messages. In a
     run that was steered the turn begins with the user's first message."""
     asked = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]

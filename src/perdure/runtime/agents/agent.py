@@ -29,7 +29,7 @@ ToInput = Callable[[Sequence[Message]], Any]
 ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
 
 
-def message_payload(message: object, agent: Agent) -> dict[str, Any]:
+def make_message_payload(message: object, agent: Agent) -> dict[str, Any]:
     """Return the payload of a message to an agent: text, or a mapping with ``role`` and ``content``; of an
     agent with a ``to_input`` of its own any mapping.
 
@@ -58,7 +58,7 @@ def to_input(messages: Sequence[Message]) -> Any:
     once; a whole input unchanged."""
     first = messages[0].payload
     if COMMAND in first:
-        return _command(first[COMMAND])
+        return _parse_command(first[COMMAND])
     if RESUME in first:
         return Command(resume=first[RESUME])
     if INPUT in first:
@@ -84,7 +84,7 @@ def _follow(before: Any, after: Any) -> Any:
     return after
 
 
-def _command(command: Mapping[str, Any]) -> Command[Any]:
+def _parse_command(command: Mapping[str, Any]) -> Command[Any]:
     asked = command.get("goto") or ()
     goto = [
         Send(to["node"], to.get("input")) if isinstance(to, Mapping) else str(to)
@@ -212,7 +212,7 @@ def agents(
 def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
     """Raise ``ValueError`` if a graph's messages cannot be replaced by its input."""
     channel = graph.channels.get(key)
-    names = input_names(graph)
+    names = list_input_names(graph)
     if not isinstance(channel, BaseChannel) or key not in names:
         raise ValueError(
             f"conversation=… needs {key!r} in the graph's input, which has {sorted(names)}; name the "
@@ -225,12 +225,12 @@ def check_reducer(graph: Pregel[Any, Any, Any, Any], key: str) -> None:
         channel.update([[RemoveMessage(id=REMOVE_ALL_MESSAGES), second]])
         replaced = channel.get()
     except Exception as error:
-        raise ValueError(_not_replaced(key)) from error
+        raise ValueError(_describe_unreplaced(key)) from error
     if replaced != [second]:
-        raise ValueError(_not_replaced(key))
+        raise ValueError(_describe_unreplaced(key))
 
 
-def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+def list_input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
     """Return the names of the values that a graph takes as input."""
     if isinstance(graph, CompiledStateGraph):
         return set(graph.builder.schemas[graph.builder.input_schema])
@@ -239,7 +239,7 @@ def input_names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
     return set(graph.input_channels)
 
 
-def _not_replaced(key: str) -> str:
+def _describe_unreplaced(key: str) -> str:
     return (
         f"conversation=… needs a reducer for {key!r} that clears it on RemoveMessage(REMOVE_ALL_MESSAGES), "
         "as langgraph.graph.add_messages does; use perdure.conversation.fit_model(model, …) in the "

@@ -92,7 +92,7 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
     except ValueError:
         # Some functions written in C have no signature.
         return None
-    hints = _hints(make)
+    hints = _read_hints(make)
     parameters: dict[str, Literal["config", "runtime"]] = {}
     unknown: list[str] = []
     for name, parameter in signature.parameters.items():
@@ -118,8 +118,8 @@ def factory_of(place: str, make: Callable[..., Any]) -> Factory | None:
     return None
 
 
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-    known = {"ServerRuntime": _server_runtime(), "RunnableConfig": RunnableConfig}
+def _read_hints(make: Callable[..., Any]) -> dict[str, Any]:
+    known = {"ServerRuntime": _find_server_runtime(), "RunnableConfig": RunnableConfig}
     try:
         return get_type_hints(inspect.unwrap(make), localns=known)
     except (NameError, TypeError, AttributeError):
@@ -127,14 +127,14 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
-def _server_runtime() -> Any:
+def _find_server_runtime() -> Any:
     from langgraph_sdk.runtime import ServerRuntime
 
     return ServerRuntime
 
 
 def _is_runtime(hint: Any) -> bool:
-    alias = _server_runtime()
+    alias = _find_server_runtime()
     if hint is alias or get_origin(hint) is alias:
         return True
     if isinstance(hint, str):

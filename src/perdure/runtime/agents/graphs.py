@@ -34,7 +34,7 @@ _UNNAMED = "LangGraph"
 """LangGraph's name for a graph that its author gave none."""
 
 
-def saver_for(
+def make_saver(
     database: Database | SyncDatabase,
     agents: Sequence[Agent],
     graphs: Iterable[Pregel[Any, Any, Any, Any]],
@@ -66,8 +66,8 @@ def saver_for(
     return saver
 
 
-def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
-    """Return the checkpointers of agents by name; agents of one schema share one, as for ``saver_for``."""
+def make_savers(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
+    """Return the checkpointers of agents by name; agents of one schema share one, as for ``make_saver``."""
     alike: list[list[str]] = []
     for name, agent in agents.items():
         same = next((names for names in alike if agents[names[0]].schema == agent.schema), None)
@@ -79,7 +79,7 @@ def savers_for(database: Database, agents: Mapping[str, Agent]) -> dict[str, Per
     for names in alike:
         some = [agents[name] for name in names]
         made = [agent.graph for agent in some if not isinstance(agent.graph, Factory)]
-        out.update(dict.fromkeys(names, saver_for(database, some, made)))
+        out.update(dict.fromkeys(names, make_saver(database, some, made)))
     return {name: out[name] for name in agents}
 
 
@@ -233,7 +233,7 @@ class Graphs:
     def _with_ours(
         self, name: str, graph: Pregel[Any, Any, Any, Any], tenant: str
     ) -> Pregel[Any, Any, Any, Any]:
-        saver = saver_for(self._database, [self.agents[name]], [graph], tenant)
+        saver = make_saver(self._database, [self.agents[name]], [graph], tenant)
         saver.on_stored = self._on_stored
         saver.on_older = self._on_older
         saver.task_times = self._task_times

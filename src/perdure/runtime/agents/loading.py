@@ -25,7 +25,7 @@ from langgraph.pregel import Pregel
 from perdure.errors import GraphLoadError
 from perdure.runtime.agents.agent import Agent
 from perdure.runtime.agents.graph_factories import Factory, factory_of
-from perdure.runtime.agents.module_files import Unplaced, importable, module_of, names_file
+from perdure.runtime.agents.module_files import Unplaced, make_importable, module_of, names_file
 from perdure.runtime.failures.own_code import is_own
 from perdure.runtime.worker.delivery import Channel
 
@@ -87,11 +87,11 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
         if file:
             found: Any = _of_file(root, file, place)
         else:
-            found = _no_place(place)
+            found = _refuse_place(place)
     else:
         file, _, path = place.partition(":")
         if not all(part.isidentifier() for part in (*file.split("."), *path.split("."))):
-            _no_place(place)
+            _refuse_place(place)
         found = _import(file, place, root)
     for part in path.split("."):
         try:
@@ -117,7 +117,7 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
     if isinstance(loaded.found, _GRAPHS):
         made = loaded.found
     else:
-        made = await _graph_or_factory(loaded)
+        made = await _make_graph_or_factory(loaded)
     if isinstance(made, Factory):
         return Agent(made)
     if isinstance(made, StateGraph):
@@ -179,7 +179,7 @@ def _check_saver(place: str, saver: object) -> None:
         )
 
 
-def _no_place(place: str) -> NoReturn:
+def _refuse_place(place: str) -> NoReturn:
     raise GraphLoadError(
         f"{place!r} is not a place to look; write module:attribute, e.g. app:graph, or file:attribute, e.g. "
         "./app.py:graph"
@@ -187,7 +187,7 @@ def _no_place(place: str) -> NoReturn:
 
 
 def _of_file(root: Path, file: str, place: str) -> ModuleType:
-    importable(root)
+    make_importable(root)
     try:
         return module_of(root / file, root)
     except Unplaced as error:
@@ -197,7 +197,7 @@ def _of_file(root: Path, file: str, place: str) -> ModuleType:
 
 
 def _import(name: str, place: str, root: Path) -> ModuleType:
-    importable(root)
+    make_importable(root)
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -212,7 +212,7 @@ def _import(name: str, place: str, root: Path) -> ModuleType:
         raise _load_error(place, error) from error
 
 
-async def _graph_or_factory(loaded: LoadedGraph) -> Any:
+async def _make_graph_or_factory(loaded: LoadedGraph) -> Any:
     """Return a factory for a function of a run's config or runtime, or else the result of ``_make``."""
     factory = None
     if callable(loaded.found):

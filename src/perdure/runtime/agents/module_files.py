@@ -23,7 +23,7 @@ def names_file(place: str) -> bool:
     return before.endswith(".py") or "/" in before or "\\" in before
 
 
-def importable(folder: Path) -> None:
+def make_importable(folder: Path) -> None:
     """Make a folder's modules importable, before installed ones of the same name."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -44,10 +44,10 @@ def module_of(path: Path, root: Path) -> ModuleType:
     loaded = _load(path)
     if loaded is not None:
         return loaded
-    top = _top_package(path.parent)
+    top = _find_top_package(path.parent)
     if top is None:
         return _script(path, root.resolve())
-    return _member(path, top)
+    return _import_member(path, top)
 
 
 def _load(path: Path) -> ModuleType | None:
@@ -63,7 +63,7 @@ def _is_of(module: ModuleType, path: Path) -> bool:
     return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 
 
-def _top_package(folder: Path) -> Path | None:
+def _find_top_package(folder: Path) -> Path | None:
     """Return the outermost package that contains a folder; a folder with a dot in its name is not a
     package."""
     top = None
@@ -72,9 +72,9 @@ def _top_package(folder: Path) -> Path | None:
     return top
 
 
-def _member(path: Path, top: Path) -> ModuleType:
+def _import_member(path: Path, top: Path) -> ModuleType:
     """Import a module of a package under the name that its package uses."""
-    importable(top.parent)
+    make_importable(top.parent)
     parts = path.relative_to(top.parent).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     other = sys.modules.get(parts[0])
@@ -91,7 +91,7 @@ def _member(path: Path, top: Path) -> ModuleType:
 
 def _script(path: Path, root: Path) -> ModuleType:
     """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
-    importable(path.parent)
+    make_importable(path.parent)
     if path.is_relative_to(root):
         parts = path.relative_to(root).with_suffix("").parts
     else:

@@ -77,7 +77,7 @@ _users: BoundedCache[str, Mapping[str, Any]] = BoundedCache(_USERS_MAX)
 _lock = Lock()
 
 
-def storable(fields: Mapping[str, Any]) -> dict[str, Any]:
+def choose_storable(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that may be stored with a message.
 
     ``user_of`` finds the others by it in the process that called this, for the last 10,000 users.

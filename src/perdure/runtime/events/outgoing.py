@@ -27,9 +27,9 @@ def reference_of(config: Any) -> dict[str, Any] | None:
 def to_outgoing(mode: str, payload: Any) -> Any:
     """Return a part of LangGraph's stream in the form in which clients receive it."""
     if mode == "checkpoints" and isinstance(payload, Mapping):
-        return _checkpoint(payload)
+        return _encode_checkpoint(payload)
     if mode == "debug" and isinstance(payload, Mapping) and payload.get("type") == "checkpoint":
-        return {**payload, "payload": _checkpoint(payload["payload"])}
+        return {**payload, "payload": _encode_checkpoint(payload["payload"])}
     return payload
 
 
@@ -44,7 +44,7 @@ def to_outgoing_event(event: Mapping[str, Any]) -> Mapping[str, Any]:
     return event
 
 
-def _checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
     here, parent = reference_of(payload.get("config")), reference_of(payload.get("parent_config"))
     metadata = payload.get("metadata") or {}
     return {

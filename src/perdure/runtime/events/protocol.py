@@ -141,7 +141,7 @@ class ProtocolPublisher:
         for event in events:
             data = {**event, "message_id": message_id}
             if event["event"] == "message-start":
-                about = {**event.get("metadata", {}), **_about(metadata)}
+                about = {**event.get("metadata", {}), **_describe_message(metadata)}
                 data |= {"id": message_id, "role": event.get("role") if role == "ai" else role}
                 data["metadata"] = about
             self._own("messages", at, data, node)
@@ -204,7 +204,7 @@ def _join_name(name: str, at: Iterable[str]) -> str:
     return "|".join((name, *at))
 
 
-def _about(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_message(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata for the start of a message."""
     names = ("langgraph_node", "langgraph_step", "ls_provider", "ls_model_name", "run_id", "lc_agent_name")
     found = {name: metadata[name] for name in names if isinstance(metadata.get(name), str | int)}

@@ -370,7 +370,7 @@ class StreamPublisher:
             data["checkpoint_id"] = begun_at
         self._buffer.publish("metadata", data if self._protocol is None else {**data, "graph_id": graph})
 
-    def root_id(self) -> UUID:
+    def get_root_id(self) -> UUID:
         """Return the id that the graph's own run has in LangChain's events. It is the run's id, except in a
         later attempt or part of an attempt, which gets a new one."""
         is_repeated, self._is_repeated = self._is_repeated, True

@@ -13,7 +13,7 @@ from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import events, inbox, subscribers
 from perdure.engine.queue.events import Event
 from perdure.engine.queue.inbox import Standing
-from perdure.engine.queue.runs import closed_epoch
+from perdure.engine.queue.runs import compute_closed_epoch
 from perdure.errors import NotFound, PerdureError, SubscriberTooSlow
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
@@ -111,7 +111,7 @@ class Subscriptions:
         else:
             self._noted[partition] = began
 
-    def first_free(self, partition: Partition, now: int, over: int | None) -> int | None:
+    def find_first_free(self, partition: Partition, now: int, over: int | None) -> int | None:
         """Return the number from which a run may number its events, if it is known here: the run is the first
         of its thread, or the one before it ended here.
 
@@ -141,7 +141,7 @@ class Subscriptions:
         buffer.ended = ended
         buffer.over(last)
         if last is not None:
-            self._free[buffer.partition] = closed_epoch(buffer.epoch), last.seq + 1
+            self._free[buffer.partition] = compute_closed_epoch(buffer.epoch), last.seq + 1
         if self._buffers.get(buffer.partition) is buffer:
             del self._buffers[buffer.partition]
         if not buffer.is_stored and not buffer.is_heard:
@@ -167,7 +167,7 @@ class Subscriptions:
         buffer = self._buffers.get(partition)
         if buffer is not None and (held := buffer.newest) is not None:
             return held
-        return await self._database.arun(events.first_free(partition, 0)) - 1
+        return await self._database.arun(events.find_first_free(partition, 0)) - 1
 
     async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
         """Yield the events of a run after a number, then the state in which it ended: an ``Ended`` if it
@@ -262,7 +262,7 @@ class Subscriptions:
                     continue
                 if buffer is not None and after >= buffer.first - 1 and not buffer.is_in_log(after):
                     if after >= buffer.first:
-                        raise _too_slow(buffer)
+                        raise _too_slow_error(buffer)
                     after = buffer.floor
                     continue
                 page = await self._database.arun(events.read(partition, after))
@@ -321,11 +321,11 @@ def _read_held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None
     if found is not None or buffer.is_in_log(after):
         return after, found
     if after >= buffer.first:
-        raise _too_slow(buffer)
+        raise _too_slow_error(buffer)
     return buffer.floor, buffer.since(buffer.floor)
 
 
-def _too_slow(buffer: EventBuffer) -> SubscriberTooSlow:
+def _too_slow_error(buffer: EventBuffer) -> SubscriberTooSlow:
     return SubscriberTooSlow(
         f"thread {buffer.partition.thread!r}: run {buffer.run_id!r} publishes events "
         "faster than they are read, and does not keep them; read the thread's state instead"

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from perdure.model.runs.messages import TIMEOUT
-from perdure.runtime.failures.own_code import traceback_text
+from perdure.runtime.failures.own_code import write_traceback
 
 _LIBRARIES = {"perdure", "langgraph", "langchain_core", "asyncio", "concurrent", "threading", "contextvars"}
 _log = logging.getLogger("perdure.failures")
@@ -26,7 +26,7 @@ _OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
 """Recorded kinds of errors whose texts are not an application's."""
 
 
-def text_for_clients(kind: str, text: str) -> str:
+def write_text_for_clients(kind: str, text: str) -> str:
     """Return the text of an exception, or a sentence in its place unless ``shows_texts``.
 
     Args:
@@ -49,7 +49,7 @@ def show_failures() -> None:
 def _show_own_frames_first(record: logging.LogRecord) -> bool:
     if record.exc_info and record.exc_info[1] is not None:
         # Formatters use this text where there is one.
-        record.exc_text = traceback_text(record.exc_info[1])
+        record.exc_text = write_traceback(record.exc_info[1])
     return True
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from perdure.model.runs.messages import NODE, TRACEBACK, error_note, replace_surrogates
+from perdure.model.runs.messages import NODE, TRACEBACK, replace_surrogates, shorten_error
 from perdure.runtime.failures.failure_location import is_of_library
 
 TRACEBACK_MAX = 8000
@@ -28,10 +28,10 @@ _FOREIGN = tuple(
 )
 
 
-def failure_note(error: BaseException) -> dict[str, Any]:
+def make_failure_note(error: BaseException) -> dict[str, Any]:
     """Return the data that is stored with a failed run: the error's text, type name and traceback, and the
     node that raised it, if one did."""
-    note = {"error": error_note(error), "kind": type(error).__name__, TRACEBACK: traceback_text(error)}
+    note = {"error": shorten_error(error), "kind": type(error).__name__, TRACEBACK: write_traceback(error)}
     node = _node_of(error)
     return {**note, NODE: node} if node else note
 
@@ -45,7 +45,7 @@ def _node_of(error: BaseException) -> str:
     return replace_surrogates("|".join(reversed(names)))[:_NODE_MAX]
 
 
-def traceback_text(error: BaseException) -> str:
+def write_traceback(error: BaseException) -> str:
     """Return the traceback of an error and of those that caused it, without values of variables.
 
     For each error the frames of the application come first; those of libraries follow at the end, as far as
@@ -53,7 +53,7 @@ def traceback_text(error: BaseException) -> str:
     """
     parts: list[str] = []
     others: list[str] = []
-    for place, each in enumerate(_chain(error)):
+    for place, each in enumerate(_walk_chain(error)):
         own, foreign = _frames(each.__traceback__)
         parts.append(f"{'caused by ' if place else ''}{type(each).__name__}: {each}"[:_MESSAGE_MAX] + "\n")
         parts += own
@@ -68,7 +68,7 @@ def traceback_text(error: BaseException) -> str:
     return encoded[: TRACEBACK_MAX - len(_CUT)].decode(errors="ignore") + _CUT
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _walk_chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     found: BaseException | None = error
     while found is not None and id(found) not in seen and len(seen) < _CHAIN_MAX:

@@ -18,7 +18,7 @@ _EARLIER_MAX = 8
 
 
 @cache
-def _libraries() -> tuple[str, ...]:
+def _list_libraries() -> tuple[str, ...]:
     paths = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     resolved = {str(Path(path).resolve()) for path in paths}
     return tuple(f"{path}/" for path in paths | resolved)
@@ -28,23 +28,23 @@ def is_own(file: str) -> bool:
     """Return True if a source file is the project's: not of Python, an installed package or Perdure."""
     if file.startswith(("<", _PERDURE)) or not _INSTALLED.isdisjoint(Path(file).parts):
         return False
-    return not file.startswith(_libraries())
+    return not file.startswith(_list_libraries())
 
 
-def own_files() -> frozenset[str]:
+def list_own_files() -> frozenset[str]:
     """Return the absolute paths of the project's modules that this process has imported."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return frozenset(str(Path(file).absolute()) for file in files if isinstance(file, str) and is_own(file))
 
 
-def traceback_text(error: BaseException) -> str:
+def write_traceback(error: BaseException) -> str:
     """Return an error with the frames of the project first, those of libraries after them, and the errors
     that led to it in the same form."""
     lines = list(_describe(traceback.TracebackException.from_exception(error), _EARLIER_MAX))
     return "".join(lines).rstrip("\n")
 
 
-def own_places(error: BaseException) -> frozenset[str]:
+def list_own_places(error: BaseException) -> frozenset[str]:
     """Return the absolute paths of the project's files in which an error, or one that led to it, occurred, a
     file that cannot be parsed included."""
     found: set[str] = set()

@@ -7,7 +7,7 @@ from langgraph.errors import InvalidUpdateError
 _PLAIN = (InvalidUpdateError, ValueError, TypeError)
 
 
-def unfitness(error: Exception) -> str:
+def describe_unfitness(error: Exception) -> str:
     """Describe the fault of the values, for their sender.
 
     Args:

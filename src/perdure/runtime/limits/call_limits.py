@@ -148,7 +148,7 @@ class CallLimits:
         """Give back the turns of calls whose ends were not reported: they were cut off."""
         while self._calls:
             _, call = self._calls.popitem()
-            self._end(call.turn, None, self._cost_of_cut_call(call, None))
+            self._end(call.turn, None, self._estimate_cut_call(call, None))
         self._parents.clear()
 
     def note_parent(self, run_id: UUID, parent: UUID | None) -> None:
@@ -291,14 +291,14 @@ class CallLimits:
         if response is not None:
             cost = round(self._cost(found, calls) * MONEY)
         if not calls and is_cut:
-            cost = self._cost_of_cut_call(found, response)
+            cost = self._estimate_cut_call(found, response)
         self._end(found.turn, tokens, cost)
 
     def _estimate(self, call: _LimitedCall, response: LLMResult, *, has_failed: bool) -> list[ModelCall]:
         """Estimate the usage of a call whose model reports none, such as ``ChatOpenAI`` with an address of
         its own when it streams, by its prompt and its answer. A failed call counts if any part of an answer
         came."""
-        answers = _answers_in(response)
+        answers = _list_answers(response)
         if not self._counts_tokens(call.turn) or (has_failed and not answers):
             return []
         self._emit("limit.estimated", model=call.name)
@@ -314,7 +314,7 @@ class CallLimits:
                 self._emit("limit.unpriced", model=call.name)
         return cost
 
-    def _cost_of_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
+    def _estimate_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
         """Return the cost of a call that was cancelled, or whose stream was left: its provider reports no
         usage, but bills it. It is the amount set aside for the call, and at least its prompt and the received
         part of its answer."""
@@ -323,7 +323,7 @@ class CallLimits:
         ):
             return None
         if response is not None:
-            came = count_tokens_approximately(_answers_in(response))
+            came = count_tokens_approximately(_list_answers(response))
         else:
             came = 0
         used = ModelCall(None, call.name, call.prompt, came)
@@ -345,7 +345,7 @@ def limits_of(
     return CallLimits(limiter_of(database), limits, prices, subject, emit)
 
 
-def _tool_name(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> str:
+def _find_tool_name(serialized: Mapping[str, Any] | None, kwargs: Mapping[str, Any]) -> str:
     return str((serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
@@ -354,7 +354,7 @@ def _flatten(prompts: Sequence[str | Sequence[BaseMessage]]) -> Prompt:
     return [each for prompt in prompts for each in ([prompt] if isinstance(prompt, str) else prompt)]
 
 
-def _answers_in(response: LLMResult) -> Prompt:
+def _list_answers(response: LLMResult) -> Prompt:
     """Return the messages or texts of a response that are not empty."""
     found = [getattr(each, "message", each.text) for part in response.generations for each in part]
     return [each for each in found if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
@@ -414,7 +414,7 @@ class _InLoop(BaseCallbackHandler):
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Wait for the turn of a tool."""
-        name = _tool_name(serialized, kwargs)
+        name = _find_tool_name(serialized, kwargs)
         await self._limits.begin(run_id, "tool", name, kwargs.get("parent_run_id"))
 
 
@@ -477,7 +477,7 @@ class _InThread(BaseCallbackHandler):
         self, serialized: dict[str, Any], input_str: str, *, run_id: UUID, **kwargs: Any
     ) -> None:
         """Wait for the turn of a tool."""
-        self._begin(run_id, "tool", _tool_name(serialized, kwargs), kwargs.get("parent_run_id"))
+        self._begin(run_id, "tool", _find_tool_name(serialized, kwargs), kwargs.get("parent_run_id"))
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """End a call with its response."""

@@ -263,7 +263,7 @@ class KeyShare:
         if takes_permit and not self._is_ready(self._calls, 1, now):
             return False
         if limit.tokens is not None:
-            tokens, owed = self._estimate(), self._owed_tokens(now)
+            tokens, owed = self._estimate(), self._pay_owed_tokens(now)
             if use.debt > 0 or (owed and not self._is_ready(self._tokens, owed, now)):
                 return False
         if limit.concurrency is not None and not permit.is_nested and not self._has_place(now):
@@ -298,7 +298,7 @@ class KeyShare:
         mean = self._held.mean_tokens or min(_FIRST_TOKENS, self.limit.token_burst)
         return max(1, round(mean))
 
-    def _owed_tokens(self, now: float) -> int:
+    def _pay_owed_tokens(self, now: float) -> int:
         """Pay owed tokens with available ones, which would lapse otherwise, and return how many have to be
         available for a call to begin. This is at most half a burst, as it is not certain that more
         accumulate; the call owes the rest."""
@@ -340,7 +340,7 @@ class KeyShare:
             return False
         if limit.rate is not None and self._runs_out(self._calls, self._count_wanted(now), now):
             return True
-        if limit.tokens is not None and self._runs_out(self._tokens, self._wanted_tokens(now), now):
+        if limit.tokens is not None and self._runs_out(self._tokens, self._count_wanted_tokens(now), now):
             return True
         is_short = limit.concurrency is not None and not self._has_place(now)
         if is_short and (self._wants_more() or now >= held.frees_at):
@@ -360,7 +360,7 @@ class KeyShare:
     def _count_wanted(self, now: float) -> int:
         return math.ceil(max(self.waiting_count, self._use.calls.advance(now) * HORIZON_S))
 
-    def _wanted_tokens(self, now: float) -> int:
+    def _count_wanted_tokens(self, now: float) -> int:
         wanted = self._count_wanted(now) * self._estimate() + self._use.debt
         return max(1, math.ceil(wanted))
 
@@ -376,16 +376,16 @@ class KeyShare:
                 times.append(held.again)
             times.append(held.frees_at)
             if limit.rate is not None:
-                times += self._times(self._calls, 1, now)
+                times += self._list_times(self._calls, 1, now)
             if limit.tokens is not None:
-                times += self._times(self._tokens, max(1, self._owed_tokens(now)), now)
+                times += self._list_times(self._tokens, max(1, self._pay_owed_tokens(now)), now)
         soonest = min((each for each in times if each < math.inf), default=None)
         if soonest is None:
             return None
         return max(soonest, now + 0.001)
 
     @staticmethod
-    def _times(permits: Permits, number: int, now: float) -> list[float]:
+    def _list_times(permits: Permits, number: int, now: float) -> list[float]:
         moment = permits.moment(number)
         if permits.ends - _LEAD_S > now:
             times = [permits.ends - _LEAD_S]
@@ -402,13 +402,13 @@ class KeyShare:
         else:
             wanted = 0
         if limit.tokens is not None and self._waiting:
-            tokens = self._wanted_tokens(now)
+            tokens = self._count_wanted_tokens(now)
         else:
             tokens = 0
         return Demand(
             self._owner,
             in_use=use.places if limit.concurrency is not None else 0,
-            wants=self._wanted_places(),
+            wants=self._count_wanted_places(),
             calls=max(0, wanted - len(self._calls)) if self._waiting else 0,
             tokens=max(0, tokens - len(self._tokens)),
             calls_ahead=float(wanted),
@@ -422,7 +422,7 @@ class KeyShare:
             mean_tokens=held.mean_tokens,
         )
 
-    def _wanted_places(self) -> int:
+    def _count_wanted_places(self) -> int:
         if self.limit.concurrency is None:
             return 0
         wanted = self._use.places + self.waiting_count

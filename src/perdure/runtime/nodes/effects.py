@@ -31,7 +31,7 @@ from perdure.model.records import Key, Partition
 from perdure.model.runs.messages import encode
 from perdure.model.runs.waits import Wait
 from perdure.runtime.nodes.lease_check import LeaseCheck, is_on_loop
-from perdure.runtime.nodes.repeatable_task_names import once_a_try, origins, task_name
+from perdure.runtime.nodes.repeatable_task_names import claim_for_try, find_task_name, origins
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +110,7 @@ class ReplayedEffects(EffectJournal):
 
     def recall(self, name: str, number: int) -> bytes | None:
         """Return the recorded result of an effect, and raise ``UnrecordedCall`` if there is none."""
-        body = effect_journal.among(self.results, self.run_id, name, number)
+        body = effect_journal.recall_from(self.results, self.run_id, name, number)
         if body is None:
             raise UnrecordedCall(
                 f"thread {self.partition.thread!r} has no recorded result of the side effect "
@@ -167,11 +167,11 @@ def effects(
     named = label or _name_call(call)
 
     async def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = journal_of_node()
+        kept = find_node_journal()
         if kept is None:
             return await call(*args, **kwargs)
         name = _name(named)
-        with once_a_try(_config(), (name, number), named):
+        with claim_for_try(_config(), (name, number), named):
             before = await kept.arecall(name, number)
             if before is None:
                 await kept.await_origins(_config())
@@ -195,11 +195,11 @@ def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int 
     named = label or _name_call(call)
 
     def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = journal_of_node()
+        kept = find_node_journal()
         if kept is None:
             return call(*args, **kwargs)
         name = _name(named)
-        with once_a_try(_config(), (name, number), named):
+        with claim_for_try(_config(), (name, number), named):
             kept.wait_for_origins(_config())
             before = kept.recall(name, number)
             if before is None:
@@ -231,7 +231,7 @@ def _config() -> RunnableConfig:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node") from error
 
 
-def journal_of_node() -> EffectJournal | None:
+def find_node_journal() -> EffectJournal | None:
     """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
     thread = read_carrier(_config().get("configurable", {}))
     if thread is not None and isinstance(thread.journal, EffectJournal):
@@ -240,7 +240,7 @@ def journal_of_node() -> EffectJournal | None:
 
 
 def _name(label: str) -> str:
-    name = task_name(_config())
+    name = find_task_name(_config())
     if not name:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node")
     return f"{name}:{label}"

@@ -33,7 +33,7 @@ from perdure.model.write_records import NULL_TASK, RESUME
 _ID_DIGITS = 32
 
 
-async def still_to_give(
+async def select_still_to_give(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     held: HeldRun,

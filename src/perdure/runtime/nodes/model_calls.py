@@ -132,7 +132,7 @@ def model_name(
     return str(named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
 
 
-def messages_in(response: LLMResult) -> list[BaseMessage]:
+def list_messages(response: LLMResult) -> list[BaseMessage]:
     """Return the messages of a response."""
     return [
         message
@@ -146,7 +146,7 @@ def read_calls(response: LLMResult) -> list[ModelCall]:
     """Return the calls of a response with their tokens; none where the model reports none."""
     return [
         call
-        for message in messages_in(response)
+        for message in list_messages(response)
         for call in calls_in(
             {
                 "usage_metadata": getattr(message, "usage_metadata", None),

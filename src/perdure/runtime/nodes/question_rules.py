@@ -14,7 +14,7 @@ from langgraph.types import Interrupt
 from perdure.model.runs.waits import Wait
 from perdure.runtime.nodes.callback_handlers import NodesOnly, with_handlers
 from perdure.runtime.nodes.waiting import Question
-from perdure.runtime.question_forms import human_interrupt_in, requests_in
+from perdure.runtime.question_forms import find_human_interrupt, find_requests
 
 
 class QuestionRules(NodesOnly):
@@ -77,7 +77,7 @@ class QuestionRules(NodesOnly):
 
     def wait_of(self, asked: Interrupt) -> Wait | None:
         """Return the wait of a question by the first rule that fits, ``None`` if none does."""
-        requests, human = requests_in(asked.value) or [], human_interrupt_in(asked.value)
+        requests, human = find_requests(asked.value) or [], find_human_interrupt(asked.value)
         tools = {str(each.get("name")) for each in requests} | self._tools.get(asked.id, set())
         if human is not None:
             tools.add(str(human["action_request"].get("action")))

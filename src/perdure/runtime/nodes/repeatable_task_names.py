@@ -70,14 +70,14 @@ class _Places(NodesOnly):
         node, step = metadata["langgraph_node"], metadata["langgraph_step"]
         with self._lock:
             self._places[namespace] = [node, step, metadata["langgraph_path"]]
-            for caller, call in _calls_on(namespace):
+            for caller, call in _list_calls(namespace):
                 self._next_calls[caller] = max(self._next_calls.get(caller, 0), call + 1)
 
     def call(self, namespace: str, caller: str) -> list[int]:
         """Return the number of the graph's call that leads from the task ``caller`` to ``namespace``, within
         this try of the task; nothing for the first."""
         with self._lock:
-            number = dict(_calls_on(namespace))[caller] - self._first_calls.get(caller, 0)
+            number = dict(_list_calls(namespace))[caller] - self._first_calls.get(caller, 0)
         if number:
             return [number]
         return []
@@ -129,7 +129,7 @@ class _Isolated(_Places):
         else:
             start = 0
         levels = self.levels(namespace, start)
-        place = [task_name(self._config), self._number, levels]
+        place = [find_task_name(self._config), self._number, levels]
         return sha256(json.dumps(place).encode()).hexdigest()[:32]
 
     def origins(self) -> list[tuple[str, str]]:
@@ -145,7 +145,7 @@ def with_places(config: RunnableConfig) -> RunnableConfig:
     return cast(RunnableConfig, {**config, "configurable": configurable, "callbacks": callbacks})
 
 
-def task_name(config: RunnableConfig) -> str | None:
+def find_task_name(config: RunnableConfig) -> str | None:
     """Return the name of the current task, which is the same at every attempt of its step.
 
     It is LangGraph's id, except inside an isolated graph, and in the subgraphs of a runtime's run; ``None``
@@ -194,7 +194,7 @@ def _begin(parts: Sequence[str]) -> int:
     return 1 + max((n for n, part in enumerate(parts) if not part.isdigit() and ":" not in part), default=-1)
 
 
-def _calls_on(namespace: str) -> Iterator[tuple[str, int]]:
+def _list_calls(namespace: str) -> Iterator[tuple[str, int]]:
     """Yield each task on the way to ``namespace`` that calls a graph, with LangGraph's number of the call."""
     parts = namespace.split("|")
     for index, part in enumerate(parts[:-1]):
@@ -232,7 +232,7 @@ def _call_number(configurable: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def once_a_try(config: RunnableConfig, effect: tuple[str, int], label: str) -> Iterator[None]:
+def claim_for_try(config: RunnableConfig, effect: tuple[str, int], label: str) -> Iterator[None]:
     """Claim the name and number of an effect for the current try of its task; a block that raises frees them.
 
     Raises:

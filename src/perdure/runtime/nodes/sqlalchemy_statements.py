@@ -27,14 +27,14 @@ def render(statement: Any, parameters: Mapping[str, object], dialect: str) -> tu
     from sqlalchemy.sql.compiler import SQLCompiler
     from sqlalchemy.sql.dml import Insert, Update
 
-    to = _dialect(dialect)
+    to = _find_dialect(dialect)
     if isinstance(statement, Insert | Update):
         # Otherwise SQLAlchemy would add RETURNING for the new row's key, which is not read.
         statement = statement.inline()
     compiled = statement.compile(dialect=to, column_keys=list(parameters) or None)
     if not isinstance(compiled, SQLCompiler):
         return str(compiled), {}  # of a table's definition
-    values = dict(compiled.construct_params({**parameters, **_defaults(compiled)}))
+    values = dict(compiled.construct_params({**parameters, **_list_defaults(compiled)}))
     expanded = compiled.construct_expanded_state(values)
     out: dict[str, object] = {}
     for name, value in expanded.parameters.items():
@@ -46,7 +46,7 @@ def render(statement: Any, parameters: Mapping[str, object], dialect: str) -> tu
     return expanded.statement, out
 
 
-def _dialect(name: str) -> Dialect:
+def _find_dialect(name: str) -> Dialect:
     if name == "postgresql":
         from sqlalchemy.dialects.postgresql import psycopg
 
@@ -57,7 +57,7 @@ def _dialect(name: str) -> Dialect:
     return pysqlite.dialect(paramstyle="named")
 
 
-def _defaults(compiled: Any) -> dict[str, object]:
+def _list_defaults(compiled: Any) -> dict[str, object]:
     out: dict[str, object] = {}
     for columns, attribute in ((compiled.insert_prefetch, "default"), (compiled.update_prefetch, "onupdate")):
         for column in columns:

@@ -48,7 +48,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import INPUT, MESSAGE
 from perdure.model.write_records import NULL_TASK
-from perdure.runtime.agents.agent import Agent, input_names
+from perdure.runtime.agents.agent import Agent, list_input_names
 from perdure.runtime.agents.run_user import USER
 
 _TASK_ID = "__pregel_task_id"
@@ -81,7 +81,7 @@ class StepControl(RunControl):
     def drain_requested(self) -> bool:
         """Return True if the graph has to stop before its next step, to take up messages."""
         # LangGraph asks once before each step of a graph, and of each of its subgraphs.
-        if _task_config() is not None:
+        if _find_task_config() is not None:
             return False
         if self.is_wanted and self._in_call and not self.is_closed:
             return True
@@ -140,7 +140,7 @@ class Steering:
         self.control.is_closed = left <= 1
         return {**config, "recursion_limit": max(1, left)}
 
-    async def between_steps(
+    async def write_between_steps(
         self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun
     ) -> int:
         """Write the messages that wait into the state of a graph between two of its steps, if they fit there.
@@ -172,7 +172,7 @@ class Steering:
             # An earlier attempt took messages here.
             control.is_wanted = True
             return 0
-        update = updates(graph, self._input(waiting), found)
+        update = updates(graph, self._make_input(waiting), found)
         if update is None or await self._exceeds(state, dict(update)):
             return 0
         taking.offer(NULL_TASK, waiting)
@@ -200,7 +200,7 @@ class Steering:
             return True
         return changed is not None and changed.left_out > 0
 
-    def for_node(self, config: RunnableConfig) -> str:
+    def find_task(self, config: RunnableConfig) -> str:
         """Return the id of the current task, which may take messages.
 
         Raises:
@@ -233,13 +233,13 @@ class Steering:
         came = [message for message in waiting if not before or message.seq > before[-1].seq]
         if not came or taking.is_held_by_another(task_id):
             return {}
-        update = self._input(came)
+        update = self._make_input(came)
         if not isinstance(update, Mapping):
             return {}
         taking.offer(task_id, (*before, *came))
         return update
 
-    def _input(self, messages: Sequence[Message]) -> Any:
+    def _make_input(self, messages: Sequence[Message]) -> Any:
         """Return the input that messages make; ``None`` if they make none. Then they become a run of their
         own, which shows the error, so that the open run does not fail for it."""
         try:
@@ -263,7 +263,7 @@ async def take_messages() -> Mapping[str, Any]:
     config, steering = _current()
     if steering is None:
         return {}
-    task_id = steering.for_node(config)
+    task_id = steering.find_task(config)
     return steering.take_new(task_id, await steering.database.arun(steering.taking.load_waiting()))
 
 
@@ -272,7 +272,7 @@ def take_messages_sync() -> Mapping[str, Any]:
     config, steering = _current()
     if steering is None:
         return {}
-    task_id = steering.for_node(config)
+    task_id = steering.find_task(config)
     return steering.take_new(task_id, steering.database.run(steering.taking.load_waiting()))
 
 
@@ -379,17 +379,17 @@ def _with_ids(value: Any) -> Any:
 
 
 def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
-    return {name for name in input_names(graph) if name in graph.channels}
+    return {name for name in list_input_names(graph) if name in graph.channels}
 
 
 def _current() -> tuple[RunnableConfig, Steering | None]:
-    config = _task_config()
+    config = _find_task_config()
     if config is None:
         raise NotAllowed("messages are taken by the node that is running; call take_messages() inside a node")
     return config, STEERING.get()
 
 
-def _task_config() -> RunnableConfig | None:
+def _find_task_config() -> RunnableConfig | None:
     """Return the config of the node that is running, ``None`` outside of nodes."""
     try:
         config = get_config()

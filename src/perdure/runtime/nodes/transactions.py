@@ -132,7 +132,7 @@ def _statements_of(configurable: Mapping[str, Any]) -> tuple[TaskStatements, Mak
         if latest > attempt or (latest == attempt and given is None) or _is_over(loop, configurable[_TASK]):
             raise NotAllowed(_OVER)
         if given is None:
-            given = saver.give_statements(_config_of_writes(loop))
+            given = saver.give_statements(_make_config_of_writes(loop))
             given.parent = getattr(loop, "_put_checkpoint_fut", None)
             _given[task] = attempt, ref(given)
             configurable[_SEND]([(NOTHING, given)])
@@ -204,7 +204,7 @@ def require_statements(saver: PerdureSaver) -> MakesStatements:
     return maker
 
 
-def _config_of_writes(loop: PregelLoop) -> RunnableConfig:
+def _make_config_of_writes(loop: PregelLoop) -> RunnableConfig:
     """Return the config with which the loop will store the writes of its tasks."""
     own = {
         "checkpoint_ns": loop.config.get("configurable", {}).get("checkpoint_ns", ""),

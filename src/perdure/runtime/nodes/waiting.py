@@ -25,8 +25,8 @@ from langgraph.types import interrupt
 from perdure.errors import NotAllowed, QuestionExpired, TooLarge
 from perdure.model.runs.messages import encode, replace_surrogates
 from perdure.model.runs.waits import EXPIRED, Kind, Wait
-from perdure.runtime.nodes.effects import journal_of_node
-from perdure.runtime.settings import span_us
+from perdure.runtime.nodes.effects import find_node_journal
+from perdure.runtime.settings import parse_span
 
 Span = float | timedelta
 """Seconds, or a ``timedelta``."""
@@ -171,13 +171,13 @@ def wait_of(
     name: str = "",
 ) -> Wait:
     """Return a wait, with times from the end of the run that asks; errors as of ``ask``."""
-    until = None if within is None else span_us("within", _seconds(within))
+    until = None if within is None else parse_span("within", _seconds(within))
     if until is None and default is not ...:
         raise ValueError("a default is the answer at the deadline; give within=…, too")
     if default is not ... and (size := len(encode(default, "default"))) > DEFAULT_MAX:
         raise TooLarge(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
     given = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
-    times = tuple(sorted(span_us("remind", _seconds(each)) for each in given))
+    times = tuple(sorted(parse_span("remind", _seconds(each)) for each in given))
     if len(times) > _REMINDERS_MAX:
         raise ValueError(f"remind has {len(times)} times; a question has at most {_REMINDERS_MAX} reminders")
     if until is not None and times and times[-1] >= until:
@@ -197,7 +197,7 @@ def _seconds(span: Any) -> float:
 
 
 def _ask(value: Any, wait: Wait) -> Any:
-    journal = journal_of_node()
+    journal = find_node_journal()
     if journal is None:
         raise NotAllowed(
             "a question with a deadline, a sleep and a wait for a signal need a run of a Runtime, whose "

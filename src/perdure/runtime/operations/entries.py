@@ -31,13 +31,13 @@ def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any
         "attempts": run.attempts,
         "started_at": run.started_at,
         "updated_at": run.updated_at,
-        "error": None if found.failure is None else _failure_entry(found.failure, with_traceback),
+        "error": None if found.failure is None else _make_failure_entry(found.failure, with_traceback),
         "is_repeated": found.is_repeated,
         "stands": found.stands,
     }
 
 
-def _failure_entry(failure: RunFailure, with_traceback: bool) -> dict[str, Any]:
+def _make_failure_entry(failure: RunFailure, with_traceback: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "kind": failure.kind,
         "message": failure.message,
@@ -49,7 +49,7 @@ def _failure_entry(failure: RunFailure, with_traceback: bool) -> dict[str, Any]:
     return entry
 
 
-def detail_entry(detail: RunDetail) -> dict[str, Any]:
+def make_detail_entry(detail: RunDetail) -> dict[str, Any]:
     """Return a run in all its detail."""
     checkpoint, step = detail.goes_on_from or (None, None)
     return {
@@ -61,7 +61,7 @@ def detail_entry(detail: RunDetail) -> dict[str, Any]:
     }
 
 
-def stuck_entry(stuck: Stuck) -> dict[str, Any]:
+def make_stuck_entry(stuck: Stuck) -> dict[str, Any]:
     """Return threads that are blocked for one reason, with what can be done."""
     return {
         "problem": stuck.problem,
@@ -132,7 +132,7 @@ def wait_entries(asked: Iterable[AskedQuestion]) -> dict[str, Any]:
     }
 
 
-def question_entry(question: AskedQuestion) -> dict[str, Any]:
+def make_question_entry(question: AskedQuestion) -> dict[str, Any]:
     """Return an open question with its text and the form that answers it. A text longer than 64 kB is cut,
     and takes an answer as text or JSON only."""
     entry = question._asdict()

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from perdure.model.runs.messages import NODE, TRACEBACK, VERSION
-from perdure.runtime.failures.failure_location import shows_texts, text_for_clients
+from perdure.runtime.failures.failure_location import shows_texts, write_text_for_clients
 
 _NAMED = r"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}"
 _VARYING = (
@@ -85,7 +85,7 @@ def failure_of(note: Mapping[str, Any]) -> RunFailure | None:
         else:
             kind = "Error"
     trace = note.get(TRACEBACK) if shows_texts.get() else None
-    shown = text_for_clients(kind, text.removeprefix(f"{kind}: "))
+    shown = write_text_for_clients(kind, text.removeprefix(f"{kind}: "))
     version, node = note.get(VERSION), note.get(NODE)
     return RunFailure(
         kind,

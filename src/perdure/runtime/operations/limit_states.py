@@ -14,7 +14,7 @@ from perdure.engine import limits as stored
 from perdure.engine.limits import KeyState
 from perdure.errors import BadSetting, NotFound
 from perdure.model.budget_days import day_of
-from perdure.model.limits import MONEY, RateLeft, SharedLimit, drop_expired, rate_left
+from perdure.model.limits import MONEY, RateLeft, SharedLimit, compute_rate_left, drop_expired
 from perdure.model.ops import Now
 from perdure.model.program import ask
 from perdure.model.records import Partition
@@ -72,10 +72,10 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     if limit.concurrency is not None:
         entry["concurrency"] = {"most": limit.concurrency, "used": sum(part.places for _, part in parts)}
     if limit.rate is not None:
-        left = rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
+        left = compute_rate_left(state.next_call, limit.interval_us, limit.burst_size, now)
         entry["rate"] = {"most": limit.rate, **_describe_left(left, now)}
     if limit.tokens is not None:
-        left = rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
+        left = compute_rate_left(state.next_token, limit.token_interval_us, limit.token_burst, now)
         entry["tokens"] = {"most": limit.tokens, **_describe_left(left, now)}
     if limit.budget is not None:
         entry["budget"] = {
@@ -144,7 +144,7 @@ async def read_entry(
     """
     found = await handle.arun(stored.read_state(_place(handle, tenant, limit, key)))
     if found is None:
-        raise _not_found(limit, key)
+        raise _not_found_error(limit, key)
     return entry_of(found, await handle.arun(ask(Now())))
 
 
@@ -156,14 +156,14 @@ async def reset(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[st
     """
     now = await handle.arun(ask(Now()))
     if not await handle.arun(stored.reset(_place(handle, tenant, limit, key), now, handle.draw_version())):
-        raise _not_found(limit, key)
+        raise _not_found_error(limit, key)
 
 
 def _place(handle: DatabaseHandle, tenant: str, limit: str, key: Mapping[str, str]) -> Partition:
     return stored.place(tenant, handle.alias, limit, key).partition
 
 
-def _not_found(limit: str, key: Mapping[str, str]) -> NotFound:
+def _not_found_error(limit: str, key: Mapping[str, str]) -> NotFound:
     of = "".join(f" of {what} {name!r}" for what, name in key.items())
     return NotFound(
         f"limit {limit!r}{of}: nothing of it is in use; `perdure limits ls` has the keys that are"

@@ -111,8 +111,8 @@ class NodeTimes:
                 "node": name,
                 "count": node.classes.total(),
                 "failed": node.failed,
-                "p50": _percentile(node.classes, 0.5, node.longest),
-                "p95": _percentile(node.classes, 0.95, node.longest),
+                "p50": _find_percentile(node.classes, 0.5, node.longest),
+                "p95": _find_percentile(node.classes, 0.95, node.longest),
                 "longest": node.longest,
                 "classes": {str(place): count for place, count in sorted(node.classes.items())},
             }
@@ -121,7 +121,7 @@ class NodeTimes:
         return sorted(found, key=lambda each: (-each["p95"], each["graph"] or "", each["node"]))
 
 
-def _percentile(classes: Mapping[int, int], part: float, longest: int) -> int:
+def _find_percentile(classes: Mapping[int, int], part: float, longest: int) -> int:
     """Return the middle of the class with a percentile, in microseconds, and no more than the longest."""
     wanted, passed = part * sum(classes.values()), 0
     for place in sorted(classes):

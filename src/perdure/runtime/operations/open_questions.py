@@ -21,7 +21,7 @@ from perdure.langgraph.reading import open_interrupts
 from perdure.model.ops import Fetch, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
-from perdure.model.runs.messages import Message, Run, plain_copy
+from perdure.model.runs.messages import Message, Run, copy_plain
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, Debounce, Lane
 from perdure.model.runs.waits import HANDED_OVER, Kind, Wait, read_waits
@@ -33,7 +33,7 @@ from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.options import Options
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.runtime.threads.user_and_title import title_in, user_in
+from perdure.runtime.threads.user_and_title import find_title, find_user
 from perdure.runtime.tickets import SignalReceipt, message_of
 
 
@@ -100,7 +100,7 @@ async def search(
     async with aclosing(walk.steps(cursor)) as steps:
         async for step in steps:
             found: tuple[AskedQuestion, ...] = ()
-            if step.row is not None and user in (None, user_in(step.row.metadata)):
+            if step.row is not None and user in (None, find_user(step.row.metadata)):
                 program = of_thread(walk.database, walk.tenant, step.row, with_waits=with_waits)
                 found = await walk.database.arun(program)
             yield QuestionStep(
@@ -132,11 +132,11 @@ def of_thread(
     except Corrupt as error:
         fault = str(error)
     at = run.updated_at if run is not None else time_of(checkpoint_id or "")
-    until = yield from _expiry(database, partition)
+    until = yield from _find_expiry(database, partition)
     common = AskedQuestion(
         row.thread_id,
-        title_in(row.metadata),
-        user_in(row.metadata),
+        find_title(row.metadata),
+        find_user(row.metadata),
         run.graph if run is not None else row.graph_id,
         None if run is None else run.id,
         None,
@@ -164,7 +164,7 @@ def _describe_question(
     return asked._replace(value=value, kind=wait.kind, deadline=wait.until, signal=wait.name or None)
 
 
-def _expiry(database: DatabaseHandle, partition: Partition) -> Program[int | None]:
+def _find_expiry(database: DatabaseHandle, partition: Partition) -> Program[int | None]:
     try:
         found = yield from read_at_rest(partition)
         return found.expires_at(database.retention)
@@ -248,7 +248,7 @@ async def give_signal(
     signal = Signal(
         partition,
         require_name(name),
-        plain_copy(value, "signal"),
+        copy_plain(value, "signal"),
         b"" if key is None else signal_key(name, key),
         to_all,
         str(uuid.uuid4()),

@@ -148,20 +148,20 @@ def _slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> lis
         place = count - 1 - (last - counts["at"]) // length
         if 0 <= place < count:
             slots[place].append(counts)
-    return [{"at": last - (count - 1 - n) * length, **_totals(slot)} for n, slot in enumerate(slots)]
+    return [{"at": last - (count - 1 - n) * length, **_sum_totals(slot)} for n, slot in enumerate(slots)]
 
 
-def _totals(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_totals(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the runs, the failed ones, and the calls of models."""
     states = [graph["states"] for counts in found for graph in counts["graphs"].values()]
     return {
         "runs": sum(sum(each.values()) for each in states),
         "failed": sum(each.get("failed", 0) for each in states),
-        **_usage(model for counts in found for model in counts["models"].values()),
+        **_sum_usage(model for counts in found for model in counts["models"].values()),
     }
 
 
-def _usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     sums: Counter[str] = Counter()
     for entry in entries:
         sums.update({name: entry[name] for name in USAGE if name in entry})
@@ -175,9 +175,9 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     )
     every = [entry for entries in graphs.values() for entry in entries]
     return {
-        **_totals(found),
-        "end": _latencies(entry["end"] for entry in every),
-        "first": _latencies(entry["first"] for entry in every),
+        **_sum_totals(found),
+        "end": _estimate_latencies(entry["end"] for entry in every),
+        "first": _estimate_latencies(entry["first"] for entry in every),
         "graphs": sorted((_of_graph(*each) for each in graphs.items()), key=_by_runs),
         "users": sorted((_of_user(*each) for each in users.items()), key=_by_tokens)[:_USERS_MAX],
         "errors": sorted((_of_error(*each) for each in errors.items()), key=_by_runs),
@@ -212,9 +212,9 @@ def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         "graph": name or None,
         "runs": sum(sum(each.values()) for each in states),
         "failed": sum(each.get("failed", 0) for each in states),
-        "end": _latencies(entry["end"] for entry in entries),
-        "first": _latencies(entry["first"] for entry in entries),
-        **_usage(entries),
+        "end": _estimate_latencies(entry["end"] for entry in entries),
+        "first": _estimate_latencies(entry["first"] for entry in entries),
+        **_sum_usage(entries),
     }
 
 
@@ -259,7 +259,7 @@ def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "user": name if name != OTHER else None,
         "runs": sum(entry["runs"] for entry in entries),
         "failed": sum(entry["failed"] for entry in entries),
-        **_usage(entries),
+        **_sum_usage(entries),
     }
 
 
@@ -268,10 +268,10 @@ def _of_error(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
 
 
 def _of_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"model": name or None, **_usage(entries)}
+    return {"model": name or None, **_sum_usage(entries)}
 
 
-def _latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float | None] | None:
+def _estimate_latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float | None] | None:
     """Return the median and the 95th percentile, each as the upper bound of its class in seconds, ``None``
     for one above the last bound; ``None`` without any latency."""
     classes: Counter[str] = Counter()

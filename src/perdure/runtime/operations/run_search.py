@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import inbox
-from perdure.engine.queue.retries import repetition_key
+from perdure.engine.queue.retries import make_repetition_key
 from perdure.errors import Corrupt, NotFound
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.heads import ROOT
@@ -26,7 +26,7 @@ from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, 
 from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow, look
-from perdure.runtime.threads.user_and_title import user_in, user_of_message, user_of_options
+from perdure.runtime.threads.user_and_title import find_user, user_of_message, user_of_options
 
 _PAGE = 100
 OF_THREAD_MAX = 100
@@ -130,7 +130,7 @@ async def search(
             if walk.is_by_time and query.since is not None and row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
                 return
-            user = user_in(row.metadata)
+            user = find_user(row.metadata)
             found: tuple[FoundRun, ...] = ()
             has_runs = row.run is not None or query.state in (None, ROLLED_BACK)
             may_match = query.user is None or user in (None, query.user)
@@ -157,7 +157,7 @@ async def newest(
 ) -> list[FoundRun]:
     """Return the newest matching runs, by the time of their last change, newest first. ``note_fault`` is
     called for each thread whose runs cannot be read."""
-    return await _largest(walk, query, limit, note_fault, _changed_at)
+    return await _find_largest(walk, query, limit, note_fault, _find_change_time)
 
 
 async def slowest(
@@ -165,18 +165,18 @@ async def slowest(
 ) -> list[FoundRun]:
     """Return the matching runs that took longest from their start to their last change, the slowest first.
     All matching runs are read. ``note_fault`` is as in ``newest``."""
-    return await _largest(walk, query, limit, note_fault, _took)
+    return await _find_largest(walk, query, limit, note_fault, _find_duration)
 
 
-def _changed_at(run: Run) -> int:
+def _find_change_time(run: Run) -> int:
     return run.updated_at
 
 
-def _took(run: Run) -> int:
+def _find_duration(run: Run) -> int:
     return run.updated_at - run.started_at
 
 
-async def _largest(
+async def _find_largest(
     walk: ThreadWalk,
     query: RunQuery,
     limit: int,
@@ -188,7 +188,7 @@ async def _largest(
     async with aclosing(search(walk, query, enough=limit)) as steps:
         async for step in steps:
             # No thread that follows has a run which changed later than it did itself.
-            is_full = order is _changed_at and len(found) == limit
+            is_full = order is _find_change_time and len(found) == limit
             if step.is_last or (step.at is not None and is_full and step.at < found[0][0]):
                 break
             if step.fault is not None:
@@ -245,7 +245,7 @@ def _read(
     if not wanted:
         return []
     runs = tuple(Get(RUN, record.key) for record, _ in wanted)
-    keys = tuple(Get(DEDUPE, (repetition_key(record.key[0]),)) for record, _ in wanted)
+    keys = tuple(Get(DEDUPE, (make_repetition_key(record.key[0]),)) for record, _ in wanted)
     answers = yield from ask(Fetch(partition, (*runs, *keys)))
     out: list[FoundRun] = []
     for (_, is_standing), stored, repeated in zip(
@@ -341,7 +341,7 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
                 Get(RUN, (run_id,)),
                 Range(RUN, by="first", reverse=True, limit=_PAGE, bodies=False),
                 Get(HEAD, (ROOT,)),
-                Get(DEDUPE, (repetition_key(run_id),)),
+                Get(DEDUPE, (make_repetition_key(run_id),)),
             ),
         )
     )
@@ -362,7 +362,7 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         )
     )
     repeats = None
-    user = None if row is None else user_in(row.metadata)
+    user = None if row is None else find_user(row.metadata)
     for message in read_each(partition, Message.read, messages):
         repeats = message.options.get(RETRY_OF)
         user = user or user_of_options(message.options)

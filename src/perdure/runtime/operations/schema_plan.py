@@ -24,7 +24,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.records import Partition
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.agents.agent import Agent
-from perdure.runtime.agents.graphs import saver_for
+from perdure.runtime.agents.graphs import make_saver
 from perdure.schema.changes import BRANCH
 from perdure.schema.namespaces import NamespaceNames, is_by_name
 from perdure.schema.schema import Schema
@@ -73,7 +73,7 @@ def plan(
     graph = agent.graph
     if not isinstance(graph, Pregel):
         raise TypeError("a plan is made for a compiled graph")
-    saver = saver_for(database, [replace(agent, schema=schema)], [graph])
+    saver = make_saver(database, [replace(agent, schema=schema)], [graph])
     bound: Pregel[Any, Any, Any, Any] = graph.copy(update={"checkpointer": saver})
     for thread_id in thread_ids:
         yield _plan(database, bound, saver, thread_id, has_history=has_history)
@@ -104,7 +104,7 @@ def _plan(
         problems = [
             *_find_lost(graph, saver, state, config),
             *_find_hidden(graph, saver.schema, kept),
-            *_unfit(graph, saver, config),
+            *_find_unfit(graph, saver, config),
         ]
         if has_history:
             for _ in saver.list(config):
@@ -166,7 +166,9 @@ def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iter
             )
 
 
-def _unfit(graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig) -> Iterator[str]:
+def _find_unfit(
+    graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
+) -> Iterator[str]:
     """Yield the channels whose stored value the graph does not have or accept."""
     found = saver.get_tuple(config)
     if found is None:

@@ -19,7 +19,7 @@ from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import look
-from perdure.runtime.threads.user_and_title import user_in, user_of_options
+from perdure.runtime.threads.user_and_title import find_user, user_of_options
 
 _PAGE = 100
 
@@ -66,7 +66,7 @@ async def find_unfinished(
     async with aclosing(walk._replace(status="busy").steps()) as steps:
         async for step in steps:
             if step.row is not None:
-                found[step.row.thread_id] = user_in(step.row.metadata)
+                found[step.row.thread_id] = find_user(step.row.metadata)
             if len(found) == most:
                 break
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
@@ -75,7 +75,7 @@ async def find_unfinished(
             # A thread without a run may not exist yet.
             metadata = {} if row is None else row.metadata
             if walk.sees is None or walk.sees(metadata):
-                found[partition.thread] = user_in(metadata)
+                found[partition.thread] = find_user(metadata)
     for thread_id, whose in found.items():
         for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id), settings):
             message, its_run = standing.message, standing.run

@@ -29,8 +29,8 @@ from perdure.runtime.operations.word_search import find_excerpt, has_words, word
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.user_and_title import (
-    title_in,
-    user_in,
+    find_title,
+    find_user,
     user_of_message,
     user_of_options,
 )
@@ -87,9 +87,9 @@ class ThreadQuery(NamedTuple):
             return False
         if self.before is not None and row.updated_at > self.before:
             return False
-        if self.title is not None and self.title.casefold() not in title_in(row.metadata).casefold():
+        if self.title is not None and self.title.casefold() not in find_title(row.metadata).casefold():
             return False
-        if self.user is not None and user_in(row.metadata) not in (None, self.user):
+        if self.user is not None and find_user(row.metadata) not in (None, self.user):
             return False
         if self.metadata is not None and not contains(row.metadata, self.metadata):
             return False
@@ -199,7 +199,7 @@ async def _meets_rest(
 async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
     """Return the user of a thread: the one of its newest run if its metadata names none, and that of its
     newest message if none has begun."""
-    user = user_in(row.metadata)
+    user = find_user(row.metadata)
     if user is not None:
         return user
     if row.run is not None:
@@ -219,7 +219,7 @@ async def _find(
 ) -> str | None:
     """Return the part of a conversation with the words, ``""`` if it is its title or no words are asked for,
     ``None`` if it does not have them. A state that cannot be read has none."""
-    if not wanted or has_words(title_in(row.metadata), wanted):
+    if not wanted or has_words(find_title(row.metadata), wanted):
         return ""
     if not row.has_state:
         return None

@@ -34,7 +34,7 @@ def excerpt(messages: Any, wanted: Sequence[str]) -> str | None:
     if not isinstance(messages, list):
         return None
     for message in reversed(messages):
-        for text in _texts(message):
+        for text in _list_texts(message):
             if has_words(text, wanted):
                 line = " ".join(text.split())
                 word = _place(line, wanted[0])
@@ -57,7 +57,7 @@ def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> str | None:
     return None
 
 
-def _texts(message: Any) -> Iterator[str]:
+def _list_texts(message: Any) -> Iterator[str]:
     # In its plain form a message is the value of its type.
     if isinstance(message, Mapping) and "content" not in message:
         held = message.get("value")

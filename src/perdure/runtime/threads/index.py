@@ -200,7 +200,7 @@ class ThreadIndex:
             enough=enough,
             copies=copies,
         )
-        async for batch in _batches(found, enough or _FIRST_BATCH):
+        async for batch in _group_places(found, enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
                 entries = await self._entries(batch)
@@ -287,7 +287,7 @@ def contains(whole: Any, part: Any) -> bool:
         case list(), list():
             return _contains_each(whole, part)
         case _:
-            return (type(whole) is type(part) and bool(whole == part)) or _same_number(whole, part)
+            return (type(whole) is type(part) and bool(whole == part)) or _are_same_number(whole, part)
 
 
 def _contains_each(whole: list[Any], part: list[Any]) -> bool:
@@ -306,12 +306,14 @@ def _contains_each(whole: list[Any], part: list[Any]) -> bool:
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def _same_number(a: Any, b: Any) -> bool:
+def _are_same_number(a: Any, b: Any) -> bool:
     numbers = isinstance(a, int | float) and isinstance(b, int | float)
     return numbers and not isinstance(a, bool) and not isinstance(b, bool) and a == b
 
 
-async def _batches(found: AsyncIterator[list[SortedThread]], first: int) -> AsyncIterator[list[SortedThread]]:
+async def _group_places(
+    found: AsyncIterator[list[SortedThread]], first: int
+) -> AsyncIterator[list[SortedThread]]:
     """Yield places in groups of growing size, the first of ``first`` places: it is answered soon, the later
     ones need few requests."""
     size = min(first, _BATCH)

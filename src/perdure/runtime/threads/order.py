@@ -98,7 +98,7 @@ async def count(database: DatabaseHandle, tenant: str, status: Status | None = N
         return sum([len(page) async for page in places(database, tenant, Order(), status)])
     number = await _size(database, FindListed(tenant, status=status or "", limit=1))
     if status is not None and status != "busy":
-        number += len(await _unsure(database, tenant, Order(), status))
+        number += len(await _find_unsure(database, tenant, Order(), status))
     return number
 
 
@@ -142,7 +142,7 @@ async def _list(
     """Yield places from the listing. Threads whose status is unsure are read, and merged in order."""
     unsure = deque[SortedThread]()
     if status is not None and status != "busy":
-        unsure.extend(await _unsure(database, tenant, order, status))
+        unsure.extend(await _find_unsure(database, tenant, order, status))
     if not unsure:
         found = _pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
         async for page in found:
@@ -162,7 +162,9 @@ async def _list(
     yield [place._replace(number=passed + n) for n, place in enumerate(unsure, 1) if passed + n > skip]
 
 
-async def _unsure(database: DatabaseHandle, tenant: str, order: Order, status: Status) -> list[SortedThread]:
+async def _find_unsure(
+    database: DatabaseHandle, tenant: str, order: Order, status: Status
+) -> list[SortedThread]:
     """Return the threads that the listing is unsure about, and that have the status."""
     pages = _pages(database, tenant, order, UNSURE)
     read = await _read(database, [place async for page in pages for place in page])
@@ -214,7 +216,7 @@ async def _by_name(
     database: DatabaseHandle, tenant: str, order: Order, status: Status | None, enough: int | None
 ) -> AsyncIterator[list[SortedThread]]:
     """Yield places in the order of the threads' names, which is that of the catalogue."""
-    pages = _catalogue(database, tenant, status, min(enough or _FIRST_PAGE, _PAGE))
+    pages = _walk_catalogue(database, tenant, status, min(enough or _FIRST_PAGE, _PAGE))
     passed = 0
     if order.descending:
         every = [place async for page in pages for place in page][::-1]
@@ -225,7 +227,7 @@ async def _by_name(
         passed += len(page)
 
 
-async def _catalogue(
+async def _walk_catalogue(
     database: DatabaseHandle, tenant: str, status: Status | None, size: int
 ) -> AsyncIterator[list[SortedThread]]:
     find = FindThreads(tenant, limit=size)

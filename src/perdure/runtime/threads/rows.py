@@ -30,7 +30,7 @@ from perdure.model.records import (
     Partition,
     Record,
 )
-from perdure.model.runs.lifecycle import Facts, Status, thread_status
+from perdure.model.runs.lifecycle import Facts, Status, decide_thread_status
 from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.waits import Waits, read_waits, takes_no_answer
@@ -88,8 +88,8 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
     """Return a thread as it is now, None if it does not exist."""
     (found, edits, lanes, runs, heads), fault = yield from _records(partition)
     lane = Lane.read(IN, lanes)
-    documents, faults = _readable(found)
-    edited, more = _readable(edits)
+    documents, faults = _decode_readable(found)
+    edited, more = _decode_readable(edits)
     faults += more
     kept: list[Run] = []
     try:
@@ -149,7 +149,7 @@ def row_of(
         body.get("metadata", {}),
         body.get("created_at", run.started_at if run else 0),
         max(times, default=0),
-        _status(lane, run, edited.body if edited else None),
+        _find_status(lane, run, edited.body if edited else None),
         run,
         False,
         body.get("ttl"),
@@ -198,7 +198,7 @@ def _metadata_of(record: CheckpointRecord) -> dict[str, Any]:
     return described
 
 
-def _readable(records: Iterable[Record]) -> tuple[list[Document], list[Corrupt]]:
+def _decode_readable(records: Iterable[Record]) -> tuple[list[Document], list[Corrupt]]:
     documents: list[Document] = []
     faults: list[Corrupt] = []
     for record in records:
@@ -225,14 +225,14 @@ def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ..
     return tuple(out), fault
 
 
-def _status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
+def _find_status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
     """Return the status as far as the queue tells; the checkpoint may have a question that no run asked."""
     is_fork = edited is not None and edited.get("is_fork", False)
     is_edited = edited is not None and edited["run_id"] == (None if run is None else run.id)
     is_asking = lane is not None and lane.waiting is not None
     if is_edited and edited is not None:
         is_asking = bool(edited["goes_on"])
-    return thread_status(
+    return decide_thread_status(
         Facts(
             is_busy=lane is not None and (lane.run_id is not None or lane.pending > 0),
             is_asking=is_asking,

@@ -19,7 +19,7 @@ from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, NotFound
 from perdure.model.ops import Check, Expect, Put
 from perdure.model.records import DOCUMENT, EDITED, OF_THREAD, Partition
-from perdure.model.retention_policy import stored_ttl
+from perdure.model.retention_policy import make_stored_ttl
 from perdure.model.runs.messages import dedupe_digest
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
@@ -128,14 +128,16 @@ class Threads:
         """Add a thread that an application created without a server to the index, unless it has it."""
         body = {"metadata": dict(row.metadata), "created_at": row.created_at, "ttl": row.ttl}
         now = await self._context.clock.now()
-        made = await self._put(row.thread_id, body, now, Expect.ABSENT) or await self._document(row.thread_id)
+        made = await self._put(row.thread_id, body, now, Expect.ABSENT) or await self._read_document(
+            row.thread_id
+        )
         if made is not None:
             await self.index.write(row.thread_id, made)
 
     async def redraft(self, row: ThreadRow, metadata: Mapping[str, Any]) -> Put | None:
         """Return the condition that a thread is unchanged, under which a message is accepted and merged into
         its metadata; call ``reindex`` after that. ``None`` if the thread was changed since."""
-        before = await self._document(row.thread_id)
+        before = await self._read_document(row.thread_id)
         if before is None or before.version != row.version:
             return None
         now = await self._context.clock.now()
@@ -145,7 +147,7 @@ class Threads:
 
     async def reindex(self, thread_id: str) -> None:
         """Store the copy of a thread's document in the index."""
-        if (found := await self._document(thread_id)) is not None:
+        if (found := await self._read_document(thread_id)) is not None:
             await self.index.write(thread_id, found)
 
     async def change(
@@ -168,18 +170,18 @@ class Threads:
             NotFound: there is no such thread.
             Contention: the document has another version than ``seen``, or changes all the time.
         """
-        if await self._document(thread_id) is None and (row := await self.look(thread_id)) is not None:
+        if await self._read_document(thread_id) is None and (row := await self.look(thread_id)) is not None:
             await self.adopt(row)
         now = await self._context.clock.now()
         for _ in range(ATTEMPTS):
-            before = await self._document(thread_id)
+            before = await self._read_document(thread_id)
             if before is None:
                 raise missing_error(thread_id)
             if seen is not None and before.version != seen:
                 raise Contention(f"thread {thread_id!r} was changed meanwhile; try again")
             body = {**before.body, "metadata": {**before.body["metadata"], **metadata}}
             if ttl is not None:
-                body["ttl"] = stored_ttl(ttl, now)
+                body["ttl"] = make_stored_ttl(ttl, now)
             await self.index.announce(thread_id, before, now)
             changed = await self._put(thread_id, body, now, before.version)
             if changed is not None:
@@ -228,7 +230,7 @@ class Threads:
             body = None if before is None else before.body
             if body is None or ttl is None:
                 return body
-            return {**body, "ttl": stored_ttl(ttl, now)}
+            return {**body, "ttl": make_stored_ttl(ttl, now)}
 
         fresh = self._database.draw_version()
         program = documents.change(self._partition(thread_id), *OF_THREAD, again, now, fresh)
@@ -303,13 +305,13 @@ class Threads:
     def _body(self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
         usual = self._context.thread_ttl
         given = ttl or (None if usual is None else usual.client_form)
-        return {"metadata": dict(metadata), "created_at": now, "ttl": stored_ttl(given, now)}
+        return {"metadata": dict(metadata), "created_at": now, "ttl": make_stored_ttl(given, now)}
 
     async def _index_new(self, thread_id: str, document: Document) -> None:
         if await self.index.add(thread_id, document) is None:
             await self.index.write(thread_id, document)
 
-    async def _document(self, thread_id: str) -> Document | None:
+    async def _read_document(self, thread_id: str) -> Document | None:
         return await self._database.arun(documents.get(self._partition(thread_id), *OF_THREAD))
 
     async def _put(

@@ -19,7 +19,7 @@ authentication usually write ``owner``."""
 _TITLES = ("title", "name")
 
 
-def user_in(metadata: Mapping[str, Any]) -> str | None:
+def find_user(metadata: Mapping[str, Any]) -> str | None:
     """Return the user that a thread's metadata names, ``None`` if it names none."""
     return next((v for key in USER_KEYS if isinstance(v := metadata.get(key), str) and v), None)
 
@@ -53,7 +53,7 @@ def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
     )
 
 
-def title_in(metadata: Mapping[str, Any]) -> str:
+def find_title(metadata: Mapping[str, Any]) -> str:
     """Return the title that a thread's metadata has, ``""`` without one: ``title``, or else ``name``."""
     found = next((metadata[key] for key in _TITLES if metadata.get(key) is not None), "")
     if isinstance(found, str):

@@ -40,7 +40,7 @@ from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
-from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, still_to_give
+from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
@@ -147,7 +147,7 @@ async def _attempt(
     is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_once and has_begun else agent.to_input(held.messages)
     if isinstance(given, Command):
-        given = await still_to_give(graph, now, held, given, views.steering.database)
+        given = await select_still_to_give(graph, now, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _at(config, options.checkpoint_id)
@@ -163,13 +163,13 @@ async def _attempt(
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _ends(given):
-        await _end(graph, config, now, _publisher(graph, held, buffer, begun_at, journal.waits))
+        await _end(graph, config, now, _make_publisher(graph, held, buffer, begun_at, journal.waits))
         return Ending(DONE, {})
     if has_begun or given is None:
         graph = await awithout_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     how = {**_how(agent, options, context), "control": views.steering.control}
-    publisher = _publisher(graph, held, buffer, begun_at, journal.waits)
+    publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)
     values = await _steer(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
     held = views.steering.current(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
@@ -219,7 +219,7 @@ async def _steer(
         try:
             values = await _invoke(graph, given, config, how, buffer, publisher)
         except GraphDrained:
-            await steering.between_steps(graph, now, held)
+            await steering.write_between_steps(graph, now, held)
             given, config = None, steering.go_on(graph, now)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
@@ -259,7 +259,7 @@ async def _end(
         await publisher.publish_end()
 
 
-def _publisher(
+def _make_publisher(
     graph: Pregel[Any, Any, Any, Any],
     held: HeldRun,
     buffer: EventBuffer | None,
@@ -399,7 +399,7 @@ async def _parts(
             async for part in parts:
                 yield part
         return
-    run_id = publisher.root_id()
+    run_id = publisher.get_root_id()
     stream = graph.astream_events(given, {**config, "run_id": run_id}, version="v2", **how)
     async with aclosing(cast(AsyncGenerator[Any, None], stream)) as events:
         async for event in events:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from perdure.engine.complete_reads import all_partitions
+from perdure.engine.complete_reads import list_all_partitions
 from perdure.engine.queue import crons
 from perdure.engine.queue.crons import Cron, Due
 from perdure.model.records import SERVER, Partition
@@ -87,7 +87,7 @@ class CronService:
         context = self._context
         if self._fire is None:
             return
-        for partition in await context.database.arun(all_partitions(context.tenant, SERVER)):
+        for partition in await context.database.arun(list_all_partitions(context.tenant, SERVER)):
             if partition == crons.place(partition.tenant):
                 await context.database.arun(crons.arm(partition, context.database.draw_version()))
 

@@ -21,8 +21,8 @@ from perdure.model.runs.messages import (
     WAITING,
     Message,
     Reply,
-    error_note,
     replace_surrogates,
+    shorten_error,
 )
 from perdure.runtime.jitter import spread
 from perdure.runtime.runtime_context import RuntimeContext
@@ -193,7 +193,7 @@ class Delivery:
             except NotSent as error:
                 return await self._unfound(channel, sending, error), sending
             except Exception as error:
-                return _still_doubted(channel, reply, error), sending
+                return _decide_doubted(channel, reply, error), sending
             if known is not None:
                 return _to_outcome(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
@@ -203,9 +203,9 @@ class Delivery:
     async def _unfound(self, channel: Channel, sending: Sending, error: NotSent) -> DeliveryOutcome:
         """Return the outcome of a question to the provider that it certainly did not take."""
         if error.retry_after is None:
-            return _still_doubted(channel, sending.reply, error)
+            return _decide_doubted(channel, sending.reply, error)
         return DeliveryOutcome(
-            SENDING, error=error_note(error), again_at=await self._after(error.retry_after)
+            SENDING, error=shorten_error(error), again_at=await self._after(error.retry_after)
         )
 
     async def _after(self, seconds: float) -> int:
@@ -220,27 +220,27 @@ class Delivery:
                 async with asyncio.timeout(channel.timeout):
                     return _to_outcome(await channel.deliver(sending.partition, reply))
         except Undeliverable as error:
-            return DeliveryOutcome(DEAD, error=error_note(error))
+            return DeliveryOutcome(DEAD, error=shorten_error(error))
         except NotSent as error:
             if error.retry_after is not None:
                 again = await self._after(error.retry_after)
-                return DeliveryOutcome(READY, error=error_note(error), again_at=again, counts=-1)
-            return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
+                return DeliveryOutcome(READY, error=shorten_error(error), again_at=again, counts=-1)
+            return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
         except Exception as error:
             if channel.in_doubt == "hold" or (is_last and channel.in_doubt == "reconcile"):
-                return DeliveryOutcome(UNKNOWN, error=error_note(error))
+                return DeliveryOutcome(UNKNOWN, error=shorten_error(error))
             if channel.in_doubt == "reconcile":
-                return DeliveryOutcome(SENDING, error=error_note(error))
-            return DeliveryOutcome(DEAD if is_last else READY, error=error_note(error))
+                return DeliveryOutcome(SENDING, error=shorten_error(error))
+            return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
 
 
-def _still_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
+def _decide_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
     """Return the outcome of a failed question to the provider: asked again, or held for a person at last."""
     if reply.attempts >= channel.attempts:
         state = UNKNOWN
     else:
         state = SENDING
-    return DeliveryOutcome(state, error=error_note(error), counts=1)
+    return DeliveryOutcome(state, error=shorten_error(error), counts=1)
 
 
 def _to_outcome(provider_id: object) -> DeliveryOutcome:

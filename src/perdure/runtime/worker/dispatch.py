@@ -41,7 +41,7 @@ _SERVED: ContextVar[tuple[Dispatch, Due] | None] = ContextVar("served_queue", de
 """Queue that is served in this context, by whom."""
 
 
-def context_outside_of_runs() -> Context:
+def copy_context_outside() -> Context:
     """Return a copy of the context for a task that a run begins and does not wait for."""
     context = copy_context()
     context.run(_SERVED.set, None)

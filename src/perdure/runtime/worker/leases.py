@@ -128,14 +128,14 @@ class Leases:
             await asyncio.sleep(self._settings.lease / 3)
             for working in self.working.values():
                 if working.renewal is None or working.renewal.done():
-                    working.renewal = self._soon(self._renew(working))
+                    working.renewal = self._start_soon(self._renew(working))
 
     def renew_now(self, is_meant: Callable[[Partition], bool]) -> None:
         """Renew the leases of some threads' runs now: another process may have asked them to stop, and the
         lease's record says so."""
         for working in self.working.values():
             if is_meant(working.held.partition):
-                self._soon(self._renew(working))
+                self._start_soon(self._renew(working))
         for partition, starting in self.starting.items():
             starting.is_asked = starting.is_asked or is_meant(partition)
 
@@ -145,9 +145,9 @@ class Leases:
         starting = self.starting.pop(partition, Starting(working.held.run.id))
         self.working[partition] = working
         if working.held.lane.pending or starting.has_message:
-            working.steering.first_look = self._soon(self._look(working))
+            working.steering.first_look = self._start_soon(self._look(working))
         if starting.is_asked:
-            self._soon(self._renew(working))
+            self._start_soon(self._renew(working))
         if starting.how:
             working.cancel(starting.how)
 
@@ -178,9 +178,9 @@ class Leases:
             if working.held.lane.stop is not None:
                 working.cancel(working.held.lane.stop)
             elif working.held.lane.pending:
-                self.message_waits(working.held.partition)
+                self.notify_of_message(working.held.partition)
 
-    def message_waits(self, partition: Partition) -> bool:
+    def notify_of_message(self, partition: Partition) -> bool:
         """Look for messages that a run of this process may take while it goes on. Return True if it has a run
         of the thread."""
         if (starting := self.starting.get(partition)) is not None:
@@ -189,7 +189,7 @@ class Leases:
         working = self.working.get(partition)
         if working is None:
             return False
-        self._soon(self._look(working))
+        self._start_soon(self._look(working))
         return True
 
     async def _look(self, working: Working) -> None:
@@ -201,7 +201,7 @@ class Leases:
             # The next renewal of the lease looks again; at the run's end the messages become the next run.
             self._emit("run.not_steered", working.held, error=type(error).__name__)
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._renewing.add(task)
         task.add_done_callback(self._renewing.discard)

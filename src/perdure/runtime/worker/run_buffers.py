@@ -44,9 +44,9 @@ class RunBuffers:
         """Make the buffer of a run and register it with the subscriptions."""
         context, partition = self._context, held.partition
         now = await context.clock.now()
-        first = context.subscriptions.first_free(partition, now, self._leases.over(partition))
+        first = context.subscriptions.find_first_free(partition, now, self._leases.over(partition))
         if first is None:
-            first = await context.database.arun(events.first_free(partition, now))
+            first = await context.database.arun(events.find_first_free(partition, now))
         buffer = EventBuffer(
             context.database,
             partition,

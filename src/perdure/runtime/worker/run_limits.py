@@ -186,13 +186,13 @@ class RunLimits:
         coming = self._limiter.submit(turn.take(self._limiter, partition.tenant, math.inf))
         waiting = _Waiting(keys, turn, coming)
         self._note(partition, waiting)
-        coming.add_done_callback(lambda _: loop.call_soon_threadsafe(self._came, partition, waiting))
+        coming.add_done_callback(lambda _: loop.call_soon_threadsafe(self._note_arrival, partition, waiting))
 
     def _note(self, partition: Partition, waiting: _Waiting) -> None:
         self._waiting[partition] = waiting
         self._of_user[partition.tenant, waiting.keys[0][2]] += 1
 
-    def _came(self, partition: Partition, waiting: _Waiting) -> None:
+    def _note_arrival(self, partition: Partition, waiting: _Waiting) -> None:
         if self._waiting.get(partition) is waiting and not self._serve(partition):
             self._leave(partition)
             self._limiter.drop(waiting.turn)

@@ -20,8 +20,8 @@ from perdure.errors import CannotTakeBack, Corrupt, Fenced, Unavailable
 from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
-from perdure.model.runs.lifecycle import stopped_state
-from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, error_note
+from perdure.model.runs.lifecycle import decide_stopped_state
+from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, shorten_error
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import Wait, with_waits
@@ -32,7 +32,7 @@ from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
-from perdure.runtime.failures.failure_traces import failure_note
+from perdure.runtime.failures.failure_traces import make_failure_note
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
@@ -153,7 +153,7 @@ class Runner:
             self.graphs.versions,
         )
 
-    async def _next_claim(self, partition: Partition) -> Claim:
+    async def _await_next_claim(self, partition: Partition) -> Claim:
         return self.claim(partition, await self._clock.now())
 
     def note_claimed(self, held: HeldRun, over: int | None) -> None:
@@ -182,9 +182,9 @@ class Runner:
             known = self._queues.get(partition)
             # A plan, which waits, is not refused when the inbox has changed.
             self._queues.forget(partition)
-            held, turn = await self.limits.claim(partition, self._next_claim, known)
+            held, turn = await self.limits.claim(partition, self._await_next_claim, known)
         elif held is None:
-            claim = await self._next_claim(partition)
+            claim = await self._await_next_claim(partition)
             held = await self._database.arun(claim.take(self._queues.get(partition)))
         if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
@@ -202,7 +202,7 @@ class Runner:
     async def end_stopped(self, partition: Partition) -> None:
         """End the thread's run if it was stopped and no process holds it any more, or if its message was
         withdrawn. No graph is run."""
-        claim = replace(await self._next_claim(partition), graphs=())
+        claim = replace(await self._await_next_claim(partition), graphs=())
         held = await self._database.arun(claim.take(None))
         if not isinstance(held, HeldRun):
             return
@@ -264,7 +264,7 @@ class Runner:
             options = Options.read(message.options)
         except Corrupt as unreadable:
             # Unreadable options stay unreadable at the next attempt.
-            return await self._give_up(held, failure_note(unreadable))
+            return await self._give_up(held, make_failure_note(unreadable))
         await self.buffers.open(held, options)
         stopped = message.stop if message.is_withdrawn else held.lane.stop
         if stopped is not None:
@@ -351,7 +351,7 @@ class Runner:
             try:
                 return await self._finish(held, task.result())
             except PERMANENT as refused:
-                return await self._give_up(held, failure_note(refused))
+                return await self._give_up(held, make_failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -410,7 +410,7 @@ class Runner:
             self._dispatch.soon((held.partition, OUT))
         elif replies:
             self._notifications.notify_due(held.partition)
-        self._queues.note_ended(held.partition, lane, runs.closed_epoch(held.epoch))
+        self._queues.note_ended(held.partition, lane, runs.compute_closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
         self._look_soon(held)
@@ -459,14 +459,14 @@ class Runner:
         else:
             held, note = await self._roll_back(held, how == ROLLBACK)
             is_kept = bool(note)
-        return await self._finish(held, Ending(stopped_state(how, is_kept=is_kept), note))
+        return await self._finish(held, Ending(decide_stopped_state(how, is_kept=is_kept), note))
 
     def _note_lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
         self.excuses.add(held)
 
     async def _fail(self, held: HeldRun, error: BaseException) -> bool:
-        note = failure_note(error)
+        note = make_failure_note(error)
         self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
         most = self._settings.attempts
@@ -516,7 +516,7 @@ class Runner:
                 return held, note
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
-            note = {"not_taken_back": error_note(error)}
+            note = {"not_taken_back": shorten_error(error)}
         try:
             # The questions shown have to be those of the subgraphs, so these are rolled back to them.
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))

@@ -132,7 +132,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
 
-    async def until_idle(self, partition: Partition, within: float | None) -> int | None:
+    async def serve_until_idle(self, partition: Partition, within: float | None) -> int | None:
         """Serve a thread's queues until none of them is due; see ``Runtime.run_until_idle``. Return the time
         at which one is due later, in microseconds."""
         loop = asyncio.get_running_loop()

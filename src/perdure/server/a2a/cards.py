@@ -45,6 +45,6 @@ def card(caller: Caller, assistant: Assistant, url: str) -> AgentCard:
     return parse_lenient(described, AgentCard())
 
 
-def card_document(caller: Caller, assistant: Assistant, url: str) -> dict[str, Any]:
+def make_card_document(caller: Caller, assistant: Assistant, url: str) -> dict[str, Any]:
     """Return a card as JSON, with the fields that clients of earlier releases of the protocol read."""
     return agent_card_to_dict(card(caller, assistant, url))

@@ -40,7 +40,7 @@ from perdure.runtime.options import StreamMode
 from perdure.server import error_handlers
 from perdure.server.a2a import push
 from perdure.server.a2a.contexts import submit_in, thread_of
-from perdure.server.a2a.parts import answer_of, input_of, text_of, unique_id
+from perdure.server.a2a.parts import answer_of, find_unique_id, input_of, text_of
 from perdure.server.a2a.tasks import (
     A2A,
     INPUT_REQUIRED,
@@ -248,7 +248,7 @@ class DurableTasks(RequestHandler):
             if now.state in TERMINAL:
                 await push.delete(self._caller.runtime, task, config["id"])
                 raise UnsupportedOperationError(f"task {task.id!r} has ended; nothing more is sent about it")
-            return _push_config(task, config)
+            return _make_push_config(task, config)
 
     @validate_request_params
     async def on_get_task_push_notification_config(
@@ -259,7 +259,7 @@ class DurableTasks(RequestHandler):
             task = await self._task(params.task_id, "read")
             for config in await push.configs(self._caller.runtime, task):
                 if config["id"] == params.id:
-                    return _push_config(task, config)
+                    return _make_push_config(task, config)
             raise TaskNotFoundError(f"task {task.id!r} has no push notification config {params.id!r}")
 
     @validate_request_params
@@ -270,7 +270,7 @@ class DurableTasks(RequestHandler):
         async with translate_errors():
             task = await self._task(params.task_id, "read")
             found = await push.configs(self._caller.runtime, task)
-            shown = [_push_config(task, config) for config in found]
+            shown = [_make_push_config(task, config) for config in found]
             return types.ListTaskPushNotificationConfigsResponse(configs=shown)
 
     @validate_request_params
@@ -344,7 +344,7 @@ class DurableTasks(RequestHandler):
             with self._caller.host.throttle.count_arrival():
                 return await submit(
                     self._caller,
-                    self._run_headers(unique_id(message)),
+                    self._run_headers(find_unique_id(message)),
                     thread_id,
                     NewRun.model_validate(made),
                     modes=_MODES,
@@ -363,7 +363,7 @@ class DurableTasks(RequestHandler):
             accepted = await submit_in(self._caller, self._assistant.assistant_id, context_id, own)
         found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
         if found is None:
-            raise self._no_task(task_id_of(accepted.thread_id, accepted.run_id))
+            raise self._no_task_error(task_id_of(accepted.thread_id, accepted.run_id))
         return found
 
     async def _of_answer(self, task_id: str, context_id: str | None) -> DurableTask:
@@ -405,13 +405,13 @@ class DurableTasks(RequestHandler):
         except ValueError as error:
             raise TaskNotFoundError(f"there is no task {task_id!r}: {error}") from error
         except (NotFound, Refusal) as error:
-            raise self._no_task(task_id) from error
+            raise self._no_task_error(task_id) from error
         task = await find(self._caller.runtime, thread_id, run_id)
         if task is None or task.assistant_id != self._assistant.assistant_id:
-            raise self._no_task(task_id)
+            raise self._no_task_error(task_id)
         return task
 
-    def _no_task(self, task_id: str) -> TaskNotFoundError:
+    def _no_task_error(self, task_id: str) -> TaskNotFoundError:
         return TaskNotFoundError(f"there is no task {task_id!r} of this agent")
 
     async def _wait_for_end(self, task: DurableTask) -> DurableTask:
@@ -522,7 +522,7 @@ def _shutdown_error() -> InternalError:
 
 def _find_earlier_answer(task: DurableTask, message: Mapping[str, Any]) -> Standing | None:
     """Return the answer of a task that was sent with this message's id, None if there is none."""
-    if (message_id := unique_id(message)) is None:
+    if (message_id := find_unique_id(message)) is None:
         return None
     same = (one for one in task.standings[1:] if protocol_of(one).get("message") == message_id)
     return next(same, None)
@@ -543,5 +543,5 @@ def _chunk(data: str) -> tuple[str, str] | None:
     return str(message.get("id")), text
 
 
-def _push_config(task: DurableTask, config: push.PushConfig) -> types.TaskPushNotificationConfig:
+def _make_push_config(task: DurableTask, config: push.PushConfig) -> types.TaskPushNotificationConfig:
     return parse_lenient({**config, "taskId": task.id}, types.TaskPushNotificationConfig())

@@ -49,8 +49,8 @@ def input_of(user: User, message: Mapping[str, Any], *, takes_messages: bool) ->
     before = given.get("messages", [])
     if not isinstance(before, list):
         raise InvalidParamsError("messages in a data part is a list")
-    chat: dict[str, Any] = {"role": "user", "content": _content(blocks)}
-    if (message_id := unique_id(message)) is not None:
+    chat: dict[str, Any] = {"role": "user", "content": _make_content(blocks)}
+    if (message_id := find_unique_id(message)) is not None:
         chat["id"] = message_id
     return {**given, "messages": [*before, chat]}
 
@@ -65,7 +65,7 @@ def answer_of(user: User, message: Mapping[str, Any]) -> Any:
         if isinstance(data[0], dict):
             return with_verified(user, data[0])
         return data[0]
-    return _content([_block(part) for part in parts])
+    return _make_content([_block(part) for part in parts])
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -108,7 +108,7 @@ def _part_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**held, **{name: value for name, value in named.items() if isinstance(value, str) and value}}
 
 
-def unique_id(message: Mapping[str, Any]) -> str | None:
+def find_unique_id(message: Mapping[str, Any]) -> str | None:
     """Return the id of a message if it is one that no other message has, a UUID; else None. By such an id a
     message that is sent again is known."""
     message_id = str(message.get("messageId", ""))
@@ -137,7 +137,7 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
     return block
 
 
-def _content(blocks: Sequence[Mapping[str, Any]]) -> Any:
+def _make_content(blocks: Sequence[Mapping[str, Any]]) -> Any:
     if all(block["type"] == "text" for block in blocks):
         return "\n".join(block["text"] for block in blocks)
     return list(blocks)

@@ -299,7 +299,7 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
         if state == COMPLETED:
             begun = task.standings[0].run or run
             result = await result_of(runtime, task.thread_id, begun, run)
-            if (artifact := _artifact(task, result)) is not None:
+            if (artifact := _make_artifact(task, result)) is not None:
                 shown["artifacts"] = [artifact]
         else:
             values = json.loads(to_json(await values_of(runtime, task.thread_id, run)))
@@ -338,14 +338,14 @@ def _part(value: Any) -> JsonObject:
     return {"data": value}
 
 
-def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
+def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     """Return the result of a task: the last message that the agent has added or changed, or else the outputs
     of its graph besides messages. None if there is neither."""
     values, before = json.loads(to_json(result.after)), json.loads(to_json(result.before))
     if not isinstance(values, dict):
         return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
-    known = _messages_in(before)
-    for message in reversed(_messages_in(values)):
+    known = _select_messages(before)
+    for message in reversed(_select_messages(values)):
         if message.get("type") == "ai" and message not in known and (parts := parts_of(message)):
             return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
     outputs = {name: value for name, value in values.items() if name in result.outputs and name != _MESSAGES}
@@ -358,7 +358,7 @@ def _artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     return {"artifactId": task.run_id, "name": "values", "parts": [{"data": outputs}]}
 
 
-def _messages_in(values: Any) -> list[JsonObject]:
+def _select_messages(values: Any) -> list[JsonObject]:
     messages = None
     if isinstance(values, dict):
         messages = values.get(_MESSAGES)

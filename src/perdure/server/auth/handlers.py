@@ -200,7 +200,7 @@ def _request(connection: HTTPConnection) -> Request:
     return connection
 
 
-def _scopes(connection: HTTPConnection) -> list[str]:
+def _list_scopes(connection: HTTPConnection) -> list[str]:
     credentials = connection.scope.get("auth")
     if credentials:
         return list(credentials.scopes)
@@ -216,7 +216,7 @@ _ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
     "query_params": lambda connection: connection.query_params,
     "request": _request,
     "scope": lambda connection: connection.scope,
-    "scopes": _scopes,
+    "scopes": _list_scopes,
     "user": lambda connection: connection.scope.get("user"),
 }
 """Arguments of an authenticate handler, by parameter name. Header names and values are bytes, names in lower
@@ -297,7 +297,7 @@ def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     elif isinstance(returned, Mapping):
         known = json_data(cast(object, returned), "user")
     elif hasattr(returned, "identity"):
-        known = _attributes(returned)
+        known = _list_attributes(returned)
     else:
         raise _NotAUser(
             f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
@@ -310,7 +310,7 @@ def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     return str(identity), _permissions(permissions), json_data({**known, "identity": str(identity)}, "user")
 
 
-def _attributes(user: object) -> dict[str, Any]:
+def _list_attributes(user: object) -> dict[str, Any]:
     dump, as_dict = getattr(user, "model_dump", None), getattr(user, "dict", None)
     if callable(dump):
         known: dict[str, Any] = dict(cast(Mapping[str, Any], dump(mode="json")))

@@ -153,7 +153,7 @@ class Jwt:
     async def authenticate(self, request: HTTPConnection) -> User:
         """Return the user of a request. ``Refusal`` with 401 for a token that is not accepted, with 403 for a
         valid token that names no tenant, and with 503 while the keys cannot be fetched."""
-        claims = await self._claims(self._token(request))
+        claims = await self._read_claims(self._token(request))
         name = self._settings.identity_claim
         identity = claims.get(name)
         if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
@@ -165,7 +165,7 @@ class Jwt:
             known = claims
         else:
             known = {**claims, "display_name": claims.get("name")}
-        return User(str(identity), tenant, _permissions(claims), known)
+        return User(str(identity), tenant, _read_permissions(claims), known)
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
         if self._rules is None:
@@ -185,7 +185,7 @@ class Jwt:
             raise _unauthorized_error(f"the token has more than {TOKEN_MAX} characters")
         return token.strip()
 
-    async def _claims(self, token: str) -> dict[str, Any]:
+    async def _read_claims(self, token: str) -> dict[str, Any]:
         settings = self._settings
         try:
             header = jwt.get_unverified_header(token)
@@ -212,7 +212,7 @@ class Jwt:
             return dict(json_data(claims, "the token"))
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
             # The cause is left out: PyJWT's own messages may quote the token.
-            raise _unauthorized_error(_wrong(error)) from None
+            raise _unauthorized_error(_describe_fault(error)) from None
 
 
 def _to_list(value: str | Sequence[str]) -> list[str]:
@@ -243,7 +243,7 @@ def _public_key(text: str | bytes, algorithms: Sequence[str]) -> PublicKey:
     return key
 
 
-def _permissions(claims: dict[str, Any]) -> tuple[str, ...]:
+def _read_permissions(claims: dict[str, Any]) -> tuple[str, ...]:
     found: list[str] = []
     for name in _PERMISSIONS:
         claim = claims.get(name)
@@ -257,7 +257,7 @@ def _unauthorized_error(detail: str) -> Refusal:
     return Refusal(401, detail, {"WWW-Authenticate": "Bearer"})
 
 
-def _wrong(error: Exception) -> str:
+def _describe_fault(error: Exception) -> str:
     """Return the reason why a token is refused, without a part of the token."""
     match error:
         case jwt.ExpiredSignatureError():

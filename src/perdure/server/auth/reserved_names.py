@@ -13,7 +13,7 @@ from perdure.runtime.agents.run_user import CLAIMED, USER_EMAIL, USER_ID
 from perdure.server.auth.identity import User
 
 
-def verified_names(user: User) -> dict[str, Any]:
+def list_verified_names(user: User) -> dict[str, Any]:
     """Return the verified values of these names; none for a user who is not authenticated.
 
     The email is the field ``email`` of an authenticator or token. An issuer that marks it with
@@ -39,12 +39,12 @@ def _is_claim(name: str) -> bool:
 
 def with_verified(user: User, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a client's values with the verified ones in place of those that it stated."""
-    verified = verified_names(user)
+    verified = list_verified_names(user)
     named = {name: verified[name] for name in values if name in verified}
     return {**without_claims(user, values), **named}
 
 
-def config_without_claims(user: User, config: Mapping[str, Any]) -> dict[str, Any]:
+def remove_claims(user: User, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a LangGraph config without a client's claims, in its parts and beside them."""
     parts = {
         name: without_claims(user, config[name]) for name in ("configurable", "metadata") if config.get(name)

@@ -29,7 +29,7 @@ from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime import Agent, Runtime, Settings
 from perdure.runtime.agents.graph_factories import Factory
-from perdure.runtime.agents.graphs import savers_for
+from perdure.runtime.agents.graphs import make_savers
 from perdure.runtime.agents.loading import DEFAULT_NAME, LoadedGraph, load_agent
 from perdure.runtime.observers import Logs, Observers
 from perdure.runtime.retention_loop import RetentionLoop
@@ -193,7 +193,7 @@ def checkpoint_lifespan(
 
 
 def _open(database: Database, agents: Mapping[str, Agent], host: ServerState | None) -> Opened:
-    checkpointers = savers_for(database, agents)
+    checkpointers = make_savers(database, agents)
     store = database.store()
     graphs: dict[str, Graph] = {}
     for name, agent in agents.items():

@@ -22,7 +22,7 @@ from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
 from perdure.server.hosting.loopback import reachable
 from perdure.server.hosting.mounting import Prefixed, mount
-from perdure.server.hosting.startup import import_graphs, open_state, own_app, settings_of
+from perdure.server.hosting.startup import import_graphs, load_own_app, open_state, settings_of
 from perdure.server.origins import allows
 from perdure.server.request_log import RequestLog
 from perdure.server.resources import ServerState
@@ -139,7 +139,7 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
     app.state.perdure = host
     for chat in host.chats:
         app.router.routes.extend(chat.routes(host.runtime))
-    own = await own_app(config)
+    own = await load_own_app(config)
     async with AsyncExitStack() as stack:
         stack.enter_context(reachable(app))
         if own is not None:

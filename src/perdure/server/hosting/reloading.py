@@ -35,7 +35,7 @@ from watchfiles import Change, DefaultFilter, watch
 
 from perdure.errors import PerdureError
 from perdure.runtime.failures.failure_location import show_failures
-from perdure.runtime.failures.own_code import own_files, own_places, traceback_text
+from perdure.runtime.failures.own_code import list_own_files, list_own_places, write_traceback
 from perdure.runtime.garbage_collector import exempt_existing
 from perdure.runtime.log_output import write_log
 from perdure.runtime.runtime import process_name
@@ -207,7 +207,7 @@ class _Watching:
             self._receive()
             watched = self._report
             paths = self._paths()
-            folders = self._folders(paths)
+            folders = self._choose_folders(paths)
             is_caught_up = False
             # Every change of a folder is examined here. A filter that drops changes would keep the loop busy
             # for as long as another file there, such as a log, is written.
@@ -223,7 +223,7 @@ class _Watching:
                 recursive=False,
                 ignore_permission_denied=True,
             ):
-                if changed := self._relevant(changes, paths):
+                if changed := self._select_relevant(changes, paths):
                     return changed
                 # Only now, as the folders are watched, no change can come between.
                 if not is_caught_up and (changed := self._find_changed(paths, folders)):
@@ -252,14 +252,16 @@ class _Watching:
         files = self._first | self._report.files
         return files | {os.path.realpath(file) for file in files}
 
-    def _folders(self, paths: Iterable[str]) -> list[str]:
+    def _choose_folders(self, paths: Iterable[str]) -> list[str]:
         folders = {folder for path in paths if os.path.isdir(folder := os.path.dirname(path))}
         folders.add(str(self._root))
         if self._report.state == "failed":
-            folders.update(_folders_below(self._root))
+            folders.update(_list_folders_below(self._root))
         return sorted(folders)
 
-    def _relevant(self, changes: Iterable[tuple[Change, str]], paths: Collection[str]) -> tuple[str, ...]:
+    def _select_relevant(
+        self, changes: Iterable[tuple[Change, str]], paths: Collection[str]
+    ) -> tuple[str, ...]:
         """Return the changed files that the process depends on or has not found."""
         ignores = DefaultFilter()
 
@@ -292,7 +294,7 @@ class _Watching:
         return tuple(sorted(found))
 
 
-def _folders_below(root: Path) -> list[str]:
+def _list_folders_below(root: Path) -> list[str]:
     """Return the folders of a project without those of packages, caches and version control."""
     found: list[str] = []
     for folder, below, files in os.walk(root):
@@ -318,7 +320,7 @@ def _serve(
     write_log(terms.log_level)
     show_failures()
     began = time.monotonic()
-    reports = _Reports(sender, own_files())
+    reports = _Reports(sender, list_own_files())
     try:
         config = terms.load()
 
@@ -339,18 +341,18 @@ def _serve(
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        reports.add("failed", own_places(error))
-        terms.announce_failure(_failure_text(error))
+        reports.add("failed", list_own_places(error))
+        terms.announce_failure(_describe_failure(error))
         _serve_refusals(listener)
 
 
-def _failure_text(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     """Describe a failure: the message of an error of Perdure's, then the error of the user's code."""
     if not isinstance(error, PerdureError):
-        return traceback_text(error)
+        return write_traceback(error)
     cause = error.__cause__
-    if cause is not None and own_places(cause):
-        return f"{error}\n\n{traceback_text(cause)}"
+    if cause is not None and list_own_places(cause):
+        return f"{error}\n\n{write_traceback(cause)}"
     return str(error)
 
 
@@ -369,7 +371,7 @@ class _Reports:
     def add(self, state: _State, files: frozenset[str] = frozenset()) -> None:
         """Report how far the process has come, and more files that it depends on."""
         with self._lock:
-            more = (files | (own_files() - self._inherited)) - self._last.files
+            more = (files | (list_own_files() - self._inherited)) - self._last.files
             report = _Report(self._last.files | frozenset(filter(os.path.exists, more)), state)
             if report != self._last:
                 self._last = report

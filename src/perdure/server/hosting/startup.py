@@ -17,7 +17,7 @@ from langgraph_sdk import Auth
 from starlette.applications import Starlette
 
 from perdure.channels.chat_channel import ChatChannel
-from perdure.config.resolve import add_import_folders, make_folder_of, runtime_settings, set_variables
+from perdure.config.resolve import add_import_folders, make_folder_of, make_runtime_settings, set_variables
 from perdure.config.store_database import store_database
 from perdure.database.asynchronous import Database
 from perdure.database.opening import connect
@@ -91,7 +91,7 @@ async def open_state(
             )
         )
         store = await store_database(stack, config.store_url, development=config.development, key=config.keys)
-        chats = [await stack.enter_async_context(chat) for chat in _chats(config)]
+        chats = [await stack.enter_async_context(chat) for chat in _make_chats(config)]
         made = _runtime(config, (database, store), agents, chats, settings=settings, works=works, name=name)
         if ended:
             await made[0].end_leases_of(ended)
@@ -176,7 +176,7 @@ async def _start_runtime(
     return host
 
 
-def _chats(config: Config) -> Sequence[ChatChannel]:
+def _make_chats(config: Config) -> Sequence[ChatChannel]:
     """Return the chat channels of the configuration."""
     if not config.chats:
         return ()
@@ -226,10 +226,10 @@ def gate_of(config: Config) -> Gate:
 
 def settings_of(config: Config) -> Settings:
     """Return the runtime's settings."""
-    return runtime_settings(config.runtime)
+    return make_runtime_settings(config.runtime)
 
 
-async def own_app(config: Config) -> Starlette | Any | None:
+async def load_own_app(config: Config) -> Starlette | Any | None:
     """Return the custom application that is served beside the API, if the configuration names one."""
     if config.http.app is None:
         return None

@@ -45,7 +45,7 @@ from perdure.server import error_handlers, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.auth.reserved_names import with_verified
 from perdure.server.mcp.replies import reply_of
-from perdure.server.mcp.tools import assistant_of, input_of, tool_names, visible
+from perdure.server.mcp.tools import assistant_of, input_of, name_tools, visible
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.runs.run_creation import AcceptedRun, submit
@@ -94,7 +94,7 @@ class _Exchange:
         """Return a page of the tools that the user may call."""
         start = _offset(None if params is None else params.cursor)
         try:
-            named = list(tool_names(self._caller, await visible(self._caller)).items())
+            named = list(name_tools(self._caller, await visible(self._caller)).items())
             page = named[start : start + _PAGE]
             inputs = {
                 graph_id: await input_of(self._caller, graph_id)
@@ -120,16 +120,16 @@ class _Exchange:
         try:
             return await self._call(params.name, params.arguments or {})
         except ValidationError as error:
-            return _failure_result("InvalidArguments", fault_text(error.errors()[0]))
+            return _make_failure_result("InvalidArguments", fault_text(error.errors()[0]))
         except Refusal as refusal:
             if refusal.status >= 500 or refusal.status == 429:
                 raise _protocol_error(refusal) from refusal
-            return _failure_result("Refused", refusal.detail)
+            return _make_failure_result("Refused", refusal.detail)
         except PerdureError as error:
             if error_handlers.status_of(error) >= 500:
                 _log.warning("a call of a tool failed: %s", type(error).__name__)
                 raise _protocol_error(error) from error
-            return _failure_result(type(error).__name__, error_handlers.sentence(error))
+            return _make_failure_result(type(error).__name__, error_handlers.sentence(error))
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         caller = self._caller
@@ -140,7 +140,7 @@ class _Exchange:
         fault = best_match(Draft202012Validator(taken.schema).iter_errors(arguments))
         if fault is not None:
             place = "".join(f"[{part!r}]" for part in fault.absolute_path) or "the arguments"
-            return _failure_result("InvalidArguments", f"{place}: {_without_values(fault)}")
+            return _make_failure_result("InvalidArguments", f"{place}: {_without_values(fault)}")
         # Who the user is comes from the credentials alone, as everywhere.
         verified = with_verified(caller.user, arguments)
         new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
@@ -166,10 +166,10 @@ class _Exchange:
     async def _result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
         run = standing.run
         if run is None or responses.run_status(standing) in ("interrupted", ""):
-            return _failure_result("Cancelled", "the run was cancelled before it ended")
+            return _make_failure_result("Cancelled", "the run was cancelled before it ended")
         if run.state == FAILED:
             error = responses.run_error(run)
-            return _failure_result(error["error"], error["message"])
+            return _make_failure_result(error["error"], error["message"])
         values = json.loads(to_json(await values_of(self._caller.runtime, accepted.thread_id, run)))
         if run.state == WAITING:
             if isinstance(values, dict):
@@ -179,13 +179,13 @@ class _Exchange:
             waits = [wait for wait in read_waits(run.note).values() if wait.kind != "question"]
             if waits and not asked:
                 told = " ".join(map(responses.wait_text, waits))
-                return _failure_result(
+                return _make_failure_result(
                     "Asleep",
                     f"{told} A call of a tool does not wait for that, and was ended. Talk to the agent over "
                     "A2A or the API of threads",
                 )
             questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
-            return _failure_result(
+            return _make_failure_result(
                 "Interrupted",
                 f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
                 "with what it asks for, or talk to it over A2A or the API of threads",
@@ -219,7 +219,7 @@ def _without_values(fault: Any) -> str:
             return f"does not fit the schema's rule {rule!r}"
 
 
-def _failure_result(kind: str, message: str) -> CallToolResult:
+def _make_failure_result(kind: str, message: str) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(text=f"{kind}: {message}")],
         structured_content={"error": kind, "message": message},

@@ -33,10 +33,10 @@ def reply_of(values: Any) -> list[ContentBlock]:
     content = last.get("content")
     if isinstance(content, str):
         return [TextContent(text=content)]
-    return list(_blocks([one for one in content or () if isinstance(one, dict)]))
+    return list(_make_blocks([one for one in content or () if isinstance(one, dict)]))
 
 
-def _blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
+def _make_blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
     """Yield the parts that can be shown; successive parts of text are joined, as a model writes one text in
     parts."""
     text = ""

@@ -76,7 +76,7 @@ async def visible(caller: Caller) -> list[Assistant]:
     )
 
 
-def tool_names(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Assistant]:
+def name_tools(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Assistant]:
     """Return assistants by the names under which they are listed, in the same order."""
     graphs = caller.host.runtime.graphs
     counts = Counter(one.name for one in assistants)
@@ -88,11 +88,11 @@ def tool_names(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Ass
         else:
             name = one.name
             is_free = name not in graphs and counts[name] == 1
-        named[name if is_free and _NAME.fullmatch(name) else lasting_name(one)] = one
+        named[name if is_free and _NAME.fullmatch(name) else make_lasting_name(one)] = one
     return named
 
 
-def lasting_name(assistant: Assistant) -> str:
+def make_lasting_name(assistant: Assistant) -> str:
     """Return the name of a tool that does not depend on other assistants."""
     prefix = _NOT_IN_NAMES.sub("_", assistant.name)[:_PREFIX_MAX]
     return f"{prefix}_{assistant.assistant_id[:_ID_PART]}"
@@ -100,9 +100,9 @@ def lasting_name(assistant: Assistant) -> str:
 
 def assistant_of(caller: Caller, assistants: Sequence[Assistant], name: str) -> Assistant | None:
     """Return the assistant of a tool's name, or of an assistant's id; None if there is none."""
-    if (found := tool_names(caller, assistants).get(name)) is not None:
+    if (found := name_tools(caller, assistants).get(name)) is not None:
         return found
-    return next((one for one in assistants if name in (one.assistant_id, lasting_name(one))), None)
+    return next((one for one in assistants if name in (one.assistant_id, make_lasting_name(one))), None)
 
 
 async def input_of(caller: Caller, graph_id: str) -> ToolInput:
@@ -141,12 +141,12 @@ def _with_short_messages(schema: Schema) -> Schema:
         return dict(schema)
     shortened = _shorten({name: each for name, each in schema.items() if name != "$defs"}, definitions)
     kept: dict[str, Any] = {}
-    left = _references(shortened)
+    left = _find_references(shortened)
     while left:
         name = left.pop()
         if name in definitions and name not in kept:
             kept[name] = _shorten(definitions[name], definitions)
-            left |= _references(kept[name])
+            left |= _find_references(kept[name])
     result: Schema = {**shortened, **({"$defs": kept} if kept else {})}
     return result
 
@@ -166,9 +166,9 @@ def _shorten(held: Any, definitions: Mapping[str, Any]) -> Any:
     return {name: _shorten(each, definitions) for name, each in held.items()}
 
 
-def _references(held: Any) -> set[str]:
+def _find_references(held: Any) -> set[str]:
     if isinstance(held, list):
-        return set().union(*map(_references, held))
+        return set().union(*map(_find_references, held))
     if not isinstance(held, dict):
         return set()
     own = held.get("$ref")
@@ -176,4 +176,4 @@ def _references(held: Any) -> set[str]:
         found = {own.removeprefix(_REFERENCE)}
     else:
         found = set()
-    return found.union(*map(_references, held.values()))
+    return found.union(*map(_find_references, held.values()))

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.identity import Open, Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
@@ -26,7 +26,7 @@ _CARD_S = 60
 def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
     """Return the routes. With ``needs_context`` a message without a ``contextId`` is refused; with
     ``shares_contexts`` all agents use the one thread of a context."""
-    router = new_router("agents", GatedRoute)
+    router = make_router("agents", GatedRoute)
 
     @router.post("/a2a/{assistant_id}")
     async def agent(caller: CallerNow, request: Request, assistant_id: AssistantName) -> Response:
@@ -38,7 +38,7 @@ def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
             from perdure.server.a2a.dispatch import respond
         except ModuleNotFoundError as error:
             raise Refusal(501, MISSING) from error
-        assistant = await caller.assistant_to_run(assistant_id)
+        assistant = await caller.find_assistant_to_run(assistant_id)
         return await respond(
             caller, request, assistant, needs_context=needs_context, shares_contexts=shares_contexts
         )
@@ -54,14 +54,14 @@ async def card(
 ) -> Response:
     """Return the agent card of an assistant. It needs the same credentials as the agent."""
     try:
-        from perdure.server.a2a.cards import card_document
+        from perdure.server.a2a.cards import make_card_document
     except ModuleNotFoundError as error:
         raise Refusal(501, MISSING) from error
-    assistant = await caller.assistant_to_run(assistant_id or _only(caller))
+    assistant = await caller.find_assistant_to_run(assistant_id or _only(caller))
     # The routes may be mounted or included below a prefix, which the path of this request has too.
     base = str(request.url.replace(query="")).rstrip("?").removesuffix(CARD)
     url = f"{base}/a2a/{assistant.assistant_id}"
-    document = card_document(caller, assistant, url)
+    document = make_card_document(caller, assistant, url)
     tag = f'"{hashlib.sha256(to_json(document).encode()).hexdigest()[:32]}"'
     # Another user's credentials may lead to another card.
     headers = {"Cache-Control": f"private, max-age={_CARD_S}", "ETag": tag, "Vary": "Authorization"}

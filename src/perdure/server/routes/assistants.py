@@ -18,16 +18,16 @@ from perdure.errors import Conflict
 from perdure.runtime.agents.run_context import is_reserved
 from perdure.runtime.threads.index import contains
 from perdure.server import graph_schema, responses
-from perdure.server.assistants import Assistant, no_assistant
+from perdure.server.assistants import Assistant, no_assistant_error
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, require_stamp
-from perdure.server.auth.reserved_names import config_without_claims, with_verified
-from perdure.server.openapi import new_router
+from perdure.server.auth.reserved_names import remove_claims, with_verified
+from perdure.server.openapi import make_router
 from perdure.server.requests import Body, Config, Contents, Mapped, Names, Offset, Page
 from perdure.server.resources import AssistantName, Caller, CallerNow, GatedRoute, Namespace
 from perdure.server.responses import Json
 
-router = new_router("assistants", GatedRoute)
+router = make_router("assistants", GatedRoute)
 
 _UNNAMED = "Untitled"
 
@@ -94,7 +94,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
         "assistant_id": _id_of(new.assistant_id),
         "graph_id": new.graph_id,
         "name": new.name or _UNNAMED,
-        "config": config_without_claims(caller.user, new.config),
+        "config": remove_claims(caller.user, new.config),
         "context": with_verified(caller.user, new.context),
         "metadata": with_verified(caller.user, new.metadata),
         "if_exists": new.if_exists or "raise",
@@ -114,7 +114,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
     )
     made = await assistants.create(tenant, asked)
     if made is None:
-        await caller.assistant_within(asked.assistant_id, conditions)
+        await caller.find_assistant(asked.assistant_id, conditions)
         # The response contains the existing assistant, so the user has to be permitted to read it.
         found = await caller.assistant(asked.assistant_id, "read")
         if value["if_exists"] != "do_nothing":
@@ -149,7 +149,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
     """Store a new version of an assistant."""
     stated = asked.model_dump(exclude_none=True)
     if asked.config is not None:
-        stated["config"] = config_without_claims(caller.user, asked.config)
+        stated["config"] = remove_claims(caller.user, asked.config)
     for part in ("context", "metadata"):
         if stated.get(part):
             stated[part] = with_verified(caller.user, stated[part])
@@ -165,7 +165,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
 
     def change(before: Assistant) -> Assistant:
         if not caller.sees(conditions, before.metadata):
-            raise no_assistant(assistant_id)
+            raise no_assistant_error(assistant_id)
         metadata = {**before.metadata, **(value.get("metadata") or {})}
         require_stamp(conditions, metadata)
         if "context" in parts and "config" not in parts:
@@ -177,7 +177,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
 
     made = await caller.host.assistants.change(caller.user.tenant, found.assistant_id, change)
     if made is None:
-        raise no_assistant(assistant_id)
+        raise no_assistant_error(assistant_id)
     return Json(responses.assistant(made))
 
 
@@ -203,7 +203,7 @@ async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versi
     found = await caller.assistant(assistant_id, "read")
     held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
     wanted = [one for one in held if contains(one.metadata, asked.metadata)]
-    return responses.page(wanted, asked, responses.assistant_version)
+    return responses.page(wanted, asked, responses.show_assistant_version)
 
 
 @router.post("/assistants/{assistant_id}/latest")
@@ -219,7 +219,7 @@ async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest)
     if before:
         made = await assistants.choose(tenant, found.assistant_id, asked.version)
     if made is None:
-        raise no_assistant(f"{assistant_id} version {asked.version}")
+        raise no_assistant_error(f"{assistant_id} version {asked.version}")
     return Json(responses.assistant(made))
 
 
@@ -295,7 +295,7 @@ async def _to_change(
     assistants = caller.host.assistants
     value: dict[str, Any] = {**asked, "assistant_id": assistants.id_of(named) or named}
     conditions = await caller.may("assistants", "update", value)
-    found = await caller.assistant_within(named, conditions)
+    found = await caller.find_assistant(named, conditions)
     return found, conditions, value
 
 

@@ -18,14 +18,14 @@ from perdure.server.process_view import serve_process
 from perdure.server.requests import body_max, page_max
 from perdure.server.resources import CallerNow
 from perdure.server.responses import Json
-from perdure.web.pages import Pages, page_folder, page_headers
+from perdure.web.pages import Pages, find_page_folder, make_page_headers
 
 PATH = "/chat"
 """Path of the page; a thread's address is this, ``/#`` and the thread's id."""
 
-PAGE = page_folder("perdure.server")
+PAGE = find_page_folder("perdure.server")
 
-HEADERS = page_headers("no-cache", embedded_images=True)
+HEADERS = make_page_headers("no-cache", embedded_images=True)
 
 
 def serve_page(app: FastAPI, about: Mapping[str, Any] | None = None) -> None:

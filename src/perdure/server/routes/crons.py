@@ -19,8 +19,8 @@ from perdure.runtime.threads.threads import missing_error
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
-from perdure.server.auth.reserved_names import verified_names, without_claims
-from perdure.server.openapi import new_router
+from perdure.server.auth.reserved_names import list_verified_names, without_claims
+from perdure.server.openapi import make_router
 from perdure.server.requests import (
     Body,
     Breakpoints,
@@ -40,7 +40,7 @@ from perdure.server.runs.cron_schedules import BadSchedule, Schedule
 from perdure.server.runs.crons import Completion, CronJob
 from perdure.server.runs.run_arguments import check_run
 
-router = new_router("crons", GatedRoute)
+router = make_router("crons", GatedRoute)
 
 _OWN = {"schedule", "timezone", "end_time", "assistant_id", "metadata", "on_run_completed", "enabled"}
 """Fields of a cron that are not part of the run to create."""
@@ -50,7 +50,7 @@ _DESCRIBED = ("schedule", "end_time", "metadata", "enabled", "on_run_completed")
 """Fields of the cron itself, for authorisation."""
 
 
-def _aware(value: Any) -> Any:
+def _make_aware(value: Any) -> Any:
     """Return a time, in UTC if it names no zone."""
     if not isinstance(value, str):
         return value
@@ -63,7 +63,7 @@ def _aware(value: Any) -> Any:
     return read.replace(tzinfo=UTC)
 
 
-_When = Annotated[AwareDatetime, BeforeValidator(_aware)]
+_When = Annotated[AwareDatetime, BeforeValidator(_make_aware)]
 
 
 class _Changes(Body):
@@ -170,7 +170,7 @@ async def count(caller: CallerNow, asked: _Asked) -> Json:
 async def get(caller: CallerNow, cron_id: CronId) -> Json:
     """Return a cron."""
     conditions = await caller.may("crons", "read", {"cron_id": str(cron_id)})
-    return Json(_show(await _visible(caller, str(cron_id), conditions)))
+    return Json(_show(await _find_visible(caller, str(cron_id), conditions)))
 
 
 @router.patch("/runs/crons/{cron_id}")
@@ -187,11 +187,11 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     }
     conditions = await caller.may("crons", "update", value)
     given = _join_authorized(given, value["payload"])
-    cron = await _visible(caller, str(cron_id), conditions)
+    cron = await _find_visible(caller, str(cron_id), conditions)
     job = CronJob.read(cron)
     require_stamp(conditions, _change(caller, job, given, value["metadata"]).metadata)
     if job.thread_id is not None:
-        await _thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
+        await _find_thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
 
     def alter(held: Cron) -> Due:
@@ -209,7 +209,7 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
 async def delete(caller: CallerNow, cron_id: CronId) -> Response:
     """Remove a cron. Runs that it created go on."""
     conditions = await caller.may("crons", "delete", {"cron_id": str(cron_id)})
-    await _visible(caller, str(cron_id), conditions)
+    await _find_visible(caller, str(cron_id), conditions)
     await caller.runtime.crons.remove(str(cron_id))
     return Response(status_code=204)
 
@@ -231,25 +231,27 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
     require_stamp(conditions, metadata)
     thread = None
     if thread_id is not None:
-        thread = await _thread_to_run(caller, thread_id, new.assistant_id)
-    assistant = await caller.assistant_to_run(new.assistant_id)
+        thread = await _find_thread_to_run(caller, thread_id, new.assistant_id)
+    assistant = await caller.find_assistant_to_run(new.assistant_id)
     job = CronJob(
         assistant_id=assistant.assistant_id,
         graph_id=assistant.graph_id,
         thread_id=thread_id,
         thread=thread,
-        schedule=Schedule(given["schedule"], given.get("timezone"), _microseconds(given.get("end_time"))),
+        schedule=Schedule(
+            given["schedule"], given.get("timezone"), _to_micros_or_none(given.get("end_time"))
+        ),
         payload=_verify(caller, assistant.assistant_id, thread_id, _payload(given)),
         metadata=metadata,
         on_run_completed=None if thread_id is not None else new.on_run_completed or "delete",
         enabled=new.enabled is not False,
-        user=_stored_user(caller.user),
+        user=_choose_stored_user(caller.user),
     )
     due_at = _first(job, await caller.host.runtime.now())
     return Json(_show(await caller.runtime.crons.create(job.dump(), due_at)))
 
 
-async def _thread_to_run(
+async def _find_thread_to_run(
     caller: Caller, thread_id: str, assistant_id: str, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the facts that a cron notes about its thread. ``NotFound`` if there is none on which the user
@@ -270,7 +272,7 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
     schedule = Schedule(
         given.get("schedule", held.expression),
         given.get("timezone", held.timezone),
-        _microseconds(given["end_time"]) if "end_time" in given else held.end,
+        _to_micros_or_none(given["end_time"]) if "end_time" in given else held.end,
     )
     completion = given.get("on_run_completed", job.on_run_completed)
     if job.thread_id is not None and given.get("on_run_completed") is not None:
@@ -285,7 +287,7 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
         metadata={**job.metadata, **metadata},
         on_run_completed=completion,
         enabled=given.get("enabled", job.enabled),
-        user=_stored_user(caller.user) if new else job.user,
+        user=_choose_stored_user(caller.user) if new else job.user,
         last=job.last,
     )
 
@@ -329,7 +331,7 @@ def _verify(
 def _first(job: CronJob, now: int) -> int | None:
     """Return when a cron is due first. ``Refusal`` if its schedule is not valid, or has no time left."""
     try:
-        first = job.schedule.next_after(now)
+        first = job.schedule.find_next_after(now)
     except BadSchedule as error:
         raise Refusal(422, str(error)) from error
     if first is None and job.enabled:
@@ -339,7 +341,7 @@ def _first(job: CronJob, now: int) -> int | None:
     return None
 
 
-def _microseconds(time: datetime | None) -> int | None:
+def _to_micros_or_none(time: datetime | None) -> int | None:
     if time is None:
         return None
     try:
@@ -349,17 +351,17 @@ def _microseconds(time: datetime | None) -> int | None:
     return to_micros(utc)
 
 
-def _stored_user(user: User) -> dict[str, Any]:
+def _choose_stored_user(user: User) -> dict[str, Any]:
     """Return the stored facts about the user: of the fields of a token only the verified email."""
     return {
-        "email": verified_names(user).get(USER_EMAIL),
+        "email": list_verified_names(user).get(USER_EMAIL),
         "identity": user.identity,
         "permissions": list(user.permissions),
         "display_name": user.display_name,
     }
 
 
-async def _visible(caller: Caller, cron_id: str, conditions: Filter | None) -> Cron:
+async def _find_visible(caller: Caller, cron_id: str, conditions: Filter | None) -> Cron:
     """Return a cron that the user may see. ``NotFound`` if there is none, also for another user's."""
     cron = await caller.runtime.crons.get(cron_id)
     if not caller.sees(conditions, cron.body["metadata"]):

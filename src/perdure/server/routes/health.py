@@ -13,10 +13,10 @@ from fastapi.responses import JSONResponse
 
 from perdure.errors import PerdureError
 from perdure.server.auth.identity import Refusal
-from perdure.server.openapi import new_router
-from perdure.server.resources import ServerState, server_state
+from perdure.server.openapi import make_router
+from perdure.server.resources import ServerState, get_server_state
 
-router = new_router("server")
+router = make_router("server")
 
 _PATIENCE_S = 5.0
 """Limit of the database's response time in seconds: orchestrators give up after as much, or sooner."""
@@ -28,7 +28,7 @@ async def ok(request: Request, check_db: bool = False) -> JSONResponse:
     """Check the server; with ``check_db`` also its database."""
     if not check_db:
         return JSONResponse({"ok": True})
-    return _answer(await _reaches_database(server_state(request)))
+    return _answer(await _reaches_database(get_server_state(request)))
 
 
 @router.head("/live", include_in_schema=False)
@@ -43,7 +43,7 @@ async def live() -> JSONResponse:
 async def ready(request: Request) -> JSONResponse:
     """Check that the server accepts requests: the database answers, with this release's tables, and the
     server is not stopping."""
-    host = server_state(request)
+    host = get_server_state(request)
     if host.closing.is_set():
         raise Refusal(503, "The server is stopping; ask another one.")
     return _answer(await _reaches_database(host))

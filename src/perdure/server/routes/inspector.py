@@ -20,8 +20,15 @@ from perdure.database.base import handle_of
 from perdure.database.handle import DatabaseHandle
 from perdure.errors import BadSetting, NotAllowed, NotFound
 from perdure.inspector import api
-from perdure.inspector.access import PERMISSIONS, ReplayGraphs, ReplaySource, RunStart, Sees, no_tenant
-from perdure.inspector.pages import PATH, inspector_pages
+from perdure.inspector.access import (
+    PERMISSIONS,
+    ReplayGraphs,
+    ReplaySource,
+    RunStart,
+    Sees,
+    describe_tenant_refusal,
+)
+from perdure.inspector.pages import PATH, make_inspector_pages
 from perdure.inspector.web import json_response, read_body
 from perdure.model.model_calls import NO_PRICES, Prices
 from perdure.runtime.agents.agent import Agent
@@ -74,7 +81,7 @@ class ServerAccess:
 
     def of_tenant(self, tenant: str) -> ServerAccess:
         if tenant != self.tenant:
-            raise NotFound(no_tenant(tenant))
+            raise NotFound(describe_tenant_refusal(tenant))
         return self
 
     @property
@@ -206,7 +213,7 @@ def serve_inspector(app: FastAPI, prices: Prices = NO_PRICES) -> None:
             access = ServerAccess(caller, request, prices)
             return json_response(await api.replay(access, await read_body(request)))
 
-    app.mount(PATH, inspector_pages(), name="inspector")
+    app.mount(PATH, make_inspector_pages(), name="inspector")
 
 
 @contextmanager

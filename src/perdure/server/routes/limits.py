@@ -9,13 +9,13 @@ from fastapi import Query, Request
 from perdure.errors import BadSetting
 from perdure.inspector import overview
 from perdure.server.auth.identity import Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.requests import NAMES_MAX
 from perdure.server.resources import CallerNow, GatedRoute
 from perdure.server.responses import Json
 from perdure.server.routes.inspector import ServerAccess
 
-router = new_router("limits", GatedRoute)
+router = make_router("limits", GatedRoute)
 
 
 @router.get("/limits")

@@ -7,12 +7,12 @@ from importlib.metadata import version
 from fastapi import Request, Response
 
 from perdure.server.auth.identity import Open, Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.origins import is_allowed, is_rebound
 from perdure.server.resources import CallerNow, GatedRoute
 from perdure.server.streaming.reading_rights import RunRights
 
-router = new_router("agents", GatedRoute)
+router = make_router("agents", GatedRoute)
 
 MISSING = "MCP needs an extra on the server: pip install 'perdure[mcp]'"
 """Message for a server without the packages of the protocol."""

@@ -10,11 +10,11 @@ from fastapi import Response
 from perdure.errors import NotFound
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.server.memories import memories_of
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.resources import CallerNow, EntryId, GatedRoute
 from perdure.server.responses import Json
 
-router = new_router("memory", GatedRoute)
+router = make_router("memory", GatedRoute)
 
 
 @router.get("/memory")

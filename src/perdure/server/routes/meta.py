@@ -9,10 +9,10 @@ from fastapi import Request, Response
 
 from perdure.errors import MissingExtra
 from perdure.server.auth.identity import Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.storage.own_threads import in_own_thread
 
-router = new_router("server")
+router = make_router("server")
 
 API_VERSION = "0.16.7"
 """Version of LangGraph's server whose routes these are; its tools compare it."""

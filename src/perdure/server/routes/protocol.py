@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from perdure.runtime.json_encoding import to_json
 from perdure.server import error_handlers
 from perdure.server.auth.identity import Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 from perdure.server.streaming import protocol_commands, protocol_subscriptions, streams
@@ -26,7 +26,7 @@ from perdure.server.streaming.protocol_subscriptions import Failed
 from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
 from perdure.web.guard import is_asked_about
 
-router = new_router("protocol", GatedRoute)
+router = make_router("protocol", GatedRoute)
 
 
 @router.post("/threads/{thread_id}/commands")
@@ -44,7 +44,7 @@ async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[s
         thread_id: the thread.
         body: the command.
     """
-    number, method, params = envelope(body)
+    number, method, params = parse_envelope(body)
     # Events up to this number precede the command.
     before = max(0, await caller.runtime.latest_event(thread_id))
     answer = {**await protocol_commands.do(caller, headers, thread_id, method, params), "id": number}
@@ -54,7 +54,7 @@ async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[s
     return answer
 
 
-def envelope(body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
+def parse_envelope(body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
     """Return the number, the method and the parameters of a command; raise ``Refusal`` if the number or the
     method is missing or one of the three has the wrong type."""
     number, method, params = body.get("id"), body.get("method"), body.get("params")

@@ -26,16 +26,16 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence, status_of
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.origins import is_allowed
-from perdure.server.resources import Caller, caller_of, thread_in_path
-from perdure.server.routes.protocol import envelope, error, execute
+from perdure.server.resources import Caller, caller_of, read_thread_in_path
+from perdure.server.routes.protocol import error, execute, parse_envelope
 from perdure.server.streaming import protocol_subscriptions
 from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
 from perdure.server.streaming.reading_rights import ReadingRights, authenticate_again, reads_as_before
 
-router = new_router("protocol")
+router = make_router("protocol")
 
 _log = logging.getLogger("perdure.server")
 _SUBSCRIPTIONS_MOST = 32
@@ -64,7 +64,7 @@ async def events(websocket: WebSocket) -> None:
         if not is_allowed(websocket):
             raise Refusal(403, "pages of this origin may not connect; allow it in http.cors.allow_origins")
         caller = await caller_of(websocket)
-        thread_id = thread_in_path(websocket)
+        thread_id = read_thread_in_path(websocket)
         conditions = await caller.may("threads", "read", {"thread_id": thread_id})
         await _Socket(websocket, caller, thread_id, conditions).serve()
     except Refusal as refusal:
@@ -95,7 +95,7 @@ class _Socket:
         reading = asyncio.create_task(self._read())
         reads = reads_as_before(self._thread_id, self._conditions)
         rights = ReadingRights(self._websocket, self._caller, reads)
-        checking = asyncio.create_task(rights.until_lost())
+        checking = asyncio.create_task(rights.wait_until_lost())
         ends: list[asyncio.Task[Any]] = [
             reading,
             checking,
@@ -135,8 +135,8 @@ class _Socket:
     async def _obey(self, text: str) -> None:
         number = None
         try:
-            body = _object(text)
-            number, method, params = envelope(body)
+            body = _parse_object(text)
+            number, method, params = parse_envelope(body)
             match method:
                 case "subscription.subscribe":
                     if len(self._subscriptions) >= _SUBSCRIPTIONS_MOST:
@@ -195,7 +195,7 @@ class _Socket:
         await self._websocket.send_text(to_json(data))
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):

@@ -10,11 +10,11 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from perdure.web.pages import Pages, page_folder, page_headers
+from perdure.web.pages import Pages, find_page_folder, make_page_headers
 
 PATH = "/docs"
-_FOLDER = page_folder("perdure.server", "reference")
-_HEADERS = page_headers("no-cache")
+_FOLDER = find_page_folder("perdure.server", "reference")
+_HEADERS = make_page_headers("no-cache")
 
 
 def serve_reference(app: FastAPI) -> None:

@@ -20,11 +20,11 @@ from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.operations.stops import find_unfinished
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.options import StreamMode, unknown_modes
+from perdure.runtime.options import StreamMode, describe_unknown_modes
 from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.requests import RUN_MODES, Body, Contents, Ids, NewRun, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
@@ -38,7 +38,7 @@ from perdure.server.streaming.late_response import LateResponse
 from perdure.server.streaming.reading_rights import RunRights
 from perdure.server.thread_ids import NAMES
 
-router = new_router("runs", GatedRoute)
+router = make_router("runs", GatedRoute)
 
 _PAGE = 100
 _DEFAULT: tuple[StreamMode, ...] = ("values",)
@@ -72,7 +72,7 @@ def path_of(thread_id: str, run_id: str) -> str:
     return f"/threads/{quoted}/runs/{run_id}"
 
 
-def _modes(new: NewRun) -> tuple[StreamMode, ...]:
+def _parse_modes(new: NewRun) -> tuple[StreamMode, ...]:
     if new.stream_mode:
         return tuple(dict.fromkeys(new.stream_mode))
     return _DEFAULT
@@ -101,7 +101,7 @@ async def create_batch(
     before the first one is accepted."""
     threads = [_find_thread(request, new) for new in runs]
     asked = [
-        await check(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True, part=part)
+        await check(caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=True, part=part)
         for part, (thread_id, new) in enumerate(zip(threads, runs, strict=True))
     ]
     for one in asked:
@@ -118,7 +118,7 @@ def _find_thread(request: Request, new: NewRun) -> str | None:
 
 
 async def _create(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
-    accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=True)
+    accepted = await submit(caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=True)
     return await _respond(caller, accepted)
 
 
@@ -134,7 +134,7 @@ async def _respond(caller: Caller, accepted: AcceptedRun) -> Json:
     if accepted.is_new:
         # Its status when it was accepted; a worker may have begun it since.
         shown["status"] = "pending"
-    return Json(shown, headers=_addresses(accepted, None))
+    return Json(shown, headers=_make_addresses(accepted, None))
 
 
 @router.post("/threads/{thread_id}/runs/stream")
@@ -153,19 +153,21 @@ async def stream_alone(caller: CallerNow, request: Request, new: NewRun) -> Resp
 async def _stream_run(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
     is_kept = bool(new.stream_resumable)
     with caller.host.throttle.count_arrival():
-        accepted = await submit(caller, request.headers, thread_id, new, modes=_modes(new), is_kept=is_kept)
+        accepted = await submit(
+            caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=is_kept
+        )
     if accepted.is_temporary:
         caller.host.in_background(remove_after_run(caller, accepted, linger=True))
     return streams.respond(
         caller,
         accepted.thread_id,
         accepted.run_id,
-        modes=_modes(new),
+        modes=_parse_modes(new),
         after=0,
         has_ids=is_kept,
         cancels=new.on_disconnect == "cancel",
         # For a client that is cut off before its first event id, the Location contains a cursor.
-        headers=_addresses(accepted, "stream", streams.ALL if is_kept else None),
+        headers=_make_addresses(accepted, "stream", streams.ALL if is_kept else None),
         has_end=wants_end(request),
         rights=RunRights(request, caller, accepted.thread_id),
     )
@@ -189,8 +191,8 @@ async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None,
     modes = () if thread_id is None else _DEFAULT
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
-    work = _outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
-    return _late(caller, request, accepted, work, cancels=new.on_disconnect == "cancel")
+    work = _await_outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
+    return _respond_late(caller, request, accepted, work, cancels=new.on_disconnect == "cancel")
 
 
 # Reading and cancelling runs
@@ -248,9 +250,9 @@ async def join(
     if cancel_on_disconnect:
         await _require_cancel(caller, thread_id, run_id)
     await _find_standing(caller, thread_id, run_id)
-    work = _outcome(caller, thread_id, run_id)
+    work = _await_outcome(caller, thread_id, run_id)
     joined = AcceptedRun(thread_id, run_id, None, False)
-    return _late(caller, request, joined, work, cancels=cancel_on_disconnect)
+    return _respond_late(caller, request, joined, work, cancels=cancel_on_disconnect)
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}/stream")
@@ -283,7 +285,7 @@ async def join_stream(
     # Clients send an empty value for an absent one.
     modes = [mode for mode in _parse_list(stream_mode or []) if mode] or None
     if unknown := [mode for mode in modes or () if mode not in RUN_MODES]:
-        raise Refusal(422, unknown_modes(unknown, RUN_MODES))
+        raise Refusal(422, describe_unknown_modes(unknown, RUN_MODES))
     return streams.respond(
         caller,
         thread_id,
@@ -292,7 +294,7 @@ async def join_stream(
         after=after,
         has_ids=is_kept,
         cancels=cancel_on_disconnect,
-        headers=_addresses(
+        headers=_make_addresses(
             AcceptedRun(thread_id, run_id, None, False), "stream", last_event_id if is_kept else None
         ),
         has_end=wants_end(request),
@@ -316,8 +318,8 @@ async def cancel(
         raise NotFound(f"Run {run_id!r} has ended; there is nothing to cancel.")
     if not wait:
         return Response(status_code=202)
-    work = _outcome(caller, thread_id, run_id)
-    return _late(caller, request, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
+    work = _await_outcome(caller, thread_id, run_id)
+    return _respond_late(caller, request, AcceptedRun(thread_id, run_id, None, False), work, cancels=False)
 
 
 @router.post("/runs/cancel", status_code=204)
@@ -441,7 +443,7 @@ def _require_own_run(standing: Standing) -> None:
         )
 
 
-async def _outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
+async def _await_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
     """Wait for a run's end and return its result as JSON: its values, or its error. A removal of the run is
     an error, too, as the response has begun by then."""
     try:
@@ -482,7 +484,7 @@ async def _values(caller: Caller, thread_id: str, standing: Standing) -> Any:
     return responses.outcome(state, row.waits)
 
 
-def _late(
+def _respond_late(
     caller: Caller,
     request: Request,
     accepted: AcceptedRun,
@@ -500,10 +502,10 @@ def _late(
         if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
 
-    return rights.guard(LateResponse(work, leave, _addresses(accepted, "join")))
+    return rights.guard(LateResponse(work, leave, _make_addresses(accepted, "join")))
 
 
-def _addresses(
+def _make_addresses(
     accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
 ) -> dict[str, str]:
     """Return headers with the path of a run, and the URL at which a client that lost its connection

@@ -12,9 +12,17 @@ from fastapi.routing import APIRoute
 
 from perdure.runtime.nodes.waiting import NAME_MAX
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.requests import Body
-from perdure.server.resources import CALLER, Caller, CallerNow, GatedRoute, TagName, ThreadId, server_state
+from perdure.server.resources import (
+    CALLER,
+    Caller,
+    CallerNow,
+    GatedRoute,
+    TagName,
+    ThreadId,
+    get_server_state,
+)
 from perdure.server.responses import Json
 from perdure.server.runs.run_terms import idempotency_key
 from perdure.server.runs.webhook_signature import ID, SIGNATURE, is_signed
@@ -32,7 +40,7 @@ class _SignedRoute(GatedRoute):
         async def admit(request: Request) -> Response:
             if not _comes_signed(request):
                 return await gated(request)
-            request.scope[CALLER] = await _signer(request)
+            request.scope[CALLER] = await _find_signer(request)
             return await plain(request)
 
         return admit
@@ -41,11 +49,11 @@ class _SignedRoute(GatedRoute):
 def _comes_signed(request: Request) -> bool:
     """Return True for a request that is admitted by its signature or not at all."""
     is_token = "authorization" in request.headers
-    return SIGNATURE in request.headers and not is_token and bool(server_state(request).signal_secrets)
+    return SIGNATURE in request.headers and not is_token and bool(get_server_state(request).signal_secrets)
 
 
-async def _signer(request: Request) -> Caller:
-    host = server_state(request)
+async def _find_signer(request: Request) -> Caller:
+    host = get_server_state(request)
     # The signature is compared with this host's clock, as its sender's is not the database's.
     if not is_signed(host.signal_secrets, request.headers, time.time(), await request.body()):
         raise Refusal(
@@ -71,7 +79,7 @@ class _Signal(Body):
     tenant: str | None = None
 
 
-router = new_router("threads", _SignedRoute)
+router = make_router("threads", _SignedRoute)
 
 
 @router.post("/threads/{thread_id}/signals/{name}")

@@ -10,25 +10,25 @@ from langchain_core.runnables import RunnableConfig
 
 from perdure.errors import PerdureError, RunInProgress
 from perdure.langgraph.reading.readable_states import aread_history, aread_state, aupdate_state
-from perdure.runtime.failures.unfit_updates import unfitness
+from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import to_json
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, responses
 from perdure.server.auth.identity import Refusal
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.checkpoint_references import NoCheckpoint, require
-from perdure.server.state_snapshots import config_of, graph_id_of, shown_snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, show_snapshot
 from perdure.server.streaming.json_list import json_list
 
-router = new_router("threads", GatedRoute)
+router = make_router("threads", GatedRoute)
 
 
 async def _show(
     caller: CallerNow, row: ThreadRow, config: RunnableConfig, subgraphs: bool, select: list[str] | None
 ) -> Json:
-    found = await shown_snapshot(caller, row, config, subgraphs=subgraphs)
+    found = await show_snapshot(caller, row, config, subgraphs=subgraphs)
     asked = config.get("configurable", {}).get("checkpoint_id")
     if found.created_at is None and asked is not None:
         raise NoCheckpoint(row.thread_id, asked)
@@ -92,7 +92,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
         except PerdureError:
             raise
         except Exception as error:
-            raise Refusal(400, unfitness(error)) from error
+            raise Refusal(400, describe_unfitness(error)) from error
         now = await aread_state(graph, config_of(thread_id))
     run_id = None if row.run is None else row.run.id
     await caller.threads.note_edit(thread_id, run_id, goes_on=bool(now.next))
@@ -114,10 +114,12 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return Json([])
-    return await json_list(_past_states(caller, row, graph_id, asked, _before(thread_id, asked.before)))
+    return await json_list(
+        _stream_past_states(caller, row, graph_id, asked, _before(thread_id, asked.before))
+    )
 
 
-async def _past_states(
+async def _stream_past_states(
     caller: Caller, row: ThreadRow, graph_id: str, asked: requests.History, before: RunnableConfig | None
 ) -> AsyncGenerator[str, None]:
     thread_id = row.thread_id

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.resources import CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
 
-router = new_router("threads", GatedRoute)
+router = make_router("threads", GatedRoute)
 
 
 @router.get("/threads/{thread_id}/storage")

@@ -23,13 +23,13 @@ from perdure.runtime.json_encoding import to_json
 from perdure.server.auth.authorized_values import fault_of, refuse_left
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.requests import Body, Conditions, Names, Offset, Page
 from perdure.server.resources import Caller, CallerNow, GatedRoute
 from perdure.server.responses import Json
 from perdure.server.streaming.json_list import json_list
 
-router = new_router("store", GatedRoute)
+router = make_router("store", GatedRoute)
 
 _FIRST = 32
 """The items that a search reads first; how many it reads then follows from their length."""
@@ -39,7 +39,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 
 
-def _labels(given: Any) -> Any:
+def _parse_labels(given: Any) -> Any:
     """Return a namespace as a list; raise ``ValueError`` for anything else, also for text, whose letters
     would be taken for labels."""
     if not isinstance(given, list | tuple):
@@ -52,14 +52,14 @@ def _labels(given: Any) -> Any:
     return list(given)
 
 
-def _optional_labels(given: Any) -> Any:
+def _parse_optional_labels(given: Any) -> Any:
     if given is None:
         return None
-    return _labels(given)
+    return _parse_labels(given)
 
 
-Labels = Annotated[Names, BeforeValidator(_labels)]
-OptionalLabels = Annotated[Names | None, BeforeValidator(_optional_labels)]
+Labels = Annotated[Names, BeforeValidator(_parse_labels)]
+OptionalLabels = Annotated[Names | None, BeforeValidator(_parse_optional_labels)]
 
 
 class _Put(Body):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fastapi import Response
 
 from perdure.server import requests
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.resources import CallerNow, GatedRoute, TagName, ThreadId
 from perdure.server.responses import Json
 
-router = new_router("threads", GatedRoute)
+router = make_router("threads", GatedRoute)
 
 
 @router.get("/threads/{thread_id}/tags")

@@ -14,12 +14,12 @@ from perdure.runtime import Event
 from perdure.runtime.events import END, REMINDER
 from perdure.runtime.events.protocol import OWN
 from perdure.runtime.json_encoding import to_json
-from perdure.runtime.options import unknown_modes
+from perdure.runtime.options import describe_unknown_modes
 from perdure.server import responses
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal
-from perdure.server.error_handlers import event_data
-from perdure.server.openapi import new_router
+from perdure.server.error_handlers import make_event_data
+from perdure.server.openapi import make_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
@@ -27,7 +27,7 @@ from perdure.server.streaming.event_stream import Frame
 from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
 from perdure.server.streaming.thread_events import thread_events
 
-router = new_router("threads", GatedRoute)
+router = make_router("threads", GatedRoute)
 
 _MODES = ("run_modes", "lifecycle", "state_update")
 _STATE = ("values", "updates")
@@ -69,7 +69,7 @@ async def _frames(
         elif event.name == REMINDER and "run_modes" in modes:
             yield Frame(REMINDER, to_json(responses.reminder(event.data)), event.seq)
         elif _is_wanted(event.name, modes):
-            yield Frame(event.name, event_data(event.name, event.data), event.seq)
+            yield Frame(event.name, make_event_data(event.name, event.data), event.seq)
 
 
 def _is_wanted(name: str, modes: frozenset[str]) -> bool:
@@ -101,5 +101,5 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
 def _parse_modes(given: list[str]) -> list[str]:
     listed = [mode for text in given for mode in text.split(",")]
     if unknown := [mode for mode in listed if mode not in _MODES]:
-        raise Refusal(422, unknown_modes(unknown, _MODES, "a thread"))
+        raise Refusal(422, describe_unknown_modes(unknown, _MODES, "a thread"))
     return listed

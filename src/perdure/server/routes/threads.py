@@ -14,7 +14,7 @@ from langgraph.types import Command, StateSnapshot, StateUpdate
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
 from perdure.langgraph.loop_state import mark_scan
 from perdure.langgraph.reading.readable_states import aread_state
-from perdure.runtime.failures.unfit_updates import unfitness
+from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import plain, to_json
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
@@ -24,17 +24,17 @@ from perdure.server import thread_ids as naming
 from perdure.server.auth.filters import Filter, find_patterns
 from perdure.server.auth.identity import Refusal, require_stamp
 from perdure.server.auth.reserved_names import with_verified
-from perdure.server.openapi import new_router
+from perdure.server.openapi import make_router
 from perdure.server.requests import Body
 from perdure.server.resources import Caller, CallerNow, GatedRoute, ThreadId
 from perdure.server.responses import Json
-from perdure.server.state_snapshots import config_of, graph_id_of, is_of_thread, shown_snapshot, snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of, is_of_thread, show_snapshot, snapshot
 from perdure.server.streaming.json_list import json_list
 from perdure.server.thread_graphs import keeps_apart, require_owner_kept
 
 R = TypeVar("R")
 
-router = new_router("threads", GatedRoute)
+router = make_router("threads", GatedRoute)
 
 _AT_ONCE = 8
 SEARCH_S = 30
@@ -69,7 +69,7 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
         ttl = value["ttl"]
     require_stamp(conditions, metadata)
     graph_id = metadata.get("graph_id")
-    steps = _supersteps(caller, new.supersteps or [], graph_id)
+    steps = _parse_supersteps(caller, new.supersteps or [], graph_id)
     row = await caller.threads.create(thread_id, metadata, ttl)
     if row is None:
         await caller.visible(thread_id, conditions)
@@ -89,13 +89,13 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
             await caller.threads.remove_resting(thread_id, only_unused=True)
             if isinstance(error, PerdureError):
                 raise
-            raise Refusal(400, unfitness(error)) from error
+            raise Refusal(400, describe_unfitness(error)) from error
         await caller.threads.note_edit(thread_id, None, goes_on=bool(made.next))
         row = await caller.threads.get(thread_id)
     return Json(await _show(caller, row))
 
 
-def _supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
+def _parse_supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
     """Return the updates with which a thread begins, by step. ``Refusal`` if they cannot be any, or if the
     graph that they are for is not served."""
     if given and graph_id is None:
@@ -123,7 +123,7 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, the ones with the latest activity first. Unreadable threads are marked."""
     rows, end, has_more = await _in_time(_find(caller, asked))
-    headers = responses.page_headers(end + has_more, end if has_more else None)
+    headers = responses.make_page_headers(end + has_more, end if has_more else None)
     return await json_list(_entries(caller, rows, asked), headers)
 
 
@@ -354,7 +354,7 @@ async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> St
     if not row.has_state:
         return None
     config = config_of(mark_scan(row.thread_id)) if is_scan else None
-    found = await shown_snapshot(caller, row, config)
+    found = await show_snapshot(caller, row, config)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # Either removed meanwhile, or its head names a checkpoint that is not stored.
         again = await caller.threads.look(row.thread_id)

@@ -40,13 +40,13 @@ class Schedule(NamedTuple):
     timezone: str | None = None
     end: int | None = None
 
-    def next_after(self, moment: int) -> int | None:
+    def find_next_after(self, moment: int) -> int | None:
         """Return the first time after a moment, both in microseconds since 1970; ``None`` if there is none.
 
         Raises:
             BadSchedule: The expression or the time zone is not valid.
         """
-        zone = _zone(self.timezone)
+        zone = _find_zone(self.timezone)
         begin = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone)
         try:
             times = _Times(_NAMED.get(self.expression, self.expression), begin)
@@ -109,7 +109,7 @@ class _Times(CronSim):
             self.dt = self.dt.astimezone(UTC).astimezone(self.dt.tzinfo)
 
 
-def _zone(name: str | None) -> ZoneInfo:
+def _find_zone(name: str | None) -> ZoneInfo:
     try:
         return ZoneInfo(name or "UTC")
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -72,13 +72,13 @@ class CronJob:
         """Return the contents as plain JSON data."""
         return {**asdict(self), "schedule": self.schedule._asdict()}
 
-    def next_after(self, moment: int) -> int | None:
+    def find_next_after(self, moment: int) -> int | None:
         """Return the first time after a moment at which it is started, both in microseconds."""
         if self.enabled:
-            return self.schedule.next_after(moment)
+            return self.schedule.find_next_after(moment)
         return None
 
-    def new_run(self) -> NewRun:
+    def make_new_run(self) -> NewRun:
         """Return the run that it starts."""
         return NewRun.model_validate(
             {
@@ -156,7 +156,7 @@ class CronStarter:
         runtime = self._host.runtime.for_tenant(firing.tenant)
         # The user's rights were checked when the cron was created or changed.
         caller = Caller(self._host, user, runtime, is_program=True)
-        new = job.new_run()
+        new = job.make_new_run()
         new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
         if job.thread_id is not None and job.thread is not None:
             row = await caller.threads.look(job.thread_id)
@@ -173,4 +173,4 @@ class CronStarter:
 
 
 def _next(job: CronJob, moment: int) -> Due:
-    return Due(job.dump(), job.next_after(moment))
+    return Due(job.dump(), job.find_next_after(moment))

@@ -88,7 +88,7 @@ class OutboundPolicy:
         if not 0 < _port(url) < 65536:
             raise Unreachable("its port is none; ports are from 1 to 65535")
         host = _host(url)
-        literal = _literal(host)
+        literal = _parse_literal(host)
         if literal is None and not HOST.fullmatch(host):
             raise Unreachable("its host is neither a name nor an address")
         if literal is None and (host == "localhost" or host.endswith(".localhost")):
@@ -101,7 +101,7 @@ class OutboundPolicy:
         """Return the addresses of a URL's host that may be called now. ``Unreachable`` if there are none,
         and ``OSError`` if the host is not known."""
         host = _host(url)
-        literal = _literal(host)
+        literal = _parse_literal(host)
         if literal is not None:
             found = [str(literal)]
         else:
@@ -127,7 +127,7 @@ def _host(url: httpx.URL) -> str:
     return url.raw_host.decode("ascii").lower().removesuffix(".")
 
 
-def _literal(host: str) -> Address | None:
+def _parse_literal(host: str) -> Address | None:
     """Return the address that a host is, in any form that a resolver accepts: ``127.1``, ``0x7f000001``."""
     try:
         return ip_address(host)

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from perdure.server.auth.identity import Refusal, User
-from perdure.server.auth.reserved_names import config_without_claims, with_verified, without_claims
+from perdure.server.auth.reserved_names import remove_claims, with_verified, without_claims
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.runs.outbound_policy import Unreachable
@@ -40,7 +40,7 @@ def check_run(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
 def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: bool) -> NewRun:
     """Return a run with its arguments as the authorization handler left them, checked if it changed any."""
     try:
-        changed = {name: kwargs[name] for name in AUTHORIZED if kwargs[name] != _argument(new, name)}
+        changed = {name: kwargs[name] for name in AUTHORIZED if kwargs[name] != _read_argument(new, name)}
         if not changed:
             return new
         held = {name: getattr(new, name) for name in new.model_fields_set}
@@ -54,7 +54,7 @@ def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: boo
     return authorized
 
 
-def _argument(new: NewRun, name: str) -> Any:
+def _read_argument(new: NewRun, name: str) -> Any:
     value = getattr(new, name)
     if isinstance(value, BaseModel):
         return value.model_dump()
@@ -97,7 +97,7 @@ def _verify(user: User, new: NewRun) -> NewRun:
     """Return a run without its client's statements about the user, who is authenticated."""
     return new.model_copy(
         update={
-            "config": config_without_claims(user, new.config),
+            "config": remove_claims(user, new.config),
             "context": with_verified(user, new.context),
             "metadata": without_claims(user, new.metadata),
         }

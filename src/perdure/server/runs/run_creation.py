@@ -14,7 +14,7 @@ from perdure.model.runs.messages import encode
 from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition
 from perdure.runtime.agents.run_context import is_reserved
-from perdure.runtime.agents.run_user import USER, storable
+from perdure.runtime.agents.run_user import USER, choose_storable
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.threads.rows import ThreadRow
@@ -23,8 +23,8 @@ from perdure.server.assistants import NONE_TO_RUN, Assistant
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import User, require_stamp
 from perdure.server.auth.reserved_names import (
-    config_without_claims,
-    verified_names,
+    list_verified_names,
+    remove_claims,
     with_verified,
     without_claims,
 )
@@ -191,7 +191,7 @@ async def check(
     new = as_authorized(caller, new, value["kwargs"], is_stateless=is_alone)
     start = start_of(new)
     terms = RunTerms.of(headers, new, key, start, interrupt_id)
-    assistant = await caller.assistant_to_run(new.assistant_id)
+    assistant = await caller.find_assistant_to_run(new.assistant_id)
     # A new id needs no look-up: the commit that creates the thread fails if there is one.
     if is_alone and terms.key is None:
         row = None
@@ -369,7 +369,7 @@ def _stamp(assistant: Assistant) -> dict[str, str]:
 
 def _options(user: User, invocation: _Invocation) -> Options:
     new, assistant, thread_id = invocation.new, invocation.assistant, invocation.thread_id
-    preset = config_without_claims(user, assistant.config)
+    preset = remove_claims(user, assistant.config)
     config = {**preset, **new.config}
     own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
     # The run's context takes precedence over values of the same name that the assistant configures.
@@ -384,10 +384,10 @@ def _options(user: User, invocation: _Invocation) -> Options:
     if user.identity:
         # Passed to the worker with the message, and never part of a response.
         configurable |= {
-            USER: storable(user.dict()),
+            USER: choose_storable(user.dict()),
             "langgraph_auth_user_id": user.identity,
             "langgraph_auth_permissions": list(user.permissions),
-            **verified_names(user),
+            **list_verified_names(user),
         }
     about = {**invocation.metadata, "assistant_id": assistant.assistant_id}
     config = {

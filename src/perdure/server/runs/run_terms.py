@@ -40,7 +40,7 @@ class RunTerms(NamedTuple):
         Raises:
             Refusal: a value cannot be used, or does not go with the run.
         """
-        strategy, coalesce, debounce = _multitask(headers, new, start)
+        strategy, coalesce, debounce = _choose_multitask(headers, new, start)
         if new.after_seconds and (coalesce or strategy != "enqueue"):
             raise Refusal(
                 422, "a run that comes later is enqueued; leave the multitask strategy and the debounce out"
@@ -64,7 +64,7 @@ def read_strategy(headers: Headers, new: NewRun) -> Any:
     return headers.get(MULTITASK) or new.multitask_strategy or new.metadata.get("multitask_strategy")
 
 
-def _multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
+def _choose_multitask(headers: Headers, new: NewRun, start: Ref | None) -> tuple[Strategy, bool, float]:
     """Return the strategy, True if the run is coalesced with other queued ones, and the debounce in
     seconds."""
     asked = read_strategy(headers, new)

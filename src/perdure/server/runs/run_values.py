@@ -40,12 +40,12 @@ async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Ru
     """Return the outcomes of runs that answer each other's questions, from the first to the last."""
     async with runtime.open_graph(last.graph, "threads.read") as graph:
         after = await _values_of(runtime, graph, thread_id, last)
-        before = await _values_before(runtime, graph, thread_id, first)
+        before = await _read_values_before(runtime, graph, thread_id, first)
         named = graph.output_channels
         return RunResult(after, before, frozenset([named] if isinstance(named, str) else named))
 
 
-async def _values_before(
+async def _read_values_before(
     runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
 ) -> Any:
     """Return the values from which a run started."""

@@ -31,7 +31,11 @@ def sign(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[s
     """
     if not secrets:
         return {}
-    return {ID: notice_id, TIMESTAMP: str(at), SIGNATURE: " ".join(_digests(secrets, notice_id, at, body))}
+    return {
+        ID: notice_id,
+        TIMESTAMP: str(at),
+        SIGNATURE: " ".join(_make_digests(secrets, notice_id, at, body)),
+    }
 
 
 def is_signed(secrets: Sequence[str], headers: Mapping[str, str], now: float, body: bytes) -> bool:
@@ -48,11 +52,11 @@ def is_signed(secrets: Sequence[str], headers: Mapping[str, str], now: float, bo
     if not notice_id or not at.isdecimal() or len(at) > len("1" * 12) or abs(now - int(at)) > _AGE_MAX_S:
         return False
     given = headers.get(SIGNATURE, "").encode().split()
-    known = [digest.encode() for digest in _digests(secrets, notice_id, int(at), body)]
+    known = [digest.encode() for digest in _make_digests(secrets, notice_id, int(at), body)]
     return any(hmac.compare_digest(one, digest) for one in given for digest in known)
 
 
-def _digests(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> list[str]:
+def _make_digests(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> list[str]:
     content = b".".join((notice_id.encode(), str(at).encode(), body))
     digests = (hmac.digest(key_of(secret), content, "sha256") for secret in secrets)
     return [f"v1,{base64.b64encode(digest).decode()}" for digest in digests]

@@ -69,7 +69,7 @@ class Webhooks:
             await self._send_task(partition, reply)
             return
         url, addresses = await self._reach(reply.payload["url"])
-        body = to_json(await self._notice(partition, reply)).encode()
+        body = to_json(await self._make_notice(partition, reply)).encode()
         await self._deliver(url, addresses, body, reply.id, {})
 
     async def _send_task(self, partition: Partition, reply: Reply) -> None:
@@ -128,7 +128,7 @@ class Webhooks:
             raise Undeliverable(f"the webhook answered {status}")
         raise NotSent(f"the webhook answered {status}")
 
-    async def _notice(self, partition: Partition, reply: Reply) -> dict[str, Any]:
+    async def _make_notice(self, partition: Partition, reply: Reply) -> dict[str, Any]:
         """Return the notice: the run as its client knows it, with its values."""
         runtime = self._runtime
         if runtime is None:

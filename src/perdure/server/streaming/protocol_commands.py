@@ -168,7 +168,7 @@ async def _waits(caller: Caller, thread_id: str) -> bool:
         asked = {one.id for one in (await snapshot(caller, row)).interrupts}
         (standing,) = await caller.runtime.messages(thread_id, limit=1)
         if asked - set(standing.message.options.get(ANSWERS, ())):
-            await _until_stopped(caller, row, row.run.id)
+            await _wait_until_stopped(caller, row, row.run.id)
     return await caller.runtime.question(thread_id) is not None
 
 
@@ -210,11 +210,11 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     else:
         answers = [_Answer.model_validate(params)]
     then = _Then.model_validate(params)
-    row = await _row(caller, thread_id, "update", "no_such_interrupt")
+    row = await _find_row(caller, thread_id, "update", "no_such_interrupt")
     if row.run is not None and row.run.state == OPEN:
         # Clients receive an interrupt shortly before the run is stored as waiting for the answer.
-        await _until_stopped(caller, row, row.run.id)
-        row = await _row(caller, row.thread_id, "update", "no_such_interrupt")
+        await _wait_until_stopped(caller, row, row.run.id)
+        row = await _find_row(caller, row.thread_id, "update", "no_such_interrupt")
     question = await caller.runtime.question(thread_id)
     for answer in answers:
         if question is None or not question.knows(answer.interrupt_id):
@@ -250,7 +250,7 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     return {"run_id": accepted.run_id}
 
 
-async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
+async def _wait_until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
     after = await caller.runtime.latest_event(row.thread_id)
     with suppress(TimeoutError):
         async with asyncio.timeout(_STOPPING_S):
@@ -259,7 +259,7 @@ async def _until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
                     break
 
 
-async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
+async def _find_row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
     try:
         return await caller.thread(thread_id, to)
     except NotFound as error:
@@ -270,7 +270,7 @@ async def _row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
 
 
 async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
-    row = await _row(caller, thread_id, "read", "invalid_argument")
+    row = await _find_row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
         found = await caller.runtime.find(thread_id, str(run_id))
@@ -287,10 +287,14 @@ async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params
 
 
 def _children(state: StateSnapshot, status: str) -> list[dict[str, Any]]:
-    return [_child(task, task.state, status) for task in state.tasks if isinstance(task.state, StateSnapshot)]
+    return [
+        _describe_child(task, task.state, status)
+        for task in state.tasks
+        if isinstance(task.state, StateSnapshot)
+    ]
 
 
-def _child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any]:
+def _describe_child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any]:
     namespace = str(below.config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     if task.interrupts:
         status = "interrupted"
@@ -306,7 +310,7 @@ def _child(task: PregelTask, below: StateSnapshot, status: str) -> dict[str, Any
 
 async def _get(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     asked = _Looked.model_validate(params)
-    row = await _row(caller, thread_id, "read", "invalid_argument")
+    row = await _find_row(caller, thread_id, "read", "invalid_argument")
     state = await _state(caller, row, asked.namespace)
     values: Any = state.values
     if asked.keys is not None and isinstance(values, Mapping):
@@ -331,9 +335,11 @@ async def _state(
     return state
 
 
-async def _checkpoints(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+async def _list_checkpoints(
+    caller: Caller, headers: Headers, thread_id: str, params: Params
+) -> dict[str, Any]:
     asked = _Looked.model_validate(params)
-    row = await _row(caller, thread_id, "read", "invalid_argument")
+    row = await _find_row(caller, thread_id, "read", "invalid_argument")
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
         return {"checkpoints": []}
@@ -361,7 +367,7 @@ async def _fork(caller: Caller, headers: Headers, thread_id: str, params: Params
     checkpoint_id = params.get("checkpoint_id")
     if not isinstance(checkpoint_id, str) or not checkpoint_id:
         raise _Wrong("invalid_argument", "params.checkpoint_id names no checkpoint")
-    row = await _row(caller, thread_id, "read", "no_such_checkpoint")
+    row = await _find_row(caller, thread_id, "read", "no_such_checkpoint")
     await _state(caller, row, [], checkpoint_id)
     assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
     resolved = {**params, "assistant_id": assistant_id}
@@ -373,6 +379,6 @@ _COMMANDS: dict[str, Callable[[Caller, Headers, str, Params], Awaitable[dict[str
     "input.respond": _respond,
     "agent.getTree": _tree,
     "state.get": _get,
-    "state.listCheckpoints": _checkpoints,
+    "state.listCheckpoints": _list_checkpoints,
     "state.fork": _fork,
 }

@@ -17,7 +17,7 @@ from perdure.runtime.events import END
 from perdure.runtime.events.protocol import OWN, reference
 from perdure.runtime.failures.failure_location import shows_texts
 from perdure.runtime.json_encoding import to_json
-from perdure.server.error_handlers import event_data, sentence_of
+from perdure.server.error_handlers import make_event_data, sentence_of
 from perdure.server.responses import reminder
 
 CHANNELS = (
@@ -95,34 +95,34 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
         case "metadata" | "end" if wanted.includes("lifecycle"):
             begun = name != END
             data = _to_running(event) if begun else _to_end(event)
-            yield _event(event.seq, "lifecycle", namespace, to_json(data))
+            yield _make_event(event.seq, "lifecycle", namespace, to_json(data))
         case "values" if wanted.includes("values"):
-            yield _event(event.seq, "values", namespace, _values(event.data))
+            yield _make_event(event.seq, "values", namespace, _values(event.data))
         case "tasks" if wanted.includes("tasks"):
-            yield _event(event.seq, "tasks", namespace, event_data("tasks", event.data))
+            yield _make_event(event.seq, "tasks", namespace, make_event_data("tasks", event.data))
         case "checkpoints" if wanted.includes("checkpoints"):
             text = to_json(reference(json.loads(event.data)))
-            yield _event(event.seq, "checkpoints", namespace, text)
+            yield _make_event(event.seq, "checkpoints", namespace, text)
         case "custom" if wanted.includes("custom"):
             written = _to_custom(json.loads(event.data))
             if wanted.names(written.get("name")):
-                yield _event(event.seq, "custom", namespace, to_json(written))
+                yield _make_event(event.seq, "custom", namespace, to_json(written))
         case "reminder" if wanted.includes("custom") and wanted.names(name):
             told = _to_custom({"name": name, **reminder(event.data)})
-            yield _event(event.seq, "custom", namespace, to_json(told))
+            yield _make_event(event.seq, "custom", namespace, to_json(told))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
-            yield from _updates(event, namespace, wanted)
+            yield from _make_updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
             if method == "tools":
-                own = _tool_event(event.data)
+                own = _make_tool_event(event.data)
             else:
                 own = event.data
-            yield _frame(event.seq, method, namespace, own[1:-1])
+            yield _make_frame(event.seq, method, namespace, own[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
 
 
-def _tool_event(text: str) -> str:
+def _make_tool_event(text: str) -> str:
     """Return a tool's event without the text of an exception, unless clients are shown these."""
     if shows_texts.get() or '"tool-error"' not in text:
         return text
@@ -168,7 +168,7 @@ def _to_custom(data: Any) -> dict[str, Any]:
     return {**data, "payload": data}
 
 
-def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:
+def _make_updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Iterator[ProtocolEvent]:
     updates = json.loads(event.data)
     if not isinstance(updates, dict):
         return
@@ -176,7 +176,7 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
         if wanted.includes("updates"):
             for seq, (node, values) in enumerate(updates.items(), event.seq - len(updates) + 1):
                 data = to_json({"node": node, "values": values})
-                yield _event(seq, "updates", namespace, data, node)
+                yield _make_event(seq, "updates", namespace, data, node)
         return
     if not wanted.includes("input"):
         return
@@ -187,17 +187,17 @@ def _updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -> Ite
         if "response_schema" in asked:
             shown["response_schema"] = asked["response_schema"]
         data = to_json(shown)
-        yield _event(seq, "input.requested", namespace, data)
+        yield _make_event(seq, "input.requested", namespace, data)
 
 
-def _event(
+def _make_event(
     seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
 ) -> ProtocolEvent:
     by = "" if node is None else f',"node":{to_json(node)}'
-    return _frame(seq, method, namespace, f'"data":{data}{by}')
+    return _make_frame(seq, method, namespace, f'"data":{data}{by}')
 
 
-def _frame(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
+def _make_frame(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:
     head = f'{{"type":"event","event_id":"{seq}","seq":{seq},"method":"{method}"'
     # Sequence numbers are microseconds; the protocol's timestamps milliseconds.
     where = f'"namespace":{to_json(list(namespace))},"timestamp":{seq // 1000}'

@@ -69,14 +69,14 @@ class ReadingRights:
         self._connection, self._caller, self._reads = connection, caller, reads
         self._is_checked = not (caller.is_program or isinstance(caller.host.gate, Open))
 
-    async def until_lost(self) -> Refusal:
+    async def wait_until_lost(self) -> Refusal:
         """Return the refusal once the user is no longer authenticated, or may no longer read.
 
         Checks are made every ``recheck`` seconds of the server's limits, and at the expiry of a token that
         says when it is (``exp``). A check that the database cannot answer is repeated at the next time.
         """
         while True:
-            await asyncio.sleep(self._seconds_to_check())
+            await asyncio.sleep(self._count_seconds_to_check())
             try:
                 now = await authenticate_again(self._connection, self._caller)
                 if not await self._reads(now):
@@ -88,7 +88,7 @@ class ReadingRights:
             except Unavailable:
                 continue
 
-    def _seconds_to_check(self) -> float:
+    def _count_seconds_to_check(self) -> float:
         longest, expiry = self._caller.host.limits.recheck, self._caller.user.fields.get("exp")
         if isinstance(expiry, bool) or not isinstance(expiry, int | float):
             return longest
@@ -108,7 +108,7 @@ class ReadingRights:
         if not self._is_checked:
             return await work
         working = asyncio.ensure_future(work)
-        refusing = asyncio.ensure_future(self.until_lost())
+        refusing = asyncio.ensure_future(self.wait_until_lost())
         try:
             await asyncio.wait((working, refusing), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -150,13 +150,13 @@ class RunRights(ReadingRights):
         if self._is_checked and thread_id != self._thread_id:
             self._thread_id, self._could_read = thread_id, await self._reads_thread(self._caller, thread_id)
 
-    async def until_lost(self) -> Refusal:
+    async def wait_until_lost(self) -> Refusal:
         if self._thread_id is not None and self._could_read is None:
             try:
                 self._could_read = await self._reads_thread(self._caller, self._thread_id)
             except Unavailable:
                 self._could_read = True
-        return await super().until_lost()
+        return await super().wait_until_lost()
 
     async def _reads_still(self, caller: Caller) -> bool:
         if self._thread_id is None or not self._could_read:

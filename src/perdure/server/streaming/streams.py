@@ -15,7 +15,7 @@ from perdure.model.runs.messages import FAILED
 from perdure.runtime import Event, Standing
 from perdure.runtime.events import END, LAST
 from perdure.runtime.json_encoding import to_json
-from perdure.server.error_handlers import event_data
+from perdure.server.error_handlers import make_event_data
 from perdure.server.resources import HEARTBEAT_S, Caller, ServerState
 from perdure.server.responses import run_error, run_status
 from perdure.server.streaming.event_stream import EventStream, Frame
@@ -150,7 +150,7 @@ async def _frames(
             elif isinstance(item, SubscriberTooSlow):
                 yield Frame("error", to_json({"error": "SubscriberTooSlow", "message": str(item)}))
             elif names is None or item.name.partition("|")[0] in names or _is_question(item):
-                yield Frame(item.name, event_data(item.name, item.data), item.seq if has_ids else None)
+                yield Frame(item.name, make_event_data(item.name, item.data), item.seq if has_ids else None)
     except NotFound as error:
         # It was removed meanwhile. A client that reconnected would get the same error.
         yield Frame("error", to_json({"error": "NotFound", "message": f"404: {error}"}))

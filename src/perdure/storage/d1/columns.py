@@ -82,15 +82,19 @@ def place_of(partition: Partition) -> tuple[str, str, str]:
     return partition.space, partition.tenant, partition.thread
 
 
-def json_row(values: Iterable[tuple[Any, Column]]) -> list[Any]:
+def to_json_row(values: Iterable[tuple[Any, Column]]) -> list[Any]:
     """Return values in forms that JSON can carry."""
     return [
-        value.hex() if isinstance(value, bytes) else sql_integer(value) if isinstance(value, int) else value
+        value.hex()
+        if isinstance(value, bytes)
+        else to_sql_integer(value)
+        if isinstance(value, int)
+        else value
         for value, _ in values
     ]
 
 
-def sql_integer(value: int) -> int:
+def to_sql_integer(value: int) -> int:
     if not -(1 << 63) <= value < 1 << 63:
         raise TooLarge(f"the number {value} has more than 64 bits, which D1 cannot hold; write a smaller one")
     return value

@@ -137,7 +137,7 @@ class D1Driver:
                 statements += part.make(given.get(id(part), ""), n)
                 spans.append((part, start, len(statements)))
             if commits:
-                statements.append(writing.receipts(ids))
+                statements.append(writing.select_receipts(ids))
             try:
                 if statements:
                     results = self._transport.batch(statements)
@@ -169,7 +169,7 @@ class D1Driver:
         """Return True if a batch whose answer was lost was applied, after answering its commits."""
         while True:
             try:
-                (rows,) = self._transport.batch([writing.receipts(ids)])
+                (rows,) = self._transport.batch([writing.select_receipts(ids)])
                 break
             except AnswerLost as lost:
                 if not tries.again(lost):

@@ -26,10 +26,10 @@ from perdure.storage.d1.columns import (
     columns_of,
     from_parameter,
     from_row,
-    json_row,
     output,
     pack_rows,
     place_of,
+    to_json_row,
     values_of,
 )
 from perdure.storage.sql import compile as sql
@@ -51,7 +51,7 @@ def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Stat
         if isinstance(item, Get) or _is_whole(item):
             bodies = isinstance(item, Get) or item.bodies
             kind = item.kind
-            row = json_row(zip(prefix, kind.key, strict=False))
+            row = to_json_row(zip(prefix, kind.key, strict=False))
             groups.setdefault((kind, len(prefix), bodies), []).append((place, row))
         else:
             text, parameters = _compile_range(item)
@@ -119,8 +119,8 @@ def _compile_range(item: Range) -> tuple[str, tuple[str | None, ...]]:
     if item.after is not None:
         after = [item.after] if item.by else list(item.after[depth:])
     parameters = [
-        *json_row(zip(item.prefix, kind.key, strict=False)),
-        *json_row(zip(after, by, strict=False)),
+        *to_json_row(zip(item.prefix, kind.key, strict=False)),
+        *to_json_row(zip(after, by, strict=False)),
     ]
     limit = [] if item.limit is None else [item.limit]
     text = _compile_range_sql(
@@ -183,7 +183,7 @@ def find(effect: Find) -> Statement:
         query = (
             f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
             f" FROM {table(kind)} AS x JOIN {CATALOGUE} AS p ON p.pk = x.t"
-            f" WHERE {sql.within_span(f'x.{kind.index}', *effect.span, bind)}"
+            f" WHERE {sql.write_span_condition(f'x.{kind.index}', *effect.span, bind)}"
             f" AND ({tenant} IS NULL OR p.tenant = {tenant}) AND p.space <> '{DROPPED}'"
             f" ORDER BY x.{kind.index} LIMIT {bind(effect.limit)}"
         )
@@ -193,7 +193,7 @@ def find(effect: Find) -> Statement:
 
 
 def _items(effect: FindItems, syntax: searches.BodySyntax) -> str:
-    where, bind = searches.item_conditions(effect, syntax), syntax.bind
+    where, bind = searches.write_item_conditions(effect, syntax), syntax.bind
     return (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
         f" {output(columns_of(ITEM, bodies=True), alias='i')} FROM {CATALOGUE} AS p"

@@ -93,7 +93,7 @@ class RestTransport:
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
             timeout=httpx.Timeout(answering_s, connect=connecting_s),
             limits=httpx.Limits(max_connections=16, keepalive_expiry=55),
-            verify=_certificates(),
+            verify=_load_certificates(),
             # The environment's proxy is for remote hosts, not for this machine.
             trust_env=not is_local(endpoint),
         )
@@ -124,7 +124,7 @@ class RestTransport:
 
     def _read(self, response: httpx.Response, count: int) -> list[Rows]:
         status = response.status_code
-        answer = _json(response)
+        answer = _parse_json(response)
         message = _messages(answer)
         if response.is_success and not message and answer.get("success") is True:
             return _rows(answer.get("result"), count)
@@ -150,7 +150,7 @@ class RestTransport:
 
 
 @cache
-def _certificates() -> ssl.SSLContext:
+def _load_certificates() -> ssl.SSLContext:
     """Return the trusted certificates; reading them takes longer than a request, so it is done once."""
     return httpx.create_ssl_context()
 
@@ -164,7 +164,7 @@ def _reason(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:200]
 
 
-def _json(response: httpx.Response) -> Mapping[str, Any]:
+def _parse_json(response: httpx.Response) -> Mapping[str, Any]:
     try:
         answer = response.json()
     except ValueError:

@@ -11,7 +11,7 @@ from perdure.storage.d1 import writing
 from perdure.storage.d1.columns import catalogue
 from perdure.storage.d1.rest import AnswerLost, Rejected, Transport
 from perdure.storage.d1.retry import Tries, give_up_error, run_batch, translate
-from perdure.storage.layout_version import other_version, require_steps
+from perdure.storage.layout_version import other_version_error, require_steps
 from perdure.storage.sql import migrations, schema
 
 SCHEMA_VERSION = schema.SCHEMA_VERSION
@@ -51,7 +51,7 @@ def check(transport: Transport, name: str) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise other_version(name, found, *migrations.readable_versions(), _command(name))
+        raise other_version_error(name, found, *migrations.find_readable_versions(), _command(name))
     raise MigrationRequired(
         f"{name} has no Perdure schema; run `{_command(name)}`, or connect with migrate=True"
     )
@@ -83,14 +83,14 @@ def apply(transport: Transport, name: str) -> int:
 def plan_migration(name: str, found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's. Raise
     ``MigrationRequired`` if none do."""
-    require_steps(name, found, *migrations.readable_versions(), _command(name))
+    require_steps(name, found, *migrations.find_readable_versions(), _command(name))
     if found == SCHEMA_VERSION:
         return ()
     # The steps name the table of threads as in a file.
     shared = f"{schema.PREFIX}thread"
     last = f"ALTER TABLE {shared} RENAME TO {catalogue(SCHEMA_VERSION)}"
     if found == 0:
-        return (*schema.sqlite_schema(), *writing.SCHEMA, last)
+        return (*schema.write_sqlite_schema(), *writing.SCHEMA, last)
     # The column refuses NULL, and with it the batch: another process was first.
     moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
     first = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"

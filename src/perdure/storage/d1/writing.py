@@ -22,10 +22,10 @@ from perdure.storage.d1.columns import (
     Statement,
     columns_of,
     from_row,
-    json_row,
     pack_rows,
     place_of,
-    sql_integer,
+    to_json_row,
+    to_sql_integer,
 )
 from perdure.storage.d1.reading import DROPPED
 from perdure.storage.sql import compile as sql
@@ -63,13 +63,13 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
     failing: list[str] = []
     groups: dict[tuple[Kind, tuple[str, ...] | None, bool], list[list[Any]]] = {}
     for place, op in enumerate(ops):
-        for form, versions, values in _demands(op):
-            row = [place, *json_row(zip(op.key, op.kind.key, strict=True)), *values]
+        for form, versions, values in _list_demands(op):
+            row = [place, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
             groups.setdefault((op.kind, form, versions), []).append(row)
     for (kind, form, versions), rows in groups.items():
         for packed, _ in pack_rows(kind, rows):
             parameters.append(packed)
-            failing.append(_first_failing(kind, form, versions, len(parameters)))
+            failing.append(_find_first_failing(kind, form, versions, len(parameters)))
     verdict = "NULL"
     if failing:
         firsts = ", ".join(f"coalesce({f}, {_NONE_FAILED})" for f in failing)
@@ -81,7 +81,7 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
     ), tuple(parameters)
 
 
-def receipts(ids: Sequence[str]) -> Statement:
+def select_receipts(ids: Sequence[str]) -> Statement:
     """Return the statement that reads receipts: id, number, and the position of the refusal."""
     return (
         f"SELECT id AS c0, CAST(n AS TEXT) AS c1, refused AS c2 FROM {RECEIPT}"
@@ -106,12 +106,12 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
     place = place_of(partition) if id_ is None else (*place_of(partition), id_)
     puts = [op for op in ops if isinstance(op, Put)]
     if puts:
-        out.append((_new_thread(guarded=id_ is not None), place))
+        out.append((_insert_new_thread(guarded=id_ is not None), place))
     for kind, group in _by_kind(puts):
         for packed, _ in pack_rows(kind, [_put_row(op, partition) for op in group if isinstance(op, Put)]):
             out.append((_put(kind, id_ is not None), (*place, packed)))
     for kind, group in _by_kind([op for op in ops if isinstance(op, Delete)]):
-        rows = [json_row(zip(op.key, kind.key, strict=True)) for op in group]
+        rows = [to_json_row(zip(op.key, kind.key, strict=True)) for op in group]
         for packed, _ in pack_rows(kind, rows):
             out.append((_delete(kind), (*place, packed)))
     return out
@@ -145,22 +145,22 @@ def sweep() -> list[Statement]:
     return out
 
 
-def _demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[Any]]]:
+def _list_demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[Any]]]:
     """Yield the demands of an operation on its record: ``None`` for absence, else the fields that have to be
     equal; True if the version is given as well; and the given values."""
     if isinstance(op, Delete) and op.unchanged:
         named = [c for c in op.kind.fields if c.name in op.unchanged]
-        yield tuple(c.name for c in named), False, json_row((op.unchanged[c.name], c) for c in named)
+        yield tuple(c.name for c in named), False, to_json_row((op.unchanged[c.name], c) for c in named)
     if op.expect is Expect.ABSENT:
         yield None, False, []
     elif op.expect is Expect.PRESENT:
         yield (), False, []
     elif isinstance(op.expect, int):
-        yield (), True, [sql_integer(op.expect)]
+        yield (), True, [to_sql_integer(op.expect)]
 
 
 @lru_cache(maxsize=256)
-def _first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, parameter: int) -> str:
+def _find_first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, parameter: int) -> str:
     where = [f"x.t = {PARTITION}", *(f"x.{c.name} = {from_row(c, n)}" for n, c in enumerate(kind.key, 1))]
     given = 1 + len(kind.key)
     for name in form or ():
@@ -175,7 +175,7 @@ def _first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, par
 
 
 @lru_cache(maxsize=2)
-def _new_thread(*, guarded: bool) -> str:
+def _insert_new_thread(*, guarded: bool) -> str:
     held = f"{_HELD} AND " if guarded else ""
     is_new = f"{held}{PARTITION} IS NULL"
     return f"INSERT INTO {CATALOGUE} (space, tenant, thread) SELECT ?1, ?2, ?3 WHERE {is_new}"
@@ -216,7 +216,7 @@ def _put_row(op: Put, partition: Partition) -> list[Any]:
         values.append(op.version)
     if kind.body:
         values.append(op.body)
-    row = json_row(zip(values, columns_of(kind), strict=False))
+    row = to_json_row(zip(values, columns_of(kind), strict=False))
     return [*row, sql.checksum(op, partition)]
 
 

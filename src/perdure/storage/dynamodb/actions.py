@@ -14,12 +14,12 @@ from perdure.storage.dynamodb.items import (
     Item,
     PartitionRoot,
     attribute,
-    catalogue_attributes,
     expiry_of,
     fields_of,
     item_of,
     key_of,
-    root_key,
+    make_catalogue_attributes,
+    make_root_key,
 )
 
 
@@ -59,7 +59,7 @@ class Expression:
         return out
 
 
-def root_action(
+def make_root_action(
     table: str,
     partition: Partition,
     root: PartitionRoot | None,
@@ -103,7 +103,7 @@ def root_action(
             e.removes.append("x")
     target = {
         "TableName": table,
-        "Key": root_key(partition),
+        "Key": make_root_key(partition),
         "ReturnValuesOnConditionCheckFailure": "ALL_OLD",
     }
     if not revision:
@@ -111,7 +111,7 @@ def root_action(
     e.sets.append(f"rev = {e.value({'B': revision})}")
     if root is None or not root.incarnation:
         e.sets.append(f"inc = {e.value({'B': incarnation})}")
-        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in catalogue_attributes(partition).items()]
+        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in make_catalogue_attributes(partition).items()]
     return {"Update": {**target, "UpdateExpression": e.update(), **e.build()}}
 
 

@@ -39,7 +39,7 @@ def _runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
     g = items.run_entry(effect.kind, effect.run_id)
     low, high = b"\x00", b"\xff"
     if effect.tenant is not None:
-        low = high = items.tenant_entry(effect.tenant)
+        low = high = items.encode_tenant(effect.tenant)
     rows = reader.query(g, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
     own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
     return tuple(
@@ -55,8 +55,8 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     if effect.since is None:
         low = b"\x00"
     else:
-        low = items.due_from(effect.since)
-    high = items.due_until(effect.until)
+        low = items.encode_due_from(effect.since)
+    high = items.encode_due_until(effect.until)
     if effect.tenant is None:
         limit = effect.limit
     else:
@@ -64,7 +64,7 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
 
     def page(number: int) -> list[tuple[bytes, IndexHit]]:
         rows = reader.query(
-            items.due_entry(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
+            items.name_due_bucket(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
         )
         out = (
             (bytes(row["h"]["B"]), IndexHit(items.partition_of(row), items.due_of(kind, row))) for row in rows
@@ -78,18 +78,18 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
 
 
 def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
-    prefix = items.catalogue_order(effect.tenant, effect.prefix)
+    prefix = items.encode_catalogue_order(effect.tenant, effect.prefix)
     edge = None
     if effect.after is not None:
-        edge = items.catalogue_order(effect.after.tenant, effect.after.thread)
+        edge = items.encode_catalogue_order(effect.after.tenant, effect.after.thread)
 
     def catalogue_key(row: Item) -> bytes:
         found = items.partition_of(row)
-        return items.catalogue_order(found.tenant, found.thread)
+        return items.encode_catalogue_order(found.tenant, found.thread)
 
     def page(number: int) -> list[Partition]:
         rows = reader.between(
-            items.catalogue_entry(effect.space, number),
+            items.name_catalogue_bucket(effect.space, number),
             prefix,
             edge,
             reverse=False,

@@ -107,7 +107,7 @@ def shorten(encoded: bytes, kept: int) -> bytes:
 # Where things are
 
 
-def root_key(partition: Partition) -> Item:
+def make_root_key(partition: Partition) -> Item:
     return {
         "pk": {"B": b"r" + shorten(keys.encode_partition(partition), _PK_MAX)},
         "sk": {"B": ROOT_SK},
@@ -153,13 +153,13 @@ def partition_of(item: Item) -> Partition:
     return keys.decode_partition(pk[1:] if pk[:1] == b"r" else pk[1 + INCARNATION :])
 
 
-def part_keys(partition: Partition, incarnation: bytes, nonce: bytes, count: int) -> list[Item]:
+def make_part_keys(partition: Partition, incarnation: bytes, nonce: bytes, count: int) -> list[Item]:
     """Return the keys of the parts of a body."""
     pk = {"B": collection(partition, incarnation)}
     return [{"pk": pk, "sk": {"B": places.PARTS + nonce + n.to_bytes(4, "big")}} for n in range(count)]
 
 
-def order_prefix(kind: Kind, prefix: Key) -> bytes:
+def encode_order_prefix(kind: Kind, prefix: Key) -> bytes:
     """Return the prefix of the ordering attribute for records of one key prefix."""
     (start,) = places.starts(kind, prefix)
     return shorten(start, _SK_MAX - 8)
@@ -182,7 +182,7 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
         item["k"] = {"B": full}
     item.update(fields_of(kind, put.fields))
     for by in kind.by:
-        item["o"] = {"B": order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}
+        item["o"] = {"B": encode_order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}
     item.update(expiry_of(put))
     if kind.index is not None and not kind.expires and (value := put.fields[kind.index]) is not None:
         item.update(_entry(kind, partition, full, value))
@@ -254,12 +254,12 @@ def _bytes(attribute: Item) -> bytes:
 # Finding
 
 
-def catalogue_entry(space: str, number: int) -> bytes:
+def name_catalogue_bucket(space: str, number: int) -> bytes:
     """Return the index's partition for one bucket of the catalogue of a space."""
     return b"c" + bytes((number,)) + space.encode("utf-8", "surrogatepass")
 
 
-def catalogue_order(tenant: str | None, thread: str = "") -> bytes:
+def encode_catalogue_order(tenant: str | None, thread: str = "") -> bytes:
     """Return the encoded position of a partition in the catalogue, unshortened; prefixes of names encode to
     prefixes, and no tenant to the prefix of all."""
     if tenant is None:
@@ -271,11 +271,11 @@ def run_entry(kind: Kind, value: str) -> bytes:
     return shorten(b"i" + kind.name.encode() + b"\x00" + value.encode("utf-8", "surrogatepass"), _SK_MAX)
 
 
-def tenant_entry(tenant: str) -> bytes:
+def encode_tenant(tenant: str) -> bytes:
     return shorten(keys.encode_text(tenant), _SK_MAX)
 
 
-def due_entry(kind: Kind, number: int) -> bytes:
+def name_due_bucket(kind: Kind, number: int) -> bytes:
     """Return the index's partition for one bucket of a kind's records that are due at a time."""
     return b"d" + bytes((number,)) + kind.name.encode()
 
@@ -286,12 +286,12 @@ def due_of(kind: Kind, item: Item) -> Record:
     return Record(*places.record_at(place_in(item)), {str(kind.index): due})
 
 
-def due_from(since: int) -> bytes:
+def encode_due_from(since: int) -> bytes:
     """Return the bound before every entry that is due at that time or later, and behind all others."""
     return keys.encode_integer(since)
 
 
-def due_until(until: int) -> bytes:
+def encode_due_until(until: int) -> bytes:
     """Return the bound behind every entry that is due by then, and before all others."""
     return keys.encode_integer(until) + b"\xff" * (_TIE + 1)
 
@@ -299,27 +299,27 @@ def due_until(until: int) -> bytes:
 def _entry(kind: Kind, partition: Partition, place: bytes, value: Any) -> Item:
     """Return the attributes by which the index finds a record by the value of its indexed field."""
     if isinstance(value, str):
-        item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": tenant_entry(partition.tenant)}}
+        item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": encode_tenant(partition.tenant)}}
     else:
         whose = keys.encode_partition(partition)
         # Entries due at the same time need an order that is the same for all readers.
         tie = blake2b(whose + place, digest_size=_TIE, person=b"perdure.due").digest()
         item = {
-            "g": {"B": due_entry(kind, keys.bucket_of(whose, BUCKETS))},
+            "g": {"B": name_due_bucket(kind, keys.bucket_of(whose, BUCKETS))},
             "h": {"B": keys.encode_integer(value) + tie},
         }
     _name(item, partition)
     return item
 
 
-def catalogue_attributes(partition: Partition) -> Item:
+def make_catalogue_attributes(partition: Partition) -> Item:
     """Return the attributes that put a root item into the catalogue."""
     if partition == RESERVED:
         return {}
     number = keys.bucket_of(keys.encode_partition(partition), BUCKETS)
-    order = catalogue_order(partition.tenant, partition.thread)
+    order = encode_catalogue_order(partition.tenant, partition.thread)
     item: Item = {
-        "g": {"B": catalogue_entry(partition.space, number)},
+        "g": {"B": name_catalogue_bucket(partition.space, number)},
         "h": {"B": sort_key(order)},
     }
     _name(item, partition)

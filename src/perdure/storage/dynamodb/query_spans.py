@@ -45,7 +45,7 @@ class Span(NamedTuple):
         return places.is_followed(item.kind, item.prefix, other.start)
 
 
-def neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
+def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
     """Return the items of a request in groups that one query can read, in order; most are alone in theirs."""
     alone: list[list[Span]] = []
     together: list[list[Span]] = []

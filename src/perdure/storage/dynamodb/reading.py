@@ -24,7 +24,7 @@ from perdure.model.records import ITEM, SESSIONS, WRITE, Key, Partition, Record
 from perdure.storage.dynamodb import items, places
 from perdure.storage.dynamodb.client import Client
 from perdure.storage.dynamodb.items import Item, PartitionRoot
-from perdure.storage.dynamodb.query_spans import Span, neighbours
+from perdure.storage.dynamodb.query_spans import Span, group_neighbours
 from perdure.storage.kv import keys as layout
 
 A = TypeVar("A")
@@ -88,7 +88,7 @@ class Reader:
 
     def root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the table."""
-        key = items.root_key(partition)
+        key = items.make_root_key(partition)
         for _ in range(_ATTEMPTS):
             answer = self._client.call("get_item", TableName=self._client.table, Key=key, ConsistentRead=True)
             item = answer.get("Item", {})
@@ -194,7 +194,7 @@ class Reader:
         gets: dict[int, Get] = {}
         ranges: dict[int, Range] = {}
         groups: list[list[Span]] = []
-        for group in neighbours(wanted):
+        for group in group_neighbours(wanted):
             item = group[0].item
             if len(group) > 1:
                 groups.append(group)
@@ -266,7 +266,7 @@ class Reader:
         """Return records by kind and key, and the root if ``with_root``."""
         places: dict[tuple[bytes, bytes], Get] = {}
         if with_root:
-            keys: list[Item] = [items.root_key(partition)]
+            keys: list[Item] = [items.make_root_key(partition)]
         else:
             keys = []
         for get in gets:
@@ -308,7 +308,7 @@ class Reader:
         keys: list[Item] = []
         for item in found:
             if (parts := items.parts_of(item)) is not None:
-                keys += items.part_keys(partition, incarnation, *parts)
+                keys += items.make_part_keys(partition, incarnation, *parts)
         if not keys:
             return [b""] * len(found)
         held = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._batch(keys)}
@@ -411,7 +411,7 @@ class Reader:
             raise ValueError(
                 f"{item.kind.name} is ordered by {item.kind.by} under all but the last part of a key"
             )
-        prefix = items.order_prefix(item.kind, item.prefix)
+        prefix = items.encode_order_prefix(item.kind, item.prefix)
         if item.after is None:
             edge = None
         else:

@@ -8,7 +8,7 @@ from typing import Any
 from perdure.errors import BadUrl, MigrationRequired, PerdureError, Unavailable
 from perdure.storage.dynamodb import items
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Malformed, redact_target, target_of
-from perdure.storage.layout_version import other_version
+from perdure.storage.layout_version import other_version_error
 
 SCHEMA_VERSION = 9
 """The version of the layout that this release reads and writes, and the first one."""
@@ -63,7 +63,7 @@ def connect(url: str) -> Client:
 def unfit_error(client: Client, found: int) -> MigrationRequired:
     command = f"perdure migrate --db '{redact_target(client.target)}'"
     if found:
-        return other_version(str(client.target), found, SCHEMA_VERSION, SCHEMA_VERSION, command)
+        return other_version_error(str(client.target), found, SCHEMA_VERSION, SCHEMA_VERSION, command)
     return MigrationRequired(
         f"{client.target} is not there or holds no Perdure layout; check the name and the region, or run "
         f"`{command}`, or connect with migrate=True"
@@ -137,7 +137,7 @@ def migrate(client: Client) -> int:
         except ConditionFailed:
             # Another process is creating it; both wait below.
             table = None
-    _check(client, _active(client))
+    _check(client, _await_active(client))
     _let_expire(client)
     try:
         client.call(
@@ -161,7 +161,7 @@ def _describe(client: Client) -> dict[str, Any] | None:
     return dict(answer["Table"])
 
 
-def _active(client: Client) -> dict[str, Any]:
+def _await_active(client: Client) -> dict[str, Any]:
     """Return the table's description as soon as it accepts requests."""
     end = time.monotonic() + _READY_AFTER
     while True:

@@ -30,7 +30,7 @@ from perdure.model.records import Partition, Record
 from perdure.model.values.compression import compress_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
-from perdure.storage.dynamodb.actions import Learned, action_of, root_action
+from perdure.storage.dynamodb.actions import Learned, action_of, make_root_action
 from perdure.storage.dynamodb.client import Client, ConditionFailed, Unanswered
 from perdure.storage.dynamodb.commit_plan import CommitPlan, find_versions, plan_commit
 from perdure.storage.dynamodb.items import Item, PartitionRoot
@@ -85,7 +85,7 @@ class Writer:
             laid: list[Parts] = []
             try:
                 if plan.early and staged_in != incarnation:
-                    self._stage_all(partition, incarnation, _puts(ops, plan.early))
+                    self._stage_all(partition, incarnation, _select_puts(ops, plan.early))
                     staged_in = incarnation
                 inside, own = [
                     [(ops[n], self._lay_out(partition, incarnation, ops[n], laid), learned[n]) for n in group]
@@ -94,22 +94,22 @@ class Writer:
                 table = self._client.table
                 new = revision if writes else b""
                 actions = [
-                    root_action(table, partition, root, incarnation, new, inside, after=plan.after),
+                    make_root_action(table, partition, root, incarnation, new, inside, after=plan.after),
                     *(action_of(table, partition, incarnation, *each) for each in own),
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
-                now = _root_in(failed.reasons[0], root)
+                now = _find_root(failed.reasons[0], root)
                 if now is not None and now.revision == revision:
                     return self._note_commit(partition, incarnation, revision, ops, learned)
                 self._discard(partition, incarnation, laid)
-                if now is not None and now.dead and any(map(items.expiry_of, _puts(ops, plan.inside))):
+                if now is not None and now.dead and any(map(items.expiry_of, _select_puts(ops, plan.inside))):
                     # A removal was cut short: it is ended here before the root, which names it, may expire.
                     self._clear(partition, now.dead)
                     now = self._reader.root(partition)
                 if (now.incarnation if now else b"") != (root.incarnation if root else b""):
                     # Removed meanwhile: nothing refers to the chunks that were stored first.
-                    self._unstage(partition, incarnation, _puts(ops, plan.early))
+                    self._unstage(partition, incarnation, _select_puts(ops, plan.early))
                     root = self._reader.remember(partition, now)
                     learned = [Learned()] * len(ops)
                     continue
@@ -187,7 +187,7 @@ class Writer:
         nonce = secrets.token_bytes(_TOKEN)
         laid.append((nonce, len(pieces)))
         expiry = {k: v for k, v in items.item_of(partition, incarnation, op).items() if k == "x"}
-        keys = items.part_keys(partition, incarnation, nonce, len(pieces))
+        keys = items.make_part_keys(partition, incarnation, nonce, len(pieces))
         puts = [
             {"PutRequest": {"Item": {**key, **expiry, "b": {"B": piece}}}}
             for key, piece in zip(keys, pieces, strict=True)
@@ -197,7 +197,9 @@ class Writer:
 
     def _discard(self, partition: Partition, incarnation: bytes, parts: Sequence[Parts]) -> None:
         keys = [
-            key for nonce, count in parts for key in items.part_keys(partition, incarnation, nonce, count)
+            key
+            for nonce, count in parts
+            for key in items.make_part_keys(partition, incarnation, nonce, count)
         ]
         # Nothing refers to parts that remain; they are removed with the thread. The commit's outcome holds.
         with suppress(PerdureError):
@@ -233,7 +235,7 @@ class Writer:
     def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
         """Create an incarnation; return nothing if another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
-        action = root_action(self._client.table, partition, root, incarnation, revision, ())
+        action = make_root_action(self._client.table, partition, root, incarnation, revision, ())
         try:
             self._client.call("update_item", **action["Update"])
         except ConditionFailed:
@@ -342,7 +344,7 @@ class Writer:
             self._client.call(
                 "update_item",
                 TableName=self._client.table,
-                Key=items.root_key(partition),
+                Key=items.make_root_key(partition),
                 UpdateExpression=f"SET rev = :rev REMOVE inc, x, {', '.join(names)} ADD dead :dead",
                 ConditionExpression="inc = :inc AND rev = :seen" if is_guarded else "inc = :inc",
                 ExpressionAttributeNames=names,
@@ -376,7 +378,7 @@ class Writer:
 
     def _forget(self, partition: Partition, dead: Sequence[bytes]) -> None:
         """Remove deleted incarnations from the root, and the root itself if it holds nothing else."""
-        target: Any = {"TableName": self._client.table, "Key": items.root_key(partition)}
+        target: Any = {"TableName": self._client.table, "Key": items.make_root_key(partition)}
         try:
             if dead:
                 self._client.call(
@@ -414,11 +416,11 @@ def _on_nothing(ops: Sequence[Op]) -> Committed | Refused | None:
     return Committed()
 
 
-def _puts(ops: Sequence[Op], at: Sequence[int]) -> list[Put]:
+def _select_puts(ops: Sequence[Op], at: Sequence[int]) -> list[Put]:
     return [op for n in at if isinstance(op := ops[n], Put)]
 
 
-def _root_in(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
+def _find_root(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
     """Return the root as a failed transaction saw it: the assumed one, unless its own condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root

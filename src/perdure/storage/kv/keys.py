@@ -46,7 +46,7 @@ def decode_integer(data: bytes) -> int:
     return int(_INTEGER.unpack(data)[0]) - _SIGN
 
 
-def _bare(column: Column, value: Any) -> bytes:
+def _encode_bare(column: Column, value: Any) -> bytes:
     if column.kind == "integer":
         return encode_integer(value)
     if column.kind == "bytes":
@@ -57,7 +57,7 @@ def _bare(column: Column, value: Any) -> bytes:
 
 
 def _encode_with_end(column: Column, value: Any) -> bytes:
-    data = _bare(column, value)
+    data = _encode_bare(column, value)
     if column.kind == "integer":
         return data
     return data.replace(_NUL, _ESCAPED) + _END
@@ -75,10 +75,10 @@ def encode_key(kind: Kind, key: Key) -> bytes:
     """Return a whole key, in the order of the kind's keys."""
     columns = kind.key
     if len(columns) == 1:
-        return _bare(columns[0], key[0])
+        return _encode_bare(columns[0], key[0])
     if not columns:
         return b""
-    return encode_prefix(kind, key[:-1]) + _bare(columns[-1], key[-1])
+    return encode_prefix(kind, key[:-1]) + _encode_bare(columns[-1], key[-1])
 
 
 def encode_prefix(kind: Kind, parts: Key) -> bytes:
@@ -100,7 +100,7 @@ def decode_parts(kind: Kind, data: bytes) -> Key:
     for column in kind.key:
         if not data:
             break
-        part, data = _first_part(column, data)
+        part, data = _decode_first_part(column, data)
         parts.append(part)
     return tuple(parts)
 
@@ -114,12 +114,12 @@ def decode_key(kind: Kind, data: bytes) -> Key:
         return ()
     out: list[Any] = []
     for column in columns[:-1]:
-        part, data = _first_part(column, data)
+        part, data = _decode_first_part(column, data)
         out.append(part)
     return (*out, _value(columns[-1], data))
 
 
-def _first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
+def _decode_first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
     """Return the part at the beginning of an encoded key, and the rest."""
     if column.kind == "integer":
         return _value(column, data[:8]), data[8:]

@@ -105,7 +105,7 @@ class ServerConnection:
                 self._poll = select.poll()
                 self._poll.register(self._socket, select.POLLIN)
                 asked = time.monotonic()
-                self._ahead = self._clock_ahead(self._connection.pgconn)
+                self._ahead = self._measure_clock_lead(self._connection.pgconn)
                 self.distance_s = time.monotonic() - asked
                 self._outage.end()
                 break
@@ -139,7 +139,7 @@ class ServerConnection:
         within_s = min(ANSWER_TIMEOUT_S, self._outage.silence_s)
         return self._ahead + int((time.monotonic() + within_s) * 1_000_000)
 
-    def _clock_ahead(self, pgconn: pq.abc.PGconn) -> int:
+    def _measure_clock_lead(self, pgconn: pq.abc.PGconn) -> int:
         """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
         pgconn.send_query(f"SELECT {NOW}".encode())
         # It costs the server nothing: one that is silent for as long as connecting may take is unavailable.
@@ -173,7 +173,7 @@ class ServerConnection:
         """
         connection = self.require_connection()
         try:
-            result = self._roundtrip(connection.pgconn, call.statement, call.values)
+            result = self._make_roundtrip(connection.pgconn, call.statement, call.values)
         except psycopg.OperationalError as broken:
             self.lose()
             raise ConnectionLost from broken
@@ -198,7 +198,7 @@ class ServerConnection:
         connection = self.require_connection()
         results: list[pq.abc.PGresult] = []
         try:
-            self._pipeline(connection.pgconn, (first, second), results)
+            self._send_pipeline(connection.pgconn, (first, second), results)
         except (psycopg.OperationalError, ConnectionLost) as broken:
             self.lose()
             if not results:
@@ -228,7 +228,7 @@ class ServerConnection:
             if begun.status not in _DONE:
                 self._query(pgconn, ROLLBACK)
                 return self._unpack(connection, begun, call.unpack)
-            result = self._roundtrip(pgconn, call.statement, call.values)
+            result = self._make_roundtrip(pgconn, call.statement, call.values)
             if result.status not in _DONE:
                 self._roll_back(pgconn)
                 return self._unpack(connection, result, call.unpack)
@@ -302,7 +302,7 @@ class ServerConnection:
             raise StatementRolledBack from error
         raise translate(error, self._place) from error
 
-    def _roundtrip(
+    def _make_roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
     ) -> pq.abc.PGresult:
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -311,7 +311,7 @@ class ServerConnection:
         self._send(pgconn, statement, values)
         return self._result(pgconn, deadline)
 
-    def _pipeline(
+    def _send_pipeline(
         self,
         pgconn: pq.abc.PGconn,
         calls: Sequence[StatementCall[Any]],
@@ -322,7 +322,7 @@ class ServerConnection:
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         for call in calls:
             if self._prepare(pgconn, call.statement, deadline) is not None:
-                results.append(self._roundtrip(pgconn, calls[0].statement, calls[0].values))
+                results.append(self._make_roundtrip(pgconn, calls[0].statement, calls[0].values))
                 return
         pgconn.enter_pipeline_mode()
         for call in calls:
@@ -343,7 +343,7 @@ class ServerConnection:
                 continue
             is_silent = False
             if result.status != pq.ExecStatus.PIPELINE_SYNC:
-                found = _worse(found, result)
+                found = _choose_worse(found, result)
                 continue
             if found is None:
                 raise ConnectionLost
@@ -386,7 +386,7 @@ class ServerConnection:
             result = pgconn.get_result()
             if result is None:
                 break
-            found = _worse(found, result)
+            found = _choose_worse(found, result)
         if found is None:
             raise ConnectionLost
         return found
@@ -431,7 +431,7 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
     return connection
 
 
-def _worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
+def _choose_worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
     """Return the result that counts of two results of one statement: the error. It follows the rows if the
     transaction could not be committed."""
     if found is None or found.status in _DONE:

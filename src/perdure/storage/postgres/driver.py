@@ -50,7 +50,7 @@ from perdure.storage.postgres.notify import PostgresListener
 from perdure.storage.postgres.statements import Statement, Statements
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_search import VectorSearch
-from perdure.storage.postgres.write_groups import Touch, outcome, overwritten, portions
+from perdure.storage.postgres.write_groups import Touch, find_overwritten, outcome, split_group
 
 R = TypeVar("R")
 _LIMITS = CommitLimits(ops=20_000, bytes=16 << 20)
@@ -176,7 +176,7 @@ class PostgresDriver:
     # Writing
 
     def _write(self, group: Sequence[PendingRequest]) -> None:
-        for jobs in portions(group):
+        for jobs in split_group(group):
             if isinstance(jobs[0].effect, Drop):
                 self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
             else:
@@ -205,7 +205,7 @@ class PostgresDriver:
     def _resolve_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
-        self._each(jobs, lambda job: self._resolve(job, overwritten(later[id(job)])))
+        self._each(jobs, lambda job: self._resolve(job, find_overwritten(later[id(job)])))
 
     def _commit_with_vectors(
         self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()
@@ -261,7 +261,7 @@ class PostgresDriver:
         """Repeat a write whose answer was lost, unless it turns out to be applied. Records in ``after`` were
         overwritten later in the same round trip: they are not evidence, and must not be written again."""
         try:
-            return self._patiently(lambda: self._resolve_lost(job.effect, after))
+            return self._retry_lost(lambda: self._resolve_lost(job.effect, after))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
                 f"{_error_of(error, self._place)}. The connection was lost during this write: it may be "
@@ -274,7 +274,7 @@ class PostgresDriver:
             return only
         left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
         visible = Commit(effect.partition, left)
-        if was_applied(visible, self._evidence(visible)):
+        if was_applied(visible, self._read_evidence(visible)):
             return Committed()
         if len(left) < len(effect.ops):
             raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
@@ -284,14 +284,14 @@ class PostgresDriver:
         if not isinstance(only, Refused):
             return only
         # The lost write may have been executed only now: then it caused this refusal itself.
-        answers = self._evidence(visible)
+        answers = self._read_evidence(visible)
         if was_applied(visible, answers):
             return Committed()
         if is_in_doubt(visible, answers):
             raise Unavailable(f"{self._place.name}: the same records were written by others meanwhile")
         return only
 
-    def _evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
+    def _read_evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
         (answers,) = self._fetch([evidence(commit)])
         return answers
 
@@ -299,7 +299,7 @@ class PostgresDriver:
         at = effect.partition
         names: list[bytes | None] = [codec.escape(part).encode() for part in at]
         if effect.checks:
-            refused = self._patiently(lambda: self._repeat(lambda: self._drop_if(effect, names)))
+            refused = self._retry_lost(lambda: self._repeat(lambda: self._drop_if(effect, names)))
             if refused:
                 check = effect.checks[refused - 1]
                 return Refused(check.kind, check.key)
@@ -310,7 +310,7 @@ class PostgresDriver:
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
             return link.ask(StatementCall(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01"))
 
-        while self._patiently(lambda: self._repeat(once)):
+        while self._retry_lost(lambda: self._repeat(once)):
             # The partition is removed; a new one of the same name must be kept.
             names[:] = [None] * len(names)
         return Committed()
@@ -334,7 +334,7 @@ class PostgresDriver:
         finds = [job for job in group if isinstance(job.effect, Find)]
         clocks = [job for job in group if isinstance(job.effect, Now)]
         self._each(finds, lambda job: self._find(cast(Find, job.effect)))
-        self._each(clocks[:1], lambda _: self._patiently(self._now))
+        self._each(clocks[:1], lambda _: self._retry_lost(self._now))
         for job in clocks[1:]:
             job.answer, job.error = clocks[0].answer, clocks[0].error
         if fetches:
@@ -345,7 +345,7 @@ class PostgresDriver:
             return
         fetches = [cast(Fetch, job.effect) for job in jobs]
         try:
-            answers = self._patiently(lambda: self._fetch(fetches))
+            answers = self._retry_lost(lambda: self._fetch(fetches))
         except Exception as error:
             if isinstance(error, Unavailable) and not self._is_reachable(jobs):
                 return
@@ -403,7 +403,7 @@ class PostgresDriver:
         def once() -> tuple[IndexHit, ...]:
             return self._connect().ask(StatementCall(statement, values, unpack))
 
-        return self._patiently(once)
+        return self._retry_lost(once)
 
     # Failures
 
@@ -441,7 +441,7 @@ class PostgresDriver:
                 self._stop.wait(0.005 * attempt)
         return work()
 
-    def _patiently(self, work: Callable[[], R]) -> R:
+    def _retry_lost(self, work: Callable[[], R]) -> R:
         """Return the result of ``work``, repeated after lost connections; it may be executed twice."""
         for attempt in range(_ATTEMPTS):
             try:

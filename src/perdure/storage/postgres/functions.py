@@ -60,7 +60,7 @@ def commit(schema: str, version: int) -> str:
     partitions, ``_t`` that of each job, ``_z`` its outcome, ``_x`` the number of the section, ``_k`` how many
     entries it has, ``_nn``, ``_sn`` and ``_bn`` how far the three arrays are read.
     """
-    body = _choose([_section(schema, section) for section in SECTIONS])
+    body = _choose([_write_section(schema, section) for section in SECTIONS])
     return f"""\
 CREATE FUNCTION {schema}.commit_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[]) RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE{_BY_INDEX} SET lock_timeout = '{LOCK_TIMEOUT_S}s' AS $perdure$
@@ -125,7 +125,7 @@ END $perdure$"""
 
 def fetch(schema: str, version: int) -> str:
     """Return ``fetch_N(counts, numbers, texts, bytes)``: the records of many items in one snapshot."""
-    body = _choose([_shape(schema, shape) for shape in SHAPES])
+    body = _choose([_write_shape(schema, shape) for shape in SHAPES])
     columns = ", ".join(f"{name} {_TYPES[slot]}" for name, slot in ANSWER)
     return f"""\
 CREATE FUNCTION {schema}.fetch_{version}(_c bigint[], _n bigint[], _s text[], _b bytea[])
@@ -241,7 +241,7 @@ def _choose(blocks: Sequence[str], first: int = 0) -> str:
     return f"    IF _x < {first + half} THEN\n{below}\n    ELSE\n{above}\n    END IF;"
 
 
-def _section(schema: str, section: Section) -> str:
+def _write_section(schema: str, section: Section) -> str:
     source, advance = _source(section.columns)
     writers = {"check": _check, "put": _put, "delete": _delete}
     return f"{writers[section.action](schema, section, source)}\n      {advance}"
@@ -262,13 +262,13 @@ def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
     return f"unnest({', '.join(slices)}) AS u({', '.join(names)})", advance
 
 
-def field_order_column(column: str, table: str = "") -> str:
+def write_field_order_column(column: str, table: str = "") -> str:
     """Return a key's column in an index that is ordered by a field. It is an expression, so that the planner
     does not prefer this index to the key for single records while a table has no statistics."""
     return f"({table}{column} || '')"
 
 
-def _same_key(kind: Kind, depth: int | None = None) -> str:
+def _write_same_key(kind: Kind, depth: int | None = None) -> str:
     return "".join(f" AND r.{c.name} = u.{c.name}" for c in kind.key[:depth])
 
 
@@ -285,7 +285,7 @@ def _check(schema: str, section: Section, source: str) -> str:
     )
     return f"""\
       FOR _j, _o IN SELECT u.j_, u.o_ FROM {source}
-        LEFT JOIN {schema}.{kind.name} r ON r.t = _t[u.j_]{_same_key(kind)}
+        LEFT JOIN {schema}.{kind.name} r ON r.t = _t[u.j_]{_write_same_key(kind)}
         WHERE CASE u.expect_ WHEN {EXPECT_ABSENT} THEN r.t IS NOT NULL WHEN {EXPECT_PRESENT} THEN r.t IS NULL
           WHEN {EXPECT_VERSION} THEN {version} ELSE false END{changed if fields else ""}
       LOOP
@@ -313,10 +313,10 @@ def _delete(schema: str, section: Section, source: str) -> str:
     kind = section.kind
     return f"""\
       DELETE FROM {schema}.{kind.name} r USING {source}
-        WHERE _z[u.j_] = 0 AND r.t = _t[u.j_]{_same_key(kind)};"""
+        WHERE _z[u.j_] = 0 AND r.t = _t[u.j_]{_write_same_key(kind)};"""
 
 
-def _shape(schema: str, shape: ReadShape) -> str:
+def _write_shape(schema: str, shape: ReadShape) -> str:
     kind = shape.kind
     source, advance = _source(shape.columns)
     brought = {answer: name for name, answer, _ in answer_slots(kind)}
@@ -329,10 +329,10 @@ def _shape(schema: str, shape: ReadShape) -> str:
             columns.append("CASE WHEN u.bodies_ = 1 THEN r.body END")
         else:
             columns.append(f"r.{name}")
-    where = f"r.t = _t[u.p_]{_same_key(kind, shape.depth)}"
+    where = f"r.t = _t[u.p_]{_write_same_key(kind, shape.depth)}"
     if shape.by:
         where = "r.t = _t[u.p_]" + "".join(
-            f" AND {field_order_column(c.name, 'r.')} = u.{c.name}" for c in kind.key[: shape.depth]
+            f" AND {write_field_order_column(c.name, 'r.')} = u.{c.name}" for c in kind.key[: shape.depth]
         )
     found = f"JOIN {schema}.{kind.name} r ON {where}"
     if shape.depth < len(kind.key):

@@ -39,7 +39,7 @@ class PostgresListener:
         self._ask("SELECT pg_notify($1, $2)", (self._channel.encode(), text.encode()))
 
     def receive(self, within: float, waker: int) -> list[str]:
-        pgconn = self._pgconn()
+        pgconn = self._get_pgconn()
         if not (received := self._notes(pgconn)):
             wait(within, pgconn.socket, waker)
             pgconn.consume_input()
@@ -51,7 +51,7 @@ class PostgresListener:
         if connection is not None:
             connection.close()
 
-    def _pgconn(self) -> pq.abc.PGconn:
+    def _get_pgconn(self) -> pq.abc.PGconn:
         if self._connection is None:
             raise psycopg.OperationalError("the connection is not open")
         return self._connection.pgconn
@@ -64,7 +64,7 @@ class PostgresListener:
 
     def _ask(self, statement: str, values: tuple[bytes, ...]) -> None:
         """Send a statement and wait up to 5 seconds for its answer; notifications that arrive are kept."""
-        pgconn = self._pgconn()
+        pgconn = self._get_pgconn()
         deadline = time.monotonic() + _ANSWER_S
         poll = select.poll()
         poll.register(pgconn.socket, select.POLLIN)

@@ -12,7 +12,7 @@ import psycopg
 
 from perdure.errors import MigrationRequired, Unavailable
 from perdure.storage.credentials import Password
-from perdure.storage.layout_version import other_version, require_steps
+from perdure.storage.layout_version import other_version_error, require_steps
 from perdure.storage.postgres import schema, vector_table
 from perdure.storage.postgres.connection import ServerConnection
 from perdure.storage.postgres.driver import PostgresDriver
@@ -81,7 +81,7 @@ def plan_migration(url: str) -> list[str]:
     with _connect(place) as connection:
         found = _version(connection, place)
         extension = _extension(connection, place)
-    require_steps(place.name, found, *schema.readable_versions(), place.migrate)
+    require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
     return [*schema.plan_migration(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
@@ -109,7 +109,7 @@ def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
     if encoding != ("UTF8",):
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
     found = _version(connection, place)
-    require_steps(place.name, found, *schema.readable_versions(), place.migrate)
+    require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
     rows = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
     has_schema = rows.fetchone() == (True,)
     for statement in schema.plan_migration(place.schema, found):
@@ -188,7 +188,7 @@ def _refuse_other(place: PostgresUrl, found: int) -> None:
             "migrate=True"
         )
     if found != SCHEMA_VERSION:
-        raise other_version(place.name, found, *schema.readable_versions(), place.migrate)
+        raise other_version_error(place.name, found, *schema.find_readable_versions(), place.migrate)
 
 
 def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:

@@ -72,7 +72,7 @@ class ReadShape:
         return tuple(own)
 
 
-def _sections(kind: Kind) -> list[Section]:
+def _list_sections(kind: Kind) -> list[Section]:
     key = tuple(SectionColumn(c.name, _SLOTS[c.kind]) for c in kind.key)
     fields = tuple(SectionColumn(c.name, _SLOTS[c.kind]) for c in kind.fields)
     job = SectionColumn("j_", "n")
@@ -92,7 +92,7 @@ def _sections(kind: Kind) -> list[Section]:
     return [Section(kind, "check", check), Section(kind, "put", put), Section(kind, "delete", (job, *key))]
 
 
-def _shapes(kind: Kind) -> list[ReadShape]:
+def _list_shapes(kind: Kind) -> list[ReadShape]:
     out = [ReadShape(kind, len(kind.key))]
     for reverse in (False, True):
         for after in (False, True):
@@ -105,14 +105,14 @@ SECTIONS: tuple[Section, ...] = tuple(
     section
     for action in _ACTIONS
     for kind in KINDS
-    for section in _sections(kind)
+    for section in _list_sections(kind)
     if section.action == action
 )
 """In the order of their execution: nothing is written before everything is checked."""
 
 SECTION_OF: dict[tuple[Kind, Action], int] = {(s.kind, s.action): n for n, s in enumerate(SECTIONS)}
 
-SHAPES: tuple[ReadShape, ...] = tuple(shape for kind in KINDS for shape in _shapes(kind))
+SHAPES: tuple[ReadShape, ...] = tuple(shape for kind in KINDS for shape in _list_shapes(kind))
 SHAPE_OF: dict[tuple[Kind, int, str | None, bool, bool], int] = {
     (s.kind, s.depth, s.by, s.reverse, s.after): n for n, s in enumerate(SHAPES)
 }

@@ -61,7 +61,7 @@ def setup_statements(name: str) -> tuple[str, ...]:
     return tuple(statements)
 
 
-def readable_versions() -> tuple[int, int]:
+def find_readable_versions() -> tuple[int, int]:
     """Return the first and the last version that can be migrated to this release's."""
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
@@ -88,7 +88,7 @@ def _table(schema: str, kind: Kind) -> list[str]:
         columns.append("body bytea NOT NULL")
     columns.append(f"PRIMARY KEY ({', '.join(['t', *(c.name for c in kind.key)])})")
     out = [f"CREATE TABLE {schema}.{kind.name} ({', '.join(columns)})"]
-    prefix = ", ".join(["t", *(functions.field_order_column(c.name) for c in kind.key[:-1])])
+    prefix = ", ".join(["t", *(functions.write_field_order_column(c.name) for c in kind.key[:-1])])
     out += [f"CREATE INDEX {kind.name}_{by} ON {schema}.{kind.name} ({prefix}, {by})" for by in kind.by]
     if kind.index is not None:
         out.append(

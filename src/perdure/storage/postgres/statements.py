@@ -100,7 +100,7 @@ class Statements:
         return call(sql, types, binary=False), [to_text(p) for p in parameters]
 
     def _items(self, effect: FindItems, syntax: searches.BodySyntax) -> str:
-        where = searches.item_conditions(effect, syntax)
+        where = searches.write_item_conditions(effect, syntax)
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
         return (
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {self._schema}.thread p"

@@ -127,7 +127,7 @@ def _source(name: str, opening: str, own: dict[str, str], password: Password | N
     host, port, user = (str(given.get(key) or "") for key in ("host", "port", "user"))
     # If the URL gives one host by name and by address, tokens and certificates are for the name.
     endpoint = Endpoint(name, host, int(port) if port.isdecimal() else 5432, user)
-    return cloud_tokens.source_for(
+    return cloud_tokens.choose_source(
         "postgresql", own, endpoint, password, has_password=bool(given.get("password"))
     )
 

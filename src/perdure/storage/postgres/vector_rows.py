@@ -56,7 +56,7 @@ def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | No
         codec.numbers(numbers),
         codec.texts([row.item for row in rows]),
         codec.blobs([*(row.model for row in rows), *(row.content for row in rows)]),
-        codec.array_of(vector_type, len(rows), b"".join([_binary(row.vector) for row in rows])),
+        codec.array_of(vector_type, len(rows), b"".join([_encode_binary(row.vector) for row in rows])),
     )
 
 
@@ -93,7 +93,7 @@ def _vectors(job: int, item: str, body: bytes) -> Iterator[_Row | None]:
         yield _Row(job, place, item, model, content, vector) if is_plain else None
 
 
-def _binary(vector: bytes) -> bytes:
+def _encode_binary(vector: bytes) -> bytes:
     """Return little-endian floats in pgvector's format."""
     floats = array("f", vector)
     floats.byteswap()

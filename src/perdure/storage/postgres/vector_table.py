@@ -109,7 +109,7 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
     """
     schema, home = quote(name), quote(found.home or "public")
     if found.has_parts and not found.is_sound:
-        removal = _removal(schema)
+        removal = _write_removal(schema)
     else:
         removal = ()
     if found.is_sound or not (found.home or found.may_be_created):
@@ -129,12 +129,12 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         f" {home}.vector, PRIMARY KEY (t, item, place))",
         f"CREATE INDEX vector_model ON {schema}.vector (model, t)",
         _numbers(schema),
-        _array(schema),
+        _write_array_function(schema),
         _entry(schema),
-        _trigger_function(schema, home),
-        _sending_function(schema, home),
+        _write_trigger_function(schema, home),
+        _write_sending_function(schema, home),
         _nearest(schema, home),
-        _damage(schema),
+        _write_damage_function(schema),
         *triggers,
         f"INSERT INTO {schema}.vector SELECT d.t, substr(d.name, 2), e.place, e.model, e.content, e.dims,"
         f" e.numbers::{home}.vector FROM {schema}.document d CROSS JOIN LATERAL"
@@ -143,7 +143,7 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
     )
 
 
-def _removal(schema: str) -> tuple[str, ...]:
+def _write_removal(schema: str) -> tuple[str, ...]:
     """Return the statements that remove the table, and the functions with their triggers."""
     functions = (f"DROP FUNCTION IF EXISTS {schema}.{name} CASCADE" for name in _FUNCTIONS)
     return f"DROP TABLE IF EXISTS {schema}.vector", *functions
@@ -231,7 +231,7 @@ BEGIN
 END $perdure$"""
 
 
-def _array(schema: str) -> str:
+def _write_array_function(schema: str) -> str:
     """Return the function that reads the header of an array: the number of its elements, and their
     position."""
     return f"""\
@@ -250,7 +250,7 @@ BEGIN
 END $perdure$"""
 
 
-def _trigger_function(schema: str, home: str) -> str:
+def _write_trigger_function(schema: str, home: str) -> str:
     """Return the trigger function. It adds no vectors in a commit that sends them itself, with
     ``vectors_sent``."""
     return f"""\
@@ -267,7 +267,7 @@ BEGIN
 END $perdure$"""
 
 
-def _sending_function(schema: str, home: str) -> str:
+def _write_sending_function(schema: str, home: str) -> str:
     """Return ``vectors_sent(outcomes, counts, numbers, texts, rows, items, digests, vectors)``, which adds
     the vectors of the entries that a commit has put, and returns the outcomes.
 
@@ -363,7 +363,7 @@ BEGIN
 END $perdure$"""
 
 
-def _damage(schema: str) -> str:
+def _write_damage_function(schema: str) -> str:
     """Return ``vectors_damaged(t)``, which finds the items of a partition, or of all partitions for NULL,
     whose rows do not match their entries."""
     return f"""\

@@ -15,7 +15,7 @@ Touch = tuple[Partition, Kind, Key, type[Op]]
 _GROUP_BYTES = 32 << 20
 
 
-def overwritten(jobs: Iterable[PendingRequest]) -> set[Touch]:
+def find_overwritten(jobs: Iterable[PendingRequest]) -> set[Touch]:
     """Return the earlier writes that these jobs may have overwritten. A write that expects no record cannot
     have overwritten a put."""
     effects = [job.effect for job in jobs]
@@ -39,7 +39,7 @@ def outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
     return Refused(op.kind, op.key)
 
 
-def portions(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
+def split_group(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
     """Yield the group in parts that fit one round trip, in order. A drop is a part of its own, and so is a
     commit with statements of the application: other commits would wait for their locks."""
     held: list[PendingRequest] = []

@@ -23,7 +23,7 @@ from perdure.storage.batching import Batcher, PendingRequest, wait_at
 from perdure.storage.credentials import Password
 from perdure.storage.in_doubt import evidence, is_in_doubt, is_repeatable, was_applied
 from perdure.storage.kv import keys
-from perdure.storage.layout_version import other_version, require_steps
+from perdure.storage.layout_version import other_version_error, require_steps
 from perdure.storage.notify import ServerNotifier
 from perdure.storage.port import Capabilities, CommitLimits
 from perdure.storage.redis import requests, scripts
@@ -103,15 +103,15 @@ class RedisDriver:
                         sent.append((job, self._call(job.effect)))
                 except Exception as error:  # of this request only
                     job.error = error
-                    self._doubt(links, error)
+                    self._close_doubtful(links, error)
             for (job, _), answer in zip(sent, links.run([call for _, call in sent]), strict=True):
                 try:
                     job.answer = self._answer(links, job.effect, answer)
                 except Exception as error:
                     job.error = error
-                    self._doubt(links, error)
+                    self._close_doubtful(links, error)
 
-    def _doubt(self, links: NodeConnections, error: Exception) -> None:
+    def _close_doubtful(self, links: NodeConnections, error: Exception) -> None:
         """Close connections after an unexpected error: they may hold unread answers of earlier requests."""
         if not isinstance(error, PerdureError):
             links.close()
@@ -139,7 +139,7 @@ class RedisDriver:
         if isinstance(effect, Drop):
             return requests.parse_drop(effect, answer)
         if isinstance(effect, Now):
-            return requests.server_time(answer)
+            return requests.read_server_time(answer)
         return None
 
     def _resolve(self, links: NodeConnections, effect: Commit, lost: CallLost) -> Any:
@@ -195,7 +195,7 @@ def _ask(links: NodeConnections, calls: Sequence[Call]) -> list[Any]:
 # The layout record
 
 
-def _layout_key(settings: RedisUrl) -> bytes:
+def _name_layout_key(settings: RedisUrl) -> bytes:
     return settings.prefix + b":layout"
 
 
@@ -208,7 +208,7 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
         *parts: The command, or the script's arguments.
         script: The script, if it is one.
     """
-    key = _layout_key(settings)
+    key = _name_layout_key(settings)
     slot = key_slot(key)
     links = NodeConnections(Topology(settings))
     try:
@@ -226,7 +226,7 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
 
 def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
-    found = _once(settings, b"GET", _layout_key(settings))
+    found = _once(settings, b"GET", _name_layout_key(settings))
     if found is None:
         return 0, 0
     try:
@@ -254,7 +254,7 @@ def open_driver(url: str, password: Password | None = None) -> RedisDriver:
             "migrate=True"
         )
     if version != SCHEMA_VERSION:
-        raise other_version(settings.shown, version, *_readable(settings))
+        raise other_version_error(settings.shown, version, *_readable(settings))
     topology = Topology(settings)
     _warn_of_loss(topology)
     return RedisDriver(topology, buckets)
@@ -272,7 +272,7 @@ def plan_migration(url: str) -> list[str]:
     require_steps(settings.shown, version, *_readable(settings))
     if version == SCHEMA_VERSION:
         return []
-    key = _layout_key(settings).decode(errors="replace")
+    key = _name_layout_key(settings).decode(errors="replace")
     raised = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
     if not version:
         return [raised]
@@ -290,7 +290,7 @@ def migrate(url: str, password: Password | None = None) -> int:
     version, buckets = _read_layout(settings)
     require_steps(settings.shown, version, *_readable(settings))
     if not version:
-        _once(settings, b"SET", _layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
+        _once(settings, b"SET", _name_layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
     elif version < SCHEMA_VERSION:
         _mark(settings, buckets)
         _once(settings, b"%d" % SCHEMA_VERSION, b"", script=scripts.RAISE)

@@ -158,10 +158,10 @@ def _append(args: list[bytes], op: Op) -> None:
     if isinstance(op, Put):
         args.append(shape(kind).pack(op.fields, op.version, compress_body(op)))
     elif isinstance(op, Delete):
-        args.append(b"".join(_columns(kind, op)))
+        args.append(b"".join(_encode_columns(kind, op)))
 
 
-def _columns(kind: Kind, op: Delete) -> Iterator[bytes]:
+def _encode_columns(kind: Kind, op: Delete) -> Iterator[bytes]:
     for column, value in op.unchanged.items():
         at, data = shape(kind).column(column, value)
         yield _COLUMN.pack(at, len(data))
@@ -202,7 +202,7 @@ def now(space: Keyspace) -> Call:
     return Call(space.slot(0), (b"TIME",), safe=True)
 
 
-def server_time(answer: Sequence[bytes]) -> int:
+def read_server_time(answer: Sequence[bytes]) -> int:
     """Return the time of ``now`` from its answer, in microseconds since 1970."""
     seconds, micros = answer
     return int(seconds) * 1_000_000 + int(micros)
@@ -215,7 +215,7 @@ def fetch(space: Keyspace, effect: Fetch) -> Call:
     args = [b"%d" % len(gets), *gets]
     for item in effect.items:
         if isinstance(item, Range):
-            args += _range(item)
+            args += _encode_range(item)
     return evaluate(scripts.FETCH, place.slot, (*place.keys[:2], place.keys[-1]), args, safe=True)
 
 
@@ -225,7 +225,7 @@ def _is_ordered_there(item: Range) -> bool:
     return item.by is None or (item.by in item.kind.by and len(item.prefix) == len(item.kind.key) - 1)
 
 
-def _range(item: Range) -> tuple[bytes, bytes, bytes]:
+def _encode_range(item: Range) -> tuple[bytes, bytes, bytes]:
     kind = item.kind
     there = _is_ordered_there(item)
     by = item.by if there else None
@@ -235,7 +235,7 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
     if by is None and len(item.prefix) == len(kind.key):
         high = b"[" + base
     if item.after is not None and there:
-        edge = _edge(item, base)
+        edge = _encode_edge(item, base)
         if item.reverse:
             high = min(high, b"(" + edge, key=lambda bound: (bound[1:], bound[:1] == b"["))
         else:
@@ -246,7 +246,7 @@ def _range(item: Range) -> tuple[bytes, bytes, bytes]:
     return _RANGE.pack(scripts.NUMBERS[kind], flags, limit, len(base)), low, high
 
 
-def _edge(item: Range, base: bytes) -> bytes:
+def _encode_edge(item: Range, base: bytes) -> bytes:
     """Return the bound between the keys up to ``after`` and those that follow."""
     if not item.by:
         return name(item.kind, item.after)

@@ -41,8 +41,8 @@ def _kinds() -> str:
         lines.append(
             f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
             f"    kind = {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, "
-            f"by = {{ {by} }}, index = {index}, rest = {_lua(bool(own.rest))}, "
-            f"grows = {_lua(kind.grows is not None)}, polled = {_lua(is_polled(kind))} }}"
+            f"by = {{ {by} }}, index = {index}, rest = {_write_lua(bool(own.rest))}, "
+            f"grows = {_write_lua(kind.grows is not None)}, polled = {_write_lua(is_polled(kind))} }}"
         )
     table = "\n".join(lines)
     indexed = ", ".join(f"{kind.name} = {NUMBERS[kind]}" for kind in KINDS if kind.index)
@@ -53,7 +53,7 @@ def _kinds() -> str:
     )
 
 
-def _lua(flag: bool) -> str:
+def _write_lua(flag: bool) -> str:
     if flag:
         return "true"
     return "false"

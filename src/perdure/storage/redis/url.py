@@ -76,7 +76,7 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
     connect.setdefault("socket_timeout", silence_s)
     connect.setdefault("socket_keepalive", True)
     endpoint = Endpoint(shown, connect["host"], connect["port"], connect.get("username") or "")
-    source = cloud_tokens.source_for(
+    source = cloud_tokens.choose_source(
         "redis", own, endpoint, password, has_password=bool(connect.get("password"))
     )
     return RedisUrl(
@@ -84,7 +84,7 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
         cluster,
         connect,
         _prefix(shown, own.get("prefix", "perdure")),
-        _milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
+        _parse_milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
         _pool(shown, own.get("pool", "4")),
         _notify(shown, own.get("notify", "on")),
         patience,
@@ -98,7 +98,7 @@ def _prefix(shown: str, value: str) -> bytes:
     return value.encode()
 
 
-def _milliseconds(shown: str, value: str) -> int:
+def _parse_milliseconds(shown: str, value: str) -> int:
     found = re.fullmatch(r"([0-9]+)([smhd]?)", value)
     if found is None or not int(found[1]):
         raise BadUrl(f"{shown}: ttl={value!r} is not a span of time; use e.g. ttl=30d, ttl=12h or ttl=3600s")

@@ -57,10 +57,10 @@ def select_threads(effect: FindThreads | FindListed) -> Statement:
     tables = searches.Tables(f"{PREFIX}thread", f"{PREFIX}listing", table(DOCUMENT))
     if isinstance(effect, FindThreads):
         return searches.select_threads(effect, tables, parameters.bind), tuple(parameters)
-    return searches.select_listed(effect, tables, _syntax(parameters)), tuple(parameters)
+    return searches.select_listed(effect, tables, _make_syntax(parameters)), tuple(parameters)
 
 
-def _syntax(parameters: Parameters) -> searches.BodySyntax:
+def _make_syntax(parameters: Parameters) -> searches.BodySyntax:
     bind = parameters.bind
     return searches.BodySyntax(
         bind,
@@ -74,7 +74,7 @@ def select_items(effect: FindItems) -> Statement:
     """Return the statement for a page of items, the latest written first, each with its namespace."""
     parameters = Parameters()
     bind = parameters.bind
-    where = searches.item_conditions(effect, _syntax(parameters))
+    where = searches.write_item_conditions(effect, _make_syntax(parameters))
     columns = ", ".join(f"i.{name}" for name in (*ITEM.columns(), checksums.NAME))
     # Rows are sorted without their bodies, and read whole when the page is known.
     page = (
@@ -147,7 +147,9 @@ def select_all(kind: Kind) -> str:
 
 def select_range(item: Range, t: int) -> Statement:
     """Return the statement that reads a range in its order."""
-    sql = _range_sql(item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies)
+    sql = _write_range_sql(
+        item.kind, len(item.prefix), item.by, item.reverse, item.after is not None, item.bodies
+    )
     parameters: tuple[Any, ...] = (t, *item.prefix)
     if item.after is not None:
         if item.by:
@@ -158,7 +160,7 @@ def select_range(item: Range, t: int) -> Statement:
 
 
 @lru_cache(maxsize=256)
-def _range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, bodies: bool) -> str:
+def _write_range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, bodies: bool) -> str:
     columns = [c for c in kind.columns() if bodies or c != "body"]
     columns.append(checksums.NAME)
     where = ["t = ?", *(f"{c.name} = ?" for c in kind.key[:depth])]
@@ -259,14 +261,14 @@ def select_indexed(effect: FindRecords) -> Statement:
     sql = (
         f"SELECT p.tenant, p.thread, p.space, {columns} FROM {table(kind)} r"
         f" JOIN {PREFIX}thread p ON p.pk = r.t"
-        f" WHERE {within_span(f'r.{kind.index}', low, high, parameters.bind)}"
+        f" WHERE {write_span_condition(f'r.{kind.index}', low, high, parameters.bind)}"
         f" AND ({tenant} IS NULL OR p.tenant = {tenant}) ORDER BY r.{kind.index}"
         f" LIMIT {parameters.bind(effect.limit)}"
     )
     return sql, tuple(parameters)
 
 
-def within_span(field: str, low: Any, high: Any, bind: Callable[[Any], str]) -> str:
+def write_span_condition(field: str, low: Any, high: Any, bind: Callable[[Any], str]) -> str:
     """Return the condition that a field is in the span of a ``FindRecords``."""
     if low == high:
         return f"{field} = {bind(high)}"

@@ -35,7 +35,7 @@ class _Dialect(NamedTuple):
     integer: str
 
 
-def _sqlite_time(name: str) -> str:
+def _write_sqlite_time(name: str) -> str:
     """Return the time of a version 6 UUID: its 60 bits are in the first 32, 16 and 12 bits of its first three
     parts."""
     places = (*range(1, 9), *range(10, 14), *range(16, 19))
@@ -46,7 +46,7 @@ def _sqlite_time(name: str) -> str:
     return f"CASE WHEN {name} LIKE '{_UUID6}' THEN ({digits}) / 10 - {_EPOCH} END"
 
 
-def _postgres_time(name: str) -> str:
+def _write_postgres_time(name: str) -> str:
     digits = f"substr({name}, 1, 8) || substr({name}, 10, 4) || substr({name}, 16, 3)"
     is_hex = f"{name} ~ '^[0-9a-f]{{8}}-[0-9a-f]{{4}}-6[0-9a-f]{{3}}-'"
     return f"CASE WHEN {is_hex} THEN ('x0' || {digits})::bit(64)::bigint / 10 - {_EPOCH} END"
@@ -56,7 +56,7 @@ _SQLITE = _Dialect(
     lambda name: f"perdure_{name}",
     "max",
     "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
-    _sqlite_time,
+    _write_sqlite_time,
     "IS NOT",
     "LIMIT -1 OFFSET 0",
     "TEXT",
@@ -64,12 +64,12 @@ _SQLITE = _Dialect(
 )
 
 
-def _postgres(schema: str) -> _Dialect:
+def _make_postgres_dialect(schema: str) -> _Dialect:
     return _Dialect(
         lambda name: f"{schema}.{name}",
         "greatest",
         "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
-        _postgres_time,
+        _write_postgres_time,
         "IS DISTINCT FROM",
         "OFFSET 0",
         'text COLLATE "C"',
@@ -180,7 +180,7 @@ def sqlite() -> tuple[str, ...]:
 
 def postgres(schema: str) -> tuple[str, ...]:
     """Return the statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
-    d = _postgres(schema)
+    d = _make_postgres_dialect(schema)
     statements = _table(d)
     statements += [
         f"CREATE FUNCTION {schema}.listed() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perdure.errors import BadUrl, Corrupt, MigrationRequired
-from perdure.storage.layout_version import first_version, other_version, require_steps
+from perdure.storage.layout_version import first_version, other_version_error, require_steps
 from perdure.storage.sql.checksums import ADVICE
-from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION, sqlite_file, sqlite_schema
+from perdure.storage.sql.schema import PREFIX, SCHEMA_VERSION, write_sqlite_file, write_sqlite_schema
 
 if TYPE_CHECKING:
     # D1 takes its steps from here, and a Worker has no apsw.
@@ -46,7 +46,7 @@ def check(connection: apsw.Connection, path: Path) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise other_version(str(path), found, *readable_versions(), _command(path))
+        raise other_version_error(str(path), found, *find_readable_versions(), _command(path))
     if is_stock(connection):
         raise MigrationRequired(_stock(path))
     raise MigrationRequired(
@@ -60,7 +60,7 @@ def check_again(connection: apsw.Connection, path: Path) -> None:
         check(connection, path)
 
 
-def readable_versions() -> tuple[int, int]:
+def find_readable_versions() -> tuple[int, int]:
     """Return the first and the last schema version from which statements lead to this release's."""
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
@@ -105,15 +105,15 @@ def apply(connection: apsw.Connection, path: Path) -> int:
 def plan_migration(found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's."""
     if found == 0:
-        return sqlite_schema()
+        return write_sqlite_schema()
     return tuple(statement for step in range(found + 1, SCHEMA_VERSION + 1) for statement in STEPS[step])
 
 
 def plan_file_migration(found: int, path: Path) -> tuple[str, ...]:
     """Return the statements of ``plan_migration`` for a file, which has further tables. Raise
     ``MigrationRequired`` if none lead from its version to this release's."""
-    require_steps(str(path), found, *readable_versions(), _command(path))
+    require_steps(str(path), found, *find_readable_versions(), _command(path))
     if found == 0:
-        return sqlite_file()
+        return write_sqlite_file()
     besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]
     return (*plan_migration(found), *besides)

@@ -18,14 +18,14 @@ def table(kind: Kind) -> str:
     return PREFIX + kind.name
 
 
-def sqlite_schema() -> tuple[str, ...]:
+def write_sqlite_schema() -> tuple[str, ...]:
     """Return the statements that set up an empty SQLite database, in order."""
     statements = [
         _THREADS,
         f"CREATE INDEX {PREFIX}thread_checksum ON {PREFIX}thread (checksum)",
     ]
     for kind in KINDS:
-        statements.extend(_sqlite_table(kind))
+        statements.extend(_write_sqlite_table(kind))
     statements.extend(listing.sqlite())
     statements.append(
         f"CREATE TABLE {PREFIX}schema (version INTEGER NOT NULL, one INTEGER PRIMARY KEY CHECK (one = 1))"
@@ -34,10 +34,10 @@ def sqlite_schema() -> tuple[str, ...]:
     return tuple(statements)
 
 
-def sqlite_file() -> tuple[str, ...]:
+def write_sqlite_file() -> tuple[str, ...]:
     """Return the statements that set up an empty file: the schema, the history by which a driver detects that
     the file's content was replaced, and the offset of its time from the time since the host's start."""
-    return (*sqlite_schema(), *HISTORY, CLOCK)
+    return (*write_sqlite_schema(), *HISTORY, CLOCK)
 
 
 HISTORY = (
@@ -64,9 +64,9 @@ its names, ``total`` the sum of its records' checksums, ``head`` the checksum of
 the number of commits that wrote to it. They are NULL in databases that do not keep them."""
 
 
-def _sqlite_table(kind: Kind) -> list[str]:
+def _write_sqlite_table(kind: Kind) -> list[str]:
     name = table(kind)
-    columns = ["t INTEGER NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
+    columns = ["t INTEGER NOT NULL", *(_write_column(c) for c in (*kind.key, *kind.fields))]
     if kind.versioned:
         columns.append("version INTEGER NOT NULL")
     # Before the body, which may be stored on pages of its own.
@@ -93,6 +93,6 @@ def _sqlite_table(kind: Kind) -> list[str]:
     return out
 
 
-def _column(column: Column) -> str:
+def _write_column(column: Column) -> str:
     null = "" if column.nullable else " NOT NULL"
     return f"{column.name} {_TYPES[column.kind]}{null}"

@@ -116,7 +116,7 @@ def _keeps(copies: CopyCondition, tenant: str, tables: Tables, syntax: BodySynta
     )
 
 
-def item_conditions(effect: FindItems, syntax: BodySyntax) -> str:
+def write_item_conditions(effect: FindItems, syntax: BodySyntax) -> str:
     """Return the conditions of a find of items."""
     bind = syntax.bind
     where = [f"p.space = {bind(STORE)}", f"p.tenant = {bind(effect.tenant or '')}"]

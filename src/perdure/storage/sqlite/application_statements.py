@@ -75,7 +75,7 @@ class SqliteStatements:
 
 
 @contextmanager
-def enforcing_foreign_keys(writer: apsw.Connection) -> Iterator[None]:
+def enforce_foreign_keys(writer: apsw.Connection) -> Iterator[None]:
     """Enforce foreign keys in the transactions of a block, as PostgreSQL does; Perdure's tables have none."""
     writer.execute("PRAGMA foreign_keys = ON")
     try:

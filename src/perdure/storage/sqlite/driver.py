@@ -46,7 +46,7 @@ from perdure.storage.sql import compile as sql
 from perdure.storage.sqlite import integrity, rows
 from perdure.storage.sqlite.application_statements import (
     SqliteStatements,
-    enforcing_foreign_keys,
+    enforce_foreign_keys,
     execute_all,
 )
 from perdure.storage.sqlite.errors import translate_errors
@@ -187,7 +187,7 @@ class SqliteDriver:
         writer = self._writer
         self._watch.before_commit()
         has_statements = any(isinstance(job.effect, Commit) and job.effect.statements for job in group)
-        with enforcing_foreign_keys(writer) if has_statements else nullcontext():
+        with enforce_foreign_keys(writer) if has_statements else nullcontext():
             writer.execute("BEGIN IMMEDIATE")
             try:
                 migrations.check_again(writer, self._path)
@@ -236,7 +236,7 @@ class SqliteDriver:
                 if not rows.holds(thread, op, existing):
                     return Refused(op.kind, op.key)
         if thread is None:
-            thread = rows.new_thread(writer, partition)
+            thread = rows.insert_thread(writer, partition)
         self._write(thread, partition, ops, existing)
         if isinstance(effect, Commit) and effect.statements:
             execute_all(writer, effect.statements)
@@ -267,7 +267,7 @@ class SqliteDriver:
                 before = existing.get((op.kind, op.key))
                 fields = sql.fields(op)
                 if before is not None:
-                    old = _sound(before[1])
+                    old = _read_checksum(before[1])
                     rows.keep_field(fields, op, before, partition)
                 row = sql.row(op, fields, t, partition)
                 new = row[-1]
@@ -283,7 +283,7 @@ class SqliteDriver:
         for kind, keys in deletes.items():
             removed = rows.delete(writer, kind, t, keys)
             if kind.grows is None:
-                change -= sum(map(_sound, removed))
+                change -= sum(map(_read_checksum, removed))
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
         if not puts and not deletes:
@@ -391,7 +391,7 @@ def _write_ahead(connection: apsw.Connection) -> object:
             time.sleep(0.005)
 
 
-def _sound(found: Any) -> int:
+def _read_checksum(found: Any) -> int:
     """Return a record's stored checksum; 0 for a value that is not a checksum, which the next check of the
     sum reports."""
     if isinstance(found, int):

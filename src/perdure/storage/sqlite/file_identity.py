@@ -50,7 +50,7 @@ class FileWatch:
         self.path = Path(os.path.abspath(path))
         self._writer = writer
         # The first read opens the log and its index.
-        self._id, self._state = _history(writer.execute(_HISTORY).fetchall())
+        self._id, self._state = _read_history(writer.execute(_HISTORY).fetchall())
         self._log_path = writer.filename_wal
         self._index_path = f"{writer.filename}-shm"
         self._log = os.open(self._log_path, os.O_RDONLY)
@@ -63,9 +63,9 @@ class FileWatch:
         try:
             found = os.stat(self.path)
             self._files = (
-                _identity(found),
-                _identity(os.stat(self._log_path)),
-                _identity(os.stat(self._index_path)),
+                _identify_file(found),
+                _identify_file(os.stat(self._log_path)),
+                _identify_file(os.stat(self._index_path)),
             )
             self._seen = _change(found)
             self._stored = self._read_stored()
@@ -92,7 +92,7 @@ class FileWatch:
         if self._advanced == self._seen:
             return
         seen = self._seen
-        found, state = _history(self._writer.execute(_ADVANCE).fetchall())
+        found, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
         self._compare(found, state, self._state + 1)
         self._advancing = seen, state
 
@@ -117,11 +117,11 @@ class FileWatch:
         """Raise ``DatabaseReplaced`` if the commit may not be in the files that the path names."""
         self._advanced, self._state = self._advancing
         self.check()
-        log = _stat(self._log_path)
-        if log is None or _identity(log) != self._files[1]:
+        log = _stat_file(self._log_path)
+        if log is None or _identify_file(log) != self._files[1]:
             raise self._note_replaced("its log was removed or replaced", written=True)
-        index = _stat(self._index_path)
-        if index is None or _identity(index) != self._files[2]:
+        index = _stat_file(self._index_path)
+        if index is None or _identify_file(index) != self._files[2]:
             raise self._note_replaced("the index of its log was removed or replaced", written=True)
         header = self._log_header()
         if header[:4] not in _LOG_MAGIC:
@@ -141,7 +141,7 @@ class FileWatch:
         try:
             writer.execute("BEGIN IMMEDIATE")
             try:
-                found, state = _history(writer.execute(_ADVANCE).fetchall())
+                found, state = _read_history(writer.execute(_ADVANCE).fetchall())
                 writer.execute("COMMIT")
             finally:
                 if writer.in_transaction:
@@ -169,10 +169,10 @@ class FileWatch:
         if self._lost is not None:
             raise DatabaseReplaced(self._lost)
         now = time.monotonic()
-        found = _stat(self.path)
+        found = _stat_file(self.path)
         if found is None:
             raise self._note_replaced("was removed or moved away")
-        if _identity(found) != self._files[0]:
+        if _identify_file(found) != self._files[0]:
             raise self._note_replaced("was replaced by another file")
         if _change(found) != self._seen:
             self._look_again()
@@ -184,7 +184,7 @@ class FileWatch:
             found = os.stat(self.path)
             if _change(found) == self._seen:
                 return
-            if found.st_size < self._seen[0] and self._promised_size() > found.st_size:
+            if found.st_size < self._seen[0] and self._read_promised_size() > found.st_size:
                 raise self._note_replaced("was cut short")
             stored = self._read_stored()
             if self._stored is not None:
@@ -214,26 +214,26 @@ class FileWatch:
             uri = f"file:{quote(str(self.path))}?immutable=1"
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
             with closing(apsw.Connection(uri, flags=flags)) as connection:
-                return _history(connection.execute(_HISTORY).fetchall())
+                return _read_history(connection.execute(_HISTORY).fetchall())
         except (apsw.Error, Corrupt):
             return None
 
     def _is_in_parts(self) -> bool:
         """Return True if the file may be incomplete without its log: a checkpoint beside readers leaves out
         the pages that the log has in a later state. The file then has a database's header."""
-        log = _stat(self._log_path)
-        has_log = log is not None and log.st_size > 0 and _identity(log) == self._files[1]
-        return has_log and self._header().startswith(_MAGIC)
+        log = _stat_file(self._log_path)
+        has_log = log is not None and log.st_size > 0 and _identify_file(log) == self._files[1]
+        return has_log and self._read_header().startswith(_MAGIC)
 
-    def _promised_size(self) -> int:
+    def _read_promised_size(self) -> int:
         """Return the size that the file's own header states; without a header, more than any file has."""
-        header = self._header()
+        header = self._read_header()
         if len(header) < _HEADER:
             return 1 << 62
         page = int.from_bytes(header[16:18], "big")
         return (65536 if page == 1 else page) * int.from_bytes(header[28:32], "big")
 
-    def _header(self) -> bytes:
+    def _read_header(self) -> bytes:
         """Return the file's header, empty if it cannot be read."""
         flags = [apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_MAIN_DB, 0]
         file = apsw.VFSFile("", str(self.path), flags)
@@ -257,7 +257,7 @@ class FileWatch:
         return DatabaseReplaced(self._lost)
 
 
-def _history(rows: list[Any]) -> tuple[bytes, int]:
+def _read_history(rows: list[Any]) -> tuple[bytes, int]:
     match rows:
         case [(bytes(found), int(state))]:
             return found, state
@@ -265,14 +265,14 @@ def _history(rows: list[Any]) -> tuple[bytes, int]:
             raise Corrupt(f"the database has no history of itself; {ADVICE}")
 
 
-def _stat(path: Path | str) -> os.stat_result | None:
+def _stat_file(path: Path | str) -> os.stat_result | None:
     try:
         return os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def _identity(found: os.stat_result) -> _File:
+def _identify_file(found: os.stat_result) -> _File:
     return found.st_dev, found.st_ino
 
 

@@ -28,7 +28,7 @@ class Calls:
         self._is_quiet = False
         self._connections: WeakSet[apsw.Connection] = WeakSet()
         os.register_at_fork(
-            before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
+            before=self._prepare_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
         )
 
     def add_connection(self, connection: apsw.Connection) -> apsw.Connection:
@@ -51,7 +51,7 @@ class Calls:
             if self._forks:
                 self._changed.notify_all()
 
-    def _before_fork(self) -> None:
+    def _prepare_fork(self) -> None:
         self._changed.acquire()
         self._forks += 1
         self._is_quiet = self._changed.wait_for(lambda: not self._under_way, _PATIENCE_S)

@@ -36,7 +36,7 @@ class HostClock:
         """Return the time in microseconds since 1970."""
         if self._ahead_us is None:
             return time.time_ns() // 1000
-        return _since_boot_us() + self._ahead_us
+        return _read_since_boot() + self._ahead_us
 
 
 def _find_offset(writer: apsw.Connection, boot: str) -> int:
@@ -49,7 +49,7 @@ def _find_offset(writer: apsw.Connection, boot: str) -> int:
         # Another process may have stored it meanwhile.
         ahead = _read_time(writer, boot)
         if ahead is None:
-            ahead = time.time_ns() // 1000 - _since_boot_us()
+            ahead = time.time_ns() // 1000 - _read_since_boot()
             writer.execute(_WRITE, (boot, ahead))
         writer.execute("COMMIT")
     except BaseException:
@@ -74,6 +74,6 @@ def _boot() -> str | None:
         return None
 
 
-def _since_boot_us() -> int:
+def _read_since_boot() -> int:
     """Return the microseconds since the host booted, including the time for which it was suspended."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000

@@ -65,7 +65,7 @@ def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow |
     return CatalogueRow(pk, checksum_sum, head_checksum, commits)
 
 
-def new_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRow:
+def insert_thread(connection: apsw.Connection, partition: Partition) -> CatalogueRow:
     connection.execute(sql.THREAD_NEW, (*partition, checksums.of_partition(partition)))
     return CatalogueRow(connection.last_insert_rowid(), 0, 0, 0)
 

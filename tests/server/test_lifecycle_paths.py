@@ -152,9 +152,9 @@ def _repeats_anything(state: str) -> bool:
 @pytest.mark.parametrize(
     ("place", "mutant"),
     [
-        ("perdure.runtime.threads.rows.thread_status", _hides_work),
-        ("perdure.engine.queue.questions.question_state", _answers_when_nothing_is_asked),
-        ("perdure.runtime.threads.rows.thread_status", _hides_failures),
+        ("perdure.runtime.threads.rows.decide_thread_status", _hides_work),
+        ("perdure.engine.queue.questions.decide_question_state", _answers_when_nothing_is_asked),
+        ("perdure.runtime.threads.rows.decide_thread_status", _hides_failures),
         ("perdure.engine.queue.retries.may_retry", _repeats_anything),
     ],
     ids=lambda each: each if isinstance(each, str) else "",

@@ -123,7 +123,7 @@ def test_the_blocking_form_does_the_same(db: SyncDatabase) -> None:
 
 def test_a_budget_belongs_to_its_task() -> None:
     spent = TaskBudget("a", 3)
-    assert (spent.limit_to_rest(5), spent.spend(3).limit_to_rest(5)) == (2, 0)
+    assert (spent.rest_of(5), spent.spend(3).rest_of(5)) == (2, 0)
     assert spent.of(None) == spent.of("a") == spent
     assert spent.of("b") == TaskBudget("b", 0)
 

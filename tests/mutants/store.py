@@ -15,9 +15,7 @@ from perdure.model import store_items as model
 from perdure.model.ops import Commit, Delete, Expect, Find, FindExpired, FindItems, FindThreads, Now, Op, Put
 from perdure.model.records import ITEM, THREADS, Record
 from perdure.model.values import json_values
-from perdure.storage import encryption
 from perdure.storage.port import Capabilities
-from perdure.storage.sql import checksums
 from tests.mutants.breaks import Mutant
 from tests.mutants.drivers import Broken, changed
 
@@ -84,7 +82,7 @@ def slashes_for_terminators(patch: pytest.MonkeyPatch) -> None:
     """Labels are joined as they are, so that ``("a/b",)`` and ``("a", "b")`` have one name."""
     for module in (items, model):
         patch.setattr(module, "name_of", lambda labels: "".join(f"{label}/" for label in labels))
-    for module in (items, checksums, encryption):
+    for module in (items, model):
         patch.setattr(module, "labels_of", lambda name: tuple(name.split("/")[:-1]))
     patch.setattr(model, "_AFTER", "0")
 

@@ -357,9 +357,9 @@ class _Context:
 
 
 def test_the_time_for_work_is_what_lambda_has_left_but_for_a_reserve() -> None:
-    assert 22 < TimeBudget.of(_Context(30), 7).count_time_left() <= 23
-    assert 1.8 < TimeBudget.of(_Context(3), 7).count_time_left() <= 2
-    assert TimeBudget.of(_Context(0), 7).count_time_left() == 0
+    assert 22 < TimeBudget.of(_Context(30), 7).time_left() <= 23
+    assert 1.8 < TimeBudget.of(_Context(3), 7).time_left() <= 2
+    assert TimeBudget.of(_Context(0), 7).time_left() == 0
 
 
 def test_a_database_that_is_away_is_answered_with_503(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ class Wingman:
     async def run_superstep(self, message: str, criteria: str | None, history: SessionHistory) -> NewTurn:
         asked = HumanMessage(message)
         budget = history.budget
-        if not budget.limit_to_rest(MAX_TURNS):
+        if not budget.rest_of(MAX_TURNS):
             return NewTurn([asked, AIMessage("This task has used its turns.")])
         before: list[Any] = rebuild(history.messages, {"evaluator": "drop"})
         state: State = {

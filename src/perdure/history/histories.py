@@ -41,7 +41,7 @@ class TaskBudget:
     task: str = ""
     used: int = 0
 
-    def limit_to_rest(self, most: int) -> int:
+    def rest_of(self, most: int) -> int:
         """Return the rest of ``most``, at least 0."""
         return max(0, most - self.used)
 

@@ -365,7 +365,7 @@ class FindNearest(Find):
     ``vector`` first, in the namespaces whose name starts with ``prefix``. An item with several vectors may be
     found several times. Without ``exact`` the nearest ones may be found approximately.
 
-    Needs ``Capabilities.count_vector_dims`` of the length of the vector at least.
+    Needs ``Capabilities.vector_dims`` of the length of the vector at least.
 
     Attributes:
         vector: 32-bit floats, little-endian.

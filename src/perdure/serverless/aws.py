@@ -73,7 +73,7 @@ class TimeBudget:
         left = context.get_remaining_time_in_millis() / 1000
         return cls(time.monotonic() + left, min(reserve, left / 3))
 
-    def count_time_left(self) -> float:
+    def time_left(self) -> float:
         """Return the seconds for work, at least 0."""
         return max(0.0, self.ends_at - time.monotonic() - self.reserve)
 
@@ -196,13 +196,13 @@ async def _serve(app: AsgiApp, cycle: HTTPCycle, state: Mapping[str, Any], budge
     cycle.scope["state"] = dict(state)
     answering = asyncio.ensure_future(cycle.run(app))
     try:
-        await asyncio.wait([answering], timeout=budget.count_time_left())
+        await asyncio.wait([answering], timeout=budget.time_left())
         is_done = answering.done()
         if not is_done:
             answering.cancel()
             await asyncio.wait([answering], timeout=1)
     finally:
-        if runtime is not None and not await runtime.pause(budget.count_time_left()):
+        if runtime is not None and not await runtime.pause(budget.time_left()):
             _log.warning("work that did not fit the time of the call was released")
     return is_done
 
@@ -217,24 +217,19 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
         )
     await runtime.resume()
     try:
-        is_done = await runtime.work_off(budget.count_time_left())
+        is_done = await runtime.work_off(budget.time_left())
         swept = 0
         sweeps = find_opened(app).sweeps
-        if (
-            sweep
-            and sweeps is not None
-            and budget.count_time_left()
-            and await sweeps.count_seconds_left() <= 0
-        ):
+        if sweep and sweeps is not None and budget.time_left() and await sweeps.count_seconds_left() <= 0:
             try:
-                async with asyncio.timeout(budget.count_time_left()):
+                async with asyncio.timeout(budget.time_left()):
                     done = await sweeps.sweep(share=1.0)  # No other work of this process waits.
             except TimeoutError:
                 _log.info("the sweep did not fit the time of the call; a later one continues it")
             else:
                 swept = 0 if done is None else done.expired
     finally:
-        await runtime.pause(budget.count_time_left())
+        await runtime.pause(budget.time_left())
     return {"is_done": is_done, "swept": swept}
 
 

@@ -151,13 +151,13 @@ class Capabilities:
     count_bytes: Callable[[], int] | None = None
     password: PasswordSource | None = None
 
-    def count_vector_dims(self) -> int:
+    def vector_dims(self) -> int:
         """Return the length up to which the driver compares vectors itself, 0 if it does not."""
         if self.vectors is None or isinstance(self.vectors, str):
             return 0
         return self.vectors.dims_max
 
-    def describe_vector_method(self, dims: int) -> str:
+    def vector_method(self, dims: int) -> str:
         """Return in words how vectors of a length are compared, or why not by the driver."""
         if self.vectors is None or isinstance(self.vectors, str):
             return ", ".join(filter(None, ("in this process", self.vectors)))

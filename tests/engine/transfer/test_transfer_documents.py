@@ -6,6 +6,7 @@ Covers perdure.engine.threads.thread_digest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -31,6 +32,8 @@ from tests.engine.transfer.test_transfer import database
 
 AT = Partition("", "ada")
 KEY = bytes(range(32))
+FRESH = count(1 << 30)
+"""Versions of documents, each once."""
 
 
 def opened(*, key: bytes | None = None) -> perdure.SyncDatabase:
@@ -40,7 +43,7 @@ def opened(*, key: bytes | None = None) -> perdure.SyncDatabase:
 
 
 def document(db: perdure.SyncDatabase, name: str, **body: Any) -> None:
-    handle_of(db).run(documents.put(AT, "meta", name, body, 7, Expect.ANY, fresh=1 << 30))
+    handle_of(db).run(documents.put(AT, "meta", name, body, 7, Expect.ANY, fresh=next(FRESH)))
 
 
 def event(db: perdure.SyncDatabase, seq: int) -> None:

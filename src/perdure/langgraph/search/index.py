@@ -215,7 +215,7 @@ class SearchIndex:
             return "vectors and words in this process"
         if self.distance != "cosine":
             return f"vectors by {self.distance} in this process"
-        return f"vectors {driver.capabilities.describe_vector_method(self._dims)}"
+        return f"vectors {driver.capabilities.vector_method(self._dims)}"
 
     def announce(self, driver: Driver) -> None:
         """Log once how the items of a database are compared with a query."""
@@ -227,7 +227,7 @@ class SearchIndex:
         """Return True if the database itself compares the vectors, which it does by cosines. Where words are
         compared, too, the scores of all items are needed, so that both are compared in the process."""
         is_possible = self.extractor is None and self.distance == "cosine"
-        return is_possible and 0 < self._dims <= driver.capabilities.count_vector_dims()
+        return is_possible and 0 < self._dims <= driver.capabilities.vector_dims()
 
     def prepare(self, driver: Driver) -> int:
         """Prepare the database for searches, where it compares the vectors itself; return the number of items

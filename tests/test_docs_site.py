@@ -16,7 +16,7 @@ import pytest
 
 from tests.docs_pages import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SOUGHT = {
     "jupyter": {"faq/"},
@@ -56,7 +56,8 @@ def documents(site: Path) -> list[dict[str, Any]]:
     return found
 
 
-TRIES = 30
+TRIES = 100
+"""Each takes a second; a page reads the index first, which takes a busy machine half a minute or more."""
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
     page = handle.run(load_steps(partition, handle.digest, namespace, limit=limit))
-    said = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
+    messages = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
     row = handle.run(look(partition))
     open_now = None
     if row:
@@ -40,7 +40,7 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     return {
         **entries.wait_entries(() if open_now is None else handle.run(open_now)),
         "title": handle.run(load_title(partition, handle.digest)),
-        "authors": {each["id"]: each["node"] for each in said.messages if each["id"] and each["node"]},
+        "authors": {each["id"]: each["node"] for each in messages.messages if each["id"] and each["node"]},
         "way": way_of(reversed(page.steps)),
         "steps": [show_step(step, prices) for step in reversed(page.steps)],
         "has_earlier_steps": page.cursor is not None,

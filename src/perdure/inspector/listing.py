@@ -188,10 +188,10 @@ def _error(run: Run) -> str | None:
     text, kind = run.note.get("error"), str(run.note.get("kind", ""))
     if not isinstance(text, str):
         return None
-    told = write_text_for_clients(kind, text)
-    if told == text or not kind:
-        return told
-    return f"{kind}: {told}"
+    shown = write_text_for_clients(kind, text)
+    if shown == text or not kind:
+        return shown
+    return f"{kind}: {shown}"
 
 
 def describe_run(run: Run) -> dict[str, Any]:

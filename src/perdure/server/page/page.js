@@ -93,7 +93,7 @@ function keepFocus() {
 }
 
 addEventListener("focusin", (event) => (focused = event.target));
-// Whoever points at the page itself wants it nowhere. What is being removed is still there during the event.
+// A click on the page itself takes the focus away on purpose. An element being removed is still there during the event.
 addEventListener("focusout", ({ target }) => setTimeout(() => {
   if (focused === target && canHaveFocus(target)) focused = null;
 }));

@@ -108,8 +108,8 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
             if wanted.names(written.get("name")):
                 yield _make_event(event.seq, "custom", namespace, to_json(written))
         case "reminder" if wanted.includes("custom") and wanted.names(name):
-            told = _to_custom({"name": name, **reminder(event.data)})
-            yield _make_event(event.seq, "custom", namespace, to_json(told))
+            written = _to_custom({"name": name, **reminder(event.data)})
+            yield _make_event(event.seq, "custom", namespace, to_json(written))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _make_updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
@@ -126,10 +126,10 @@ def _make_tool_event(text: str) -> str:
     """Return a tool's event without the text of an exception, unless clients are shown these."""
     if shows_texts.get() or '"tool-error"' not in text:
         return text
-    told = json.loads(text)
-    if isinstance(data := told.get("data"), dict) and data.get("event") == "tool-error":
-        told["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
-    return to_json(told)
+    event = json.loads(text)
+    if isinstance(data := event.get("data"), dict) and data.get("event") == "tool-error":
+        event["data"] = {**data, "message": sentence_of("", str(data.get("message", "")))}
+    return to_json(event)
 
 
 def _to_running(event: Event) -> dict[str, Any]:

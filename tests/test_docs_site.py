@@ -80,17 +80,17 @@ def found(site: Path, chromium: str) -> Iterator[dict[str, list[str]]]:
                 page = browser.new_page()
                 page.goto(address)
                 page.locator(".md-search__input").click()
-                about = page.locator(".md-search-result__meta")
                 links = page.locator(".md-search-result__item > a")
-                # What is typed before the index has been read finds nothing: it is typed again.
+                hrefs: list[str] = []
+                # What is typed before the index has been read is answered late or never: it is typed again.
+                # The links are read in one step, as late answers to what was typed before replace them.
                 for _ in range(TRIES):
                     page.locator(".md-search__input").fill("")
                     page.locator(".md-search__input").fill(text)
                     page.wait_for_timeout(1000)
-                    said = about.inner_text()
-                    if "matching" in said and "No matching" not in said and links.count():
+                    hrefs = links.evaluate_all("links => links.map(link => link.href)")[:FIRST]
+                    if hrefs:
                         break
-                hrefs = [str(link.get_attribute("href")) for link in links.all()[:FIRST]]
                 results[text] = [href.partition("?")[0].removeprefix(address) for href in hrefs]
                 page.close()
             browser.close()

@@ -238,9 +238,14 @@ def _part(version: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cron(cron: dict[str, Any]) -> dict[str, Any]:
-    parts = ("assistant_id", "thread_id", "schedule", "timezone", "end_time", "on_run_completed", "enabled")
+    parts = ("assistant_id", "thread_id", "schedule", "end_time", "enabled")
+    payload = cron["payload"]
     due = datetime.fromisoformat(cron["next_run_date"]).replace(microsecond=0, tzinfo=None)
-    return {**{part: cron.get(part) for part in parts}, "input": cron["payload"]["input"], "due": due}
+    # Aegra shows the time zone with the run, and the default of what becomes of the thread not at all.
+    zone = cron.get("timezone") or payload.get("timezone")
+    ends = cron.get("on_run_completed") or (None if cron.get("thread_id") else "delete")
+    more = {"timezone": zone, "on_run_completed": ends, "input": payload["input"], "due": due}
+    return {**{part: cron.get(part) for part in parts}, **more}
 
 
 def client_of(url: str) -> SyncLangGraphClient:

@@ -29,6 +29,7 @@ from perdure.engine.threads.thread_records import Contents, references
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
 from perdure.engine.transact import Budget, batches
 from perdure.engine.transfer import waiting_runs
+from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
     Exists,
@@ -149,7 +150,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
 
     Raises:
         Conflict: the thread's queue is not at rest, its waits would have to be handed over or were so before,
-            or others write to the target.
+            others write to the target, or the target is the source.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
         Contention: the source keeps being written to.
@@ -172,6 +173,7 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
                 f"thread {target.thread!r} is at the target already and differs from the source; it was left "
                 "as it is. Pass --replace to bring it up to date"
             )
+        yield from refuse_same_database(partition, target, terms)
         yield from _set_aside(target, terms)
         yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT

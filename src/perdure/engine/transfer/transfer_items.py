@@ -19,6 +19,7 @@ from perdure.engine.items import search_index
 from perdure.engine.items.item_writes import weight
 from perdure.engine.items.items import split
 from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, silent
+from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
@@ -93,6 +94,8 @@ def move_items(
                     f"{name(target)} is at the target already and has other items than the source; it was "
                     "left as it is. Pass --replace to bring it up to date"
                 )
+            if compared.found is State.DIFFERENT:
+                yield from refuse_same_database(partition, target, terms)
         elif _has_foreign_items(mine, there, sent, now()):
             raise _busy_target_error(target)
         if compared.found is State.SAME:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transfer import waiting_runs
+from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
     Side,
@@ -63,6 +64,8 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
         found = yield from at(Side.SOURCE, read_waiting(partition))
         if found is None:
             return
+        if terms.hand_over and found.wakes:
+            yield from refuse_same_database(partition, target, terms)
         if not (yield from at(Side.TARGET, waiting_runs.is_waiting(target, found.run.id))):
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:

@@ -1,0 +1,33 @@
+"""Refuses a transfer from a database to itself, whatever names the database was opened by.
+
+A thread that is written to differs from itself a moment later: replacing it would remove it, and handing over
+its waits would end them.
+"""
+
+from __future__ import annotations
+
+from perdure.engine.threads import transfer_claim
+from perdure.engine.transfer.transfer_terms import Side, TransferOptions, at, commit_at_target
+from perdure.errors import Conflict
+from perdure.model.program import Program
+from perdure.model.records import THREADS, Partition
+
+
+def refuse_same_database(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
+    """Raise ``Conflict`` if a claim that is made at the target is seen at the source.
+
+    The claim is on a name of its own, and removed again; a sweep removes that of a process that died. A
+    thread may be moved to another name of its database, and a file in place of a database has none.
+    """
+    if partition != target or terms.is_from_archive or terms.is_to_archive:
+        return
+    probe = Partition(target.tenant, f"(probe {terms.first_version:x})", THREADS)
+    claim = yield from at(Side.TARGET, transfer_claim.claim(terms.first_version))
+    yield from at(Side.TARGET, commit_at_target(probe, claim))
+    is_seen = yield from at(Side.SOURCE, transfer_claim.is_claimed(probe))
+    yield from at(Side.TARGET, commit_at_target(probe, [transfer_claim.release(terms.first_version)]))
+    if is_seen:
+        raise Conflict(
+            "source and target are the same database, named in two ways; nothing was changed. Name the other "
+            "database as the target"
+        )

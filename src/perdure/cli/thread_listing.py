@@ -85,7 +85,7 @@ def list_threads(
             "--limit",
             "-n",
             min=1,
-            help="The maximum number, latest activity first; by default all, ordered by id",
+            help="The maximum number, latest activity first; by default all",
         ),
     ] = None,
     sizes: Annotated[bool, typer.Option("--bytes", help="Measure each thread, by reading all of it")] = False,
@@ -94,15 +94,15 @@ def list_threads(
 ) -> None:
     """List the threads of a tenant, with the time since their last change, their status, title and user.
 
-    They are ordered by id. With --limit the latest activity comes first, unless --prefix is given or the
-    database is Redis or DynamoDB, which have no order by time. Threads of the runtime itself, on which the
-    memory of users is extracted, are left out. The title is the title or name in the metadata.
+    They are ordered by id. With --limit or --status the latest activity comes first, unless --prefix is given
+    or the database is Redis or DynamoDB, which have no order by time. Threads of the runtime itself, on which
+    the memory of users is extracted, are left out. The title is the title or name in the metadata.
     """
     from perdure.model.model_calls import NO_PRICES
     from perdure.runtime.operations.thread_search import ThreadQuery
 
     with open_walk(place, prefix) as found:
-        walk = found.walk._replace(status=status, is_by_id=limit is None)  # type: ignore[arg-type]
+        walk = found.walk._replace(status=status, is_by_id=limit is None and status is None)  # type: ignore[arg-type]
         prices = NO_PRICES if cost is None else prices_here()
         query = ThreadQuery(
             title=title,

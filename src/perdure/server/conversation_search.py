@@ -81,10 +81,10 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
         if not is_of_thread(error):
             raise
         return None
-    excerpt = await in_own_thread(_find_excerpt, state.values, wanted)
-    if excerpt is None:
+    quoted = await in_own_thread(_find_excerpt, state.values, wanted)
+    if quoted is None:
         return None
-    return {**shown, "excerpt": excerpt}
+    return {**shown, "excerpt": quoted}
 
 
 def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:

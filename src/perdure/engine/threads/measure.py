@@ -38,7 +38,7 @@ class Measure:
         values: values of the channels in all checkpoints.
         channels: the same by name, each with its count of versions.
 
-    A small value is stored in every checkpoint that has it.
+    A small value is stored in every checkpoint that has it, and counts each time.
     """
 
     total: int
@@ -86,17 +86,17 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
         pace.learn((yield from reader.find(some)))
     sizes = reader.sizes(of_values | of_writes)
 
-    def weight(names: Iterable[bytes]) -> int:
+    def sum_sizes(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
 
     channels = {
-        name: ByteCount(len(own), weight(needs[name]) + inside[name]) for name, own in versions.items()
+        name: ByteCount(len(own), sum_sizes(needs[name]) + inside[name]) for name, own in versions.items()
     }
     return Measure(
-        total=records + inside_writes + weight(sizes),
+        total=records + inside_writes + sum_sizes(sizes),
         checkpoints=ByteCount(len(contents.checkpoints), records - inside.total()),
-        values=ByteCount(sum(map(len, versions.values())), weight(of_values) + inside.total()),
-        writes=ByteCount(len(contents.writes), inside_writes + weight(of_writes)),
+        values=ByteCount(sum(map(len, versions.values())), sum_sizes(of_values) + inside.total()),
+        writes=ByteCount(len(contents.writes), inside_writes + sum_sizes(of_writes)),
         channels=channels,
     )
 

@@ -23,12 +23,12 @@ def pack(
     """Pack the chunks of a thread that are stored one by one, and return where each of them is now; nothing
     if there are fewer than ``least``.
 
-    Another writer may rely on one of them at the same moment. Then one of the two commits is refused: this
-    one leaves the rest for the next time, and a write is planned again.
+    Another writer may rely on one of them at the same moment. Then one of the two commits is refused: if it
+    is this one, the rest is left for the next time, and if it is the write, that is planned again.
     """
     moved: dict[bytes, Place] = {}
     items = view_items(ROOT)
-    # Each chunk takes an operation and is in a pack; several packs fit into a commit.
+    # Each chunk takes one operation, its removal; the packs of the commit need room beside these.
     part = Budget(max(1, (budget.ops - _RESERVE) * 3 // 4), budget.bytes // 2)
     while True:
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))

@@ -18,8 +18,8 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
     """Return the result of a read of a thread.
 
     Records named by one request may be gone at the next one, if the thread is pruned or deleted meanwhile. A
-    read that misses something is repeated; if it does so again although nothing was removed in between, the
-    thread is damaged.
+    read that misses something is repeated; if something is missing again although nothing was removed in
+    between, the thread is damaged.
 
     Args:
         partition: The thread.
@@ -42,5 +42,6 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
 
 
 def is_disturbed(partition: Partition, generation: int) -> Program[bool]:
-    """Return True if something was removed from a thread since it had a collection generation."""
+    """Return True if something was removed from a thread since it was read under this collection
+    generation."""
     return (yield from load_view(partition, "")).generation != generation

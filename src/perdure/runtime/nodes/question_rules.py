@@ -18,8 +18,8 @@ from perdure.runtime.question_forms import find_human_interrupt, find_requests
 
 
 class QuestionRules(NodesOnly):
-    """Observer of one attempt at a run, for the rules of its agent. It learns from the errors by which
-    interrupts leave nodes and tools where each comes from."""
+    """Observer of one attempt at a run, for the rules of its agent. An interrupt leaves a node
+    or tool as an error, by which the observer learns which of them asks."""
 
     def __init__(self, rules: Sequence[Question]) -> None:
         self._rules = rules

@@ -22,7 +22,7 @@ SPACES = (THREADS, STORE, SERVER, SESSIONS)
 INTERNAL = "perdure.memory:"
 """Beginning of the names of threads that belong to the runtime itself; listings for clients omit them."""
 INTERNAL_END = "perdure.memory;"
-"""Name behind all of them."""
+"""First name after all of those."""
 
 OF_ITEMS = (STORE, SESSIONS)
 """Spaces whose partitions consist of items."""
@@ -56,16 +56,16 @@ class Kind:
 
     Attributes:
         key: columns that order and name records within a partition.
-        fields: columns in the clear.
+        fields: further columns that are never encrypted.
         body: the record also has bytes, the only place for anything a user could have typed.
         versioned: records carry an integer that a commit may expect.
-        by: fields that order the records of one key prefix besides the key itself.
+        by: fields by which the records of a key prefix can be ordered, instead of by the key.
         compact: records are small and are stored inside their key's index.
-        grows: integer field whose larger value is kept by a rewrite.
+        grows: integer field that a rewrite of the record never lowers.
         index: field, text or an integer, by which records are found across partitions.
-        expires: ``index`` is a time in microseconds after which the record is gone.
-        compressed: bodies may be stored compressed, and are read as they are stored; a driver compresses them
-            where it encodes them, in a thread of its own if it has any.
+        expires: ``index`` is a time in microseconds after which the record counts as absent.
+        compressed: bodies may be stored compressed: a driver compresses them when it writes, in an OS thread
+            of its own if it has any, and returns them as they are stored.
     """
 
     name: str
@@ -103,7 +103,7 @@ def _bytes(name: str) -> Column:
 
 
 def _of_chunks(name: str, *key: Column) -> Kind:
-    """Return a kind of records that hold chunks. Storing one again only ever raises its generation."""
+    """Return a kind of records that hold chunks. Storing a chunk again can only raise its generation."""
     return Kind(
         name,
         key,
@@ -121,7 +121,8 @@ HEAD = Kind(
     fields=(_text("checkpoint_id"), _declare_integer("seq")),
     versioned=True,
 )
-"""Latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
+"""Pointer to the latest checkpoint of a namespace, moved by compare-and-set. It alone decides which one is
+the latest, never the largest id."""
 
 GC = Kind("gc", key=(), fields=(), versioned=True)
 """Collection generation: every put checks it, every collection raises it."""
@@ -144,11 +145,11 @@ CHECKPOINT = Kind(
     compact=False,
     index="run_id",
 )
-"""Checkpoint: its place in the tree in the clear, everything else in the body."""
+"""Checkpoint: its place in the tree is in the fields, everything else in the body."""
 
 CHUNK = _of_chunks("chunk", _bytes("digest"))
-"""Immutable bytes named by their digest, scoped to the thread. The chunks are those that came last: they go
-into packs."""
+"""Immutable bytes named by their digest, scoped to the thread. Small chunks that are not
+in a pack yet (``perdure.model.values.packs``)."""
 
 BLOB = _of_chunks("blob", _bytes("digest"))
 """Chunk that is too large for a pack."""
@@ -163,7 +164,7 @@ WRITE = Kind(
     body=True,
     versioned=True,
 )
-"""Pending write of a task on a checkpoint, which need not be stored yet."""
+"""Pending writes of a task on a checkpoint. The checkpoint need not be stored yet."""
 
 TAG = Kind(
     "tag",
@@ -176,7 +177,7 @@ TAG = Kind(
 SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
 """Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
 In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or
-what an import has brought (``engine.transfer.importing``)."""
+the account of what an import has stored (``engine.transfer.importing``)."""
 
 ITEM = Kind(
     "item",
@@ -232,12 +233,12 @@ INBOX = Kind(
     body=True,
     compact=False,
 )
-"""Accepted message. The run that covers its number has its result. Before that it can be withdrawn; nothing
-else changes it."""
+"""Accepted message. The run that covers its number has its result. Before that run the message can be
+withdrawn; nothing else changes its record."""
 
 DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_declare_integer("seq"),))
-"""Number of the message that was accepted under a dedupe key. A postponed message has none yet: ``seq`` is
-then minus the time at which it is due, by which its document is found."""
+"""Number of the message that was accepted under a dedupe key. A postponed message has no number yet:
+``seq`` is then minus the time at which it is due, by which the message's document is found."""
 
 RUN = Kind(
     "run",
@@ -284,8 +285,8 @@ EFFECT = Kind(
     key=(_text("run_id"), _text("task_id"), _declare_integer("idx")),
     body=True,
 )
-"""Result of a side effect within a task, so that the effect is not repeated. The same key without a run has
-the id of the run that recorded it."""
+"""Result of a side effect within a task, so that the effect is not repeated. A second
+record, under the same key with an empty ``run_id``, has the id of the run that recorded the result."""
 
 DOCUMENT = Kind(
     "document",
@@ -306,8 +307,8 @@ EDITED = ("edited", "")
 """Key of the document that records an edit or a fork of a thread's state after a run."""
 
 LISTED = ("threads", SERVER)
-"""Name and space of the partition with a server's index of a tenant's threads. Its documents, of the
-collection of that name, are copies of those of the threads, by the threads' names."""
+"""Name and space of the partition with a server's index of a tenant's threads. Its documents are
+copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
 
 EVENT = Kind("event", key=(_declare_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
 """Events of a run for its followers, several in one record under the number of the last. They are
@@ -336,7 +337,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 INDEXED: Mapping[str, Kind] = MappingProxyType({"runs": CHECKPOINT, "expired": ITEM, "due": LANE})
-"""Kinds that an index finds by their indexed field, by the name of the index."""
+"""Kinds with an indexed field, by the name of the index."""
 
 RESERVED = Partition("", "")
 """Partition of records that belong to the database and to no thread; no listing contains it."""

@@ -49,7 +49,7 @@ def _error_name(error: Exception) -> str:
 
 
 reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
-"""Decorator of methods of a source that ask DynamoDB."""
+"""Decorator for methods of a source that call DynamoDB: the client's errors become ``Unavailable``."""
 
 
 KEYS = ("PK", "SK")
@@ -87,8 +87,8 @@ def open_client(target: DynamoUrl) -> Any:
 
 
 class DynamoSource(StockSource):
-    """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. Payloads that were moved to S3 are
-    refused by name.
+    """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. A thread with payloads that were
+    moved to S3 is refused with that reason.
 
     Args:
         url: ``dynamodb://table?region=…``, as for Perdure's own tables.
@@ -119,7 +119,7 @@ class DynamoSource(StockSource):
         from langgraph_checkpoint_aws import DynamoDBSaver
 
         saver = DynamoDBSaver(self._table, region_name=region, endpoint_url=endpoint)
-        # Its constructor takes no serializer.
+        # The constructor takes no serializer, so replace the saver's own.
         saver.serializer.serde = StockSerde()
         return saver
 
@@ -167,9 +167,9 @@ class DynamoSource(StockSource):
         ]
 
     def _slots_of(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
-        """Return the writes of a checkpoint as the thread's last outline has them."""
-        held, by_entry = self._slots
-        if held == thread and entry in by_entry:
+        """Return the writes of a checkpoint, from the last outline if that is the thread's."""
+        outlined_thread, by_entry = self._slots
+        if outlined_thread == thread and entry in by_entry:
             return by_entry[entry]
         return self._read_slots(thread, entry)
 
@@ -216,7 +216,7 @@ class DynamoSource(StockSource):
             FilterExpression="attribute_exists(#value) AND attribute_exists(created_at)",
             ExpressionAttributeNames={"#value": "value"},
         )
-        return map(_item, pages)
+        return map(_make_item, pages)
 
     def close(self) -> None:
         """Close the connections."""
@@ -235,8 +235,8 @@ class DynamoSource(StockSource):
         """Yield the items of keys in the given order, each with the form and the bytes of its payload."""
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
-            there = self._items(page)
-            items = [there[key] for key in page]
+            items_by_key = self._items(page)
+            items = [items_by_key[key] for key in page]
             for item in items:
                 if item["ref_loc"]["S"] != "DYNAMODB":
                     raise Unserialisable(
@@ -288,15 +288,16 @@ def read_items(call: Callable[..., Any], *args: Any, **parameters: Any) -> Itera
         start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
 
-def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
-    """Return an item of DynamoDBStore, which joins the labels of a namespace by colons, and reads them so."""
+def _make_item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
+    """Return an item of DynamoDBStore, which joins the labels of a namespace by colons and splits them
+    there."""
     prefix, key = row["PK"]["S"], row["SK"]["S"]
     try:
         value = read_value(row["value"])
         if not isinstance(value, dict):
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
-        # DynamoDBStore keeps when an item expires, not for how long it lives.
+        # DynamoDBStore stores the time when an item expires, from which its lifetime is derived.
         expires = None
         if "expires_at" in row:
             expires = int(row["expires_at"]["N"]) * 1_000_000
@@ -308,36 +309,36 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
 
 
 def read_value(attribute: Mapping[str, Any], *, decodes: bool = False) -> Any:
-    """Return the value of an attribute as JSON has it: numbers are integers where they are whole.
+    """Return the value of an attribute as a JSON value; whole numbers become integers.
 
     Args:
         attribute: The attribute, as the client returns it.
-        decodes: True reads bytes as text.
+        decodes: True to decode bytes as text.
 
     Raises:
         TypeError: It is not a JSON value.
     """
 
-    def plain(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, Decimal):
             if value == value.to_integral_value():
                 return int(value)
             return float(value)
         if isinstance(value, dict):
-            return {key: plain(held) for key, held in value.items()}
+            return {key: convert(held) for key, held in value.items()}
         if isinstance(value, list):
-            return [plain(held) for held in value]
+            return [convert(held) for held in value]
         if decodes and isinstance(value, Binary):
             return bytes(value.value).decode()
         if value is None or isinstance(value, str | bool):
             return value
         raise TypeError(f"{type(value).__name__} is not a JSON value")
 
-    return plain(_DESERIALIZER.deserialize(attribute))
+    return convert(_DESERIALIZER.deserialize(attribute))
 
 
 def _unpack(item: Mapping[str, Any], body: bytes) -> bytes:
-    """Return an item's payload as it was before it was compressed, if it was."""
+    """Return an item's payload, decompressed if it is compressed."""
     if not item.get("compression", {}).get("S"):
         return body
     try:

@@ -61,8 +61,8 @@ class RedisSource(StockSource):
             raise BadUrl(f"{self.name}: not a Redis URL; write {_FORM}") from None
         self._check()
         self._namespaces: dict[str, list[str]] = {}
-        self._registered = 0
-        self.saver = self._stock_saver()
+        self._registry_size = 0
+        self.saver = self._open_stock_saver()
 
     @_reading
     def _check(self) -> None:
@@ -76,7 +76,7 @@ class RedisSource(StockSource):
             )
         raise BadUrl(f"{self.name} has no keys of {PACKAGE} under the prefix {self._prefix!r}; write {_FORM}")
 
-    def _stock_saver(self) -> Any:
+    def _open_stock_saver(self) -> Any:
         if find_spec("langgraph_checkpoint_plainredis") is None:
             return None
         from langgraph_checkpoint_plainredis import RedisSaver
@@ -90,10 +90,11 @@ class RedisSource(StockSource):
 
     @_reading
     def outline(self, thread: str) -> Outline:
-        """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists."""
+        """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists,
+        and are left out."""
         outline = Outline()
         for namespace in self._read_registry().get(thread, ()):
-            names = self._timeline(thread, namespace)
+            names = self._list_timeline(thread, namespace)
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]
                 pipe = self._client.pipeline(transaction=False)
@@ -104,7 +105,7 @@ class RedisSource(StockSource):
                 for name, raw, fields in zip(page, answers[::2], answers[1::2], strict=True):
                     if raw is None:
                         continue  # expired
-                    parent = _object(raw).get("parent_id")
+                    parent = _parse_checkpoint(raw).get("parent_id")
                     outline.checkpoints.append(CheckpointEntry(namespace, name, parent or None))
                     outline.writes += [_make_slot(namespace, name, field.decode()) for field in fields]
         outline.checkpoints.sort(key=lambda entry: entry.id)
@@ -112,24 +113,24 @@ class RedisSource(StockSource):
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        held: dict[tuple[str, str], tuple[str, Any]] = {}
+        cache: dict[tuple[str, str], tuple[str, Any]] = {}
         for entry in wanted:
-            yield self._checkpoint(thread, entry, held)
+            yield self._read_checkpoint(thread, entry, cache)
 
     @_reading
-    def _checkpoint(
-        self, thread: str, entry: CheckpointEntry, held: dict[tuple[str, str], tuple[str, Any]]
+    def _read_checkpoint(
+        self, thread: str, entry: CheckpointEntry, cache: dict[tuple[str, str], tuple[str, Any]]
     ) -> SourceCheckpoint:
         raw = self._client.get(self._key("cp", thread, entry.namespace, entry.id))
         if raw is None:
             raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-        found = _object(raw)
+        found = _parse_checkpoint(raw)
         checkpoint = dict(found["checkpoint"])
         versions: Mapping[str, Any] = checkpoint.get("channel_versions") or {}
         lacking = {
             channel: str(version)
             for channel, version in versions.items()
-            if held.get((entry.namespace, channel), ("",))[0] != str(version)
+            if cache.get((entry.namespace, channel), ("",))[0] != str(version)
         }
         if lacking:
             keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
@@ -139,19 +140,19 @@ class RedisSource(StockSource):
                     kind, body = ("empty", b"")
                 else:
                     kind, body = _parse_value(blob)
-                value = held if kind == "empty" else load(kind, body)
-                held[entry.namespace, channel] = (version, value)
-        values = {channel: held[entry.namespace, channel][1] for channel in versions}
-        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not held}
+                value = cache if kind == "empty" else load(kind, body)
+                cache[entry.namespace, channel] = (version, value)
+        values = {channel: cache[entry.namespace, channel][1] for channel in versions}
+        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not cache}
         return SourceCheckpoint(entry, checkpoint, dict(found.get("metadata") or {}))
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
         for slot in wanted:
-            yield self._write(thread, slot)
+            yield self._read_write(thread, slot)
 
     @_reading
-    def _write(self, thread: str, slot: WriteSlot) -> SourceWrite:
+    def _read_write(self, thread: str, slot: WriteSlot) -> SourceWrite:
         key = self._key("wr", thread, slot.namespace, slot.checkpoint_id)
         raw: Any = self._client.hget(key, f"{slot.task_id}:{slot.idx}")
         if raw is None:
@@ -174,9 +175,9 @@ class RedisSource(StockSource):
 
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the checkpoint that was written last: the saver's rule."""
+        """Return the checkpoint that was written last, as the saver does."""
         there = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
-        return next(name for name in reversed(self._timeline(thread, namespace)) if name in there)
+        return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in there)
 
     def items(self) -> Iterator[SourceItem]:
         """Return nothing: the package has no store."""
@@ -190,16 +191,16 @@ class RedisSource(StockSource):
         """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
         when its size has changed."""
         size: Any = self._client.hlen(self._key("threads"))
-        if size != self._registered:
+        if size != self._registry_size:
             found: Any = self._client.hvals(self._key("threads"))
             self._namespaces = {}
             for value in found:
                 entry = json.loads(value)
                 self._namespaces.setdefault(entry["thread"], []).append(entry["ns"])
-            self._registered = len(found)
+            self._registry_size = len(found)
         return self._namespaces
 
-    def _timeline(self, thread: str, namespace: str) -> list[str]:
+    def _list_timeline(self, thread: str, namespace: str) -> list[str]:
         found: Any = self._client.zrange(self._key("idx", thread, namespace), 0, -1)
         return [name.decode() for name in found]
 
@@ -220,7 +221,7 @@ def _parse_value(raw: Any) -> tuple[str, bytes]:
         raise Unserialisable("a value has not the form of the saver's") from error
 
 
-def _object(raw: Any) -> dict[str, Any]:
+def _parse_checkpoint(raw: Any) -> dict[str, Any]:
     found = load(*_parse_value(raw))
     if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
         raise Unserialisable("a checkpoint has not the form of the saver's")

@@ -20,7 +20,8 @@ from perdure.model.values.joined_values import join_tree
 
 
 class Differs(Corrupt):
-    """Raised when an imported checkpoint is not what the source has: it changed meanwhile, or is damaged."""
+    """Raised when an imported checkpoint is not what the source has: the source changed meanwhile, or is
+    damaged."""
 
 
 PAGE = 32
@@ -30,7 +31,7 @@ PAGE = 32
 def load(
     partition: Partition, namespace: str, ids: Sequence[str], digest: Digester
 ) -> Program[dict[str, CheckpointTuple]]:
-    """Return checkpoints with their pending writes as a load returns them, by id; objects stay packed."""
+    """Return checkpoints with their pending writes as loading returns them, by id; objects stay packed."""
     records = yield from history.find_all(partition, namespace, ids)
     writes = yield from history.writes_of(partition, namespace, ids)
     wanted: dict[str, bytes] = {}
@@ -78,16 +79,16 @@ def compare(
     if whole:
         parts["parent"] = (_find_parent(expected), _find_parent(found))
         parts["metadata"] = (dict(expected.metadata), dict(found.metadata))
-        parts |= _parts(translate_versions(expected.checkpoint), found.checkpoint)
+        parts |= _pair_parts(translate_versions(expected.checkpoint), found.checkpoint)
     for part, (there, here) in parts.items():
         if _pack(there) != _pack(here):
             raise Differs(f"checkpoint {entry.id} was not stored as the source has it: its {part} differs")
 
 
-def _parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _pair_parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     parts: dict[str, tuple[Any, Any]] = {}
     for name in {*there, *here} - {"channel_values"}:
-        # An empty field of an older form is left out.
+        # An older form lacks a field where a newer one has an empty field.
         parts[name] = (there.get(name) or None, here.get(name) or None)
     before, after = there["channel_values"], here["channel_values"]
     parts["list of channels"] = (sorted(before), sorted(after))

@@ -20,7 +20,7 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
 
     Args:
         where: A file of lines or of SQLite, or the URL of a PostgreSQL database or a DynamoDB table.
-        names: The names of the table; that of a DynamoDB table is in its URL.
+        names: The names of the table and its columns; the name of a DynamoDB table is in its URL.
 
     Raises:
         BadUrl: There is no such source, or it has another form.

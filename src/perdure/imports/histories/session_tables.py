@@ -90,12 +90,12 @@ class SqliteSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of their keys."""
-        query, further = self._query
-        page = self._rows(f"{query} LIMIT {PAGE}")
+        first_query, next_query = self._query
+        page = self._rows(f"{first_query} LIMIT {PAGE}")
         while page:
             for kind, key, messages in page:
                 yield session_of(key if kind in ("text", "integer") else None, messages, repr(key))
-            page = self._rows(f"{further} LIMIT {PAGE}", page[-1][1])
+            page = self._rows(f"{next_query} LIMIT {PAGE}", page[-1][1])
 
     def close(self) -> None:
         """Close the file."""
@@ -103,7 +103,7 @@ class SqliteSessions:
 
 
 def write_page_queries(name: str, names: SessionTable, columns: set[str], key: str) -> tuple[str, str]:
-    """Return the queries for the first page of a table and for a further one.
+    """Return the queries for the first page of a table, and for the page after a key.
 
     Raises:
         BadUrl: There is no such table, or it lacks a column.

@@ -22,14 +22,14 @@ SCHEMES = ("http://", "https://")
 """Beginnings of a server's URL."""
 
 PAGE = 100
-"""Threads, assistants, crons or items of one request."""
+"""Number of threads, assistants, crons or items of one request."""
 
 STATES = 20
-"""States of one request: each holds the whole conversation up to it."""
+"""Number of states of one request: few, as each has the whole conversation up to it."""
 
 _DENIED = (401, 403)
 _ABSENT = (404, 405, 501)
-_LATER = (408, 425, 429)
+_TEMPORARY = (408, 425, 429)
 _REASON_MOST = 300
 R = TypeVar("R")
 
@@ -52,12 +52,12 @@ class ServerApi:
         self.name = redact(url)
         self._is_selecting = True
         try:
-            with get_sync_client(url=url.rstrip("/"), headers=headers) as plain:
-                held = plain.http.client
+            with get_sync_client(url=url.rstrip("/"), headers=headers) as default_client:
+                http_client = default_client.http.client
                 client = httpx.Client(
-                    base_url=held.base_url,
+                    base_url=http_client.base_url,
                     # Only compressions whose output can be bounded are accepted.
-                    headers={**held.headers, "accept-encoding": "gzip, deflate"},
+                    headers={**http_client.headers, "accept-encoding": "gzip, deflate"},
                     timeout=httpx.Timeout((10, 120, 60, 10)),
                     transport=BoundedTransport(httpx.HTTPTransport(retries=5)),
                 )
@@ -99,7 +99,7 @@ class ServerApi:
         reason = f"{self.name} answers {status}: {' '.join(str(error.message).split())[:_REASON_MOST]}"
         if status in _ABSENT:
             return NotFound(reason)
-        if status >= 500 or status in _LATER:
+        if status >= 500 or status in _TEMPORARY:
             return Unavailable(reason)
         if status == 409:
             return Conflict(reason)
@@ -140,7 +140,7 @@ class ServerApi:
         path = f"/threads/{quote(thread, safe='')}/history"
         while True:
             try:
-                found = self._list(lambda: self.client.http.post(path, json=dict(body)))
+                found = self._request_list(lambda: self.client.http.post(path, json=dict(body)))
             except TooLarge:
                 if body["limit"] == 1:
                     raise
@@ -151,7 +151,7 @@ class ServerApi:
             seen.update(map(_id, fresh))
             if len(found) < body["limit"] or not fresh:
                 return
-            # The one form that every server takes.
+            # Every server takes this form.
             last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _id(fresh[-1])}
             body["before"] = {"configurable": last}
 
@@ -163,7 +163,7 @@ class ServerApi:
         return found
 
     def graph_of(self, thread: str) -> str | None:
-        """Return the graph that the metadata of a thread name, None if they name none."""
+        """Return the name of the graph in a thread's metadata, None without one."""
         found = self.call(lambda: self.client.threads.get(thread))
         return (found.get("metadata") or {}).get("graph_id")
 
@@ -197,7 +197,7 @@ class ServerApi:
         limit, offset = PAGE, 0
         while True:
             try:
-                page = self._list(lambda most=limit, at=offset: read(most, at))  # type: ignore[misc]
+                page = self._request_list(lambda most=limit, at=offset: read(most, at))  # type: ignore[misc]
             except NotFound:
                 return
             except TooLarge:
@@ -210,8 +210,8 @@ class ServerApi:
             if len(page) < limit:
                 return
 
-    def _list(self, request: Callable[[], Any]) -> list[Mapping[str, Any]]:
-        """Return the objects that a request yields. ``Unavailable`` for anything else."""
+    def _request_list(self, request: Callable[[], Any]) -> list[Mapping[str, Any]]:
+        """Return the objects that a request yields; raise ``Unavailable`` for anything else."""
         found = self.call(request)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise Unavailable(f"{self.name} sends something else than a list of objects; check its URL")

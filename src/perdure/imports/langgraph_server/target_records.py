@@ -15,7 +15,7 @@ from perdure.model.times import read_time, to_datetime
 Outcome = Literal["written", "unchanged", "over"]
 
 EXPORTED = "exported_cron"
-"""Key of a cron's metadata with the id that it had where it was exported: a server gives it another one."""
+"""Key in a cron's metadata for the id that the cron had where it was exported; a server gives it a new id."""
 
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 _RUN = (
@@ -80,7 +80,7 @@ class RecordsTarget:
             self._api.call(lambda: self._client.assistants.set_latest(name, current))
             shown = self._api.call(lambda: self._client.assistants.get(name))
             outcome = "written"
-        # `langgraph dev` keeps the context of the previous version when another version is chosen.
+        # Compare, as `langgraph dev` keeps the previous version's context when another version is chosen.
         self._compare(name, versions[current - 1], shown)
         return outcome
 
@@ -95,7 +95,8 @@ class RecordsTarget:
     def _write(self, name: str, body: Mapping[str, Any], *, is_new: bool) -> None:
         parts: dict[str, Any] = {part: body.get(part) for part in _PARTS}
         if parts["context"]:
-            # A server mirrors the config and the context in each other, and refuses a request with both.
+            # A server copies the config and the context to each other and refuses both: send the context
+            # alone.
             config = parts["config"] or {}
             parts["config"] = {key: held for key, held in config.items() if key != "configurable"}
         if is_new:
@@ -105,8 +106,8 @@ class RecordsTarget:
 
     def _compare(self, name: str, held: Versioned, shown: Mapping[str, Any]) -> None:
         if (held.body.get("metadata") or {}).get("created_by") == "system":
-            return  # Each server derives it from its graph.
-        ours, theirs = _comparable(held.body), _comparable(shown)
+            return  # Each server makes such an assistant from its graph.
+        ours, theirs = _select_compared(held.body), _select_compared(shown)
         if different := [part for part, value in ours.items() if theirs[part] != value]:
             raise Conflict(
                 f"version {held.number} of assistant {name} differs at {self._api.name}: "
@@ -177,7 +178,7 @@ class RecordsTarget:
                 yield str(exported), shown
 
 
-def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
+def _select_compared(body: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = dict(body.get("config") or {})
     configurable = config.pop("configurable", {})
     return {
@@ -188,7 +189,7 @@ def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show_cron(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a cron as a server shows it."""
+    """Return the parts of a server's cron that are compared."""
     payload = shown.get("payload") or {}
     end = shown.get("end_time")
     return {

@@ -49,8 +49,8 @@ def is_mirrored(kind: Kind) -> bool:
 
 
 def starts(kind: Kind, prefix: Key) -> tuple[bytes, ...]:
-    """Return the beginnings of the places of all records whose key begins with ``prefix``, in the order of
-    their keys."""
+    """Return the beginnings that the places of all records have whose key begins with ``prefix``, in the
+    order of the keys."""
     if shares_place(kind):
         if not prefix:
             return _ROOT, _NESTED

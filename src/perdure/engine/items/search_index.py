@@ -335,8 +335,8 @@ def _read_entry(partition: Partition, record: Record) -> StoredIndexEntry:
         entry = IndexEntry(bytes(model), bytes(content), _paths(paths), tuple(map(bytes, vectors)))
     except (ValueError, TypeError) as error:
         raise Corrupt(
-            f"the search index of item {_item_key(record)!r} of {labels_of(partition.thread)!r} cannot be read; "
-            "rebuild it with `perdure store reindex`"
+            f"the search index of item {_item_key(record)!r} of {labels_of(partition.thread)!r} cannot be "
+            "read; rebuild it with `perdure store reindex`"
         ) from error
     return StoredIndexEntry(record.version, entry)
 

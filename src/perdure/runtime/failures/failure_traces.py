@@ -54,7 +54,7 @@ def write_traceback(error: BaseException) -> str:
     parts: list[str] = []
     others: list[str] = []
     for place, each in enumerate(_walk_chain(error)):
-        own, foreign = _frames(each.__traceback__)
+        own, foreign = _split_frames(each.__traceback__)
         parts.append(f"{'caused by ' if place else ''}{type(each).__name__}: {each}"[:_MESSAGE_MAX] + "\n")
         parts += own
         if not place:
@@ -77,7 +77,7 @@ def _walk_chain(error: BaseException) -> Iterator[BaseException]:
         found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
 
 
-def _frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
+def _split_frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
     """Return the frames of the application and of libraries as text, the outermost first."""
     own: list[TracebackType] = []
     foreign: list[TracebackType] = []
@@ -86,11 +86,11 @@ def _frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
         is_foreign = filename.startswith(("<frozen", *_FOREIGN)) or filename == "<string>"
         (foreign if is_foreign or is_of_library(at.tb_frame) else own).append(at)
         at = at.tb_next
-    return _texts(own, _OWN_MAX), _texts(foreign, _OTHERS_MAX)
+    return _format_frames(own, _OWN_MAX), _format_frames(foreign, _OTHERS_MAX)
 
 
-def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
-    """Return the newest ``most`` frames as text, after the number of those before them."""
+def _format_frames(frames: Sequence[TracebackType], most: int) -> list[str]:
+    """Return the innermost ``most`` frames as text, after the number of those that are left out."""
     texts = [
         text
         for at in frames[-most:]

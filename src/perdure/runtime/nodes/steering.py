@@ -64,7 +64,7 @@ class StepControl(RunControl):
     recursion limit leaves no step after this one. It never ends the loop within a subgraph, nor before the
     first step of a call, because until that step LangGraph keeps an answer to an interrupt only in memory."""
 
-    __slots__ = ("_in_call", "is_closed", "is_wanted", "steps")
+    __slots__ = ("_steps_in_call", "is_closed", "is_wanted", "steps")
 
     def __init__(self) -> None:
         super().__init__()

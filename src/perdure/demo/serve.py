@@ -50,7 +50,7 @@ def main_demo(
             from perdure.demo.one_message import answer_once
 
             return asyncio.run(answer_once(once, db_url, model, thread))
-        # Its imports are shared with the process that replaces a killed one.
+        # Import before the fork, so that a process that replaces a killed one starts without importing.
         from perdure.demo.page_server import PageServer
 
         with _listen(host, port) as listener:

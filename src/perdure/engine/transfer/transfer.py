@@ -8,8 +8,8 @@ any writer to it stops the transfer. An interrupted transfer can be repeated: re
 are not written twice. A thread that is replaced is copied within the target first, and the copy removed when
 the replacement has arrived.
 
-Leases and queues are not transferred: the arrived thread keeps its epoch, without an open run, and a thread is
-moved only while its queue is at rest. The run whose question it waits on is transferred, too
+Leases and queues are not transferred: the arrived thread keeps its epoch, without an open run, and a thread
+is moved only while its queue is at rest. The run whose question it waits on is transferred, too
 (``engine.transfer.transfer_waits``).
 """
 

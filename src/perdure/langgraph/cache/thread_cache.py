@@ -33,7 +33,7 @@ _UNIT = 512
 """Bytes that weigh 1, as each element does at least."""
 
 Source = int | bytes
-"""The source of an element's decoded form: its position among those of the last load, or its bytes."""
+"""The source of an element's decoded form: its position among the elements of the last load, or its bytes."""
 
 
 class LastLoad(NamedTuple):
@@ -194,7 +194,7 @@ class Caches:
             return cache
 
     def weigh(self, partition: Partition) -> None:
-        """Update the account of a thread's cache, and drop the least recently used threads over the bound."""
+        """Update the weight of a thread's cache, and drop the least recently used threads over the bound."""
         with self._lock:
             cache = self._threads.get(partition)
             if cache is None:
@@ -219,7 +219,7 @@ def _weigh(sizes: Sequence[int]) -> int:
 def count_common_start(left: list[Any], right: list[Any]) -> int:
     """Count the elements that two lists have in common at their start."""
     most = min(len(left), len(right))
-    # Usually it is one of them as a whole, which one comparison tells.
+    # Usually one list begins with the whole other one, which one comparison shows.
     if left[:most] == right[:most]:
         return most
     return sum(takewhile(bool, map(eq, left, right)))

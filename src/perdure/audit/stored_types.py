@@ -78,8 +78,8 @@ def _check_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | Non
 
 
 def _check_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
-    """Store values of the declared type and read them back. If no value of the
-    type can be made, only its classes are checked."""
+    """Store values of the declared type and read them back. If no value of the type can be made, only its
+    classes are checked."""
     for attempt in range(_TRIES):
         try:
             value = Samples(f"{channel.name} {attempt}", size=1 + attempt % 3).make(channel.type)

@@ -39,7 +39,10 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _describe_checkpointer(graph))
             elif graph.checkpointer is True and (len(calls) > 1 or _is_in_loop(source, calls[0])):
-                detail = f"{_format_name(graph)} is called {'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
+                detail = (
+                    f"{_format_name(graph)} is called "
+                    f"{'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
+                )
                 yield AuditFinding(checks.SHARED_SUBGRAPH, "node", place, spot, detail)
             elif graph.checkpointer is None and not _can_pause(graph):
                 detail = f"it calls {_format_name(graph)}, which is compiled without checkpointer="

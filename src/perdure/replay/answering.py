@@ -214,7 +214,7 @@ class Answering:
             free = own or free
         exact = [each for each in free if _is_same(each, call)]
         if not exact and tool_call_id is not None and (again := [c for c in calls if _is_same(c, call)]):
-            # The recorded call is used: the task runs again after a question, and calls once more.
+            # The recorded call is used already: the task runs again after a question, and repeats the call.
             return again[0], task
         named = [each for each in free if each.name in (call.name, "")]
         found = next(iter(exact or named or free), None)

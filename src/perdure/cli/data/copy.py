@@ -28,7 +28,7 @@ HandOver = Annotated[
     typer.Option("--hand-over", help="Let the target take over threads that go on by themselves"),
 ]
 
-# By the value of the state at the target: the engine's type is imported when a command runs.
+# Keys are the values of the engine's State, whose module is imported only when a command runs.
 _DONE = {
     "absent": "copied",
     "partial": "finished",
@@ -133,7 +133,7 @@ def copy(
     """
     from perdure.database.opening import connect_sync, open_for_reading
 
-    source, target = _databases(source, target, from_, to)
+    source, target = _choose_databases(source, target, from_, to)
     from_key, to_key = open_named_keys(from_keys), open_named_keys(to_keys)
     with (
         connect_sync(source, encryption_key=from_key)
@@ -141,11 +141,11 @@ def copy(
         else closing(open_for_reading(source, encryption_key=from_key)) as here,
         connect_sync(target, encryption_key=to_key) as there,
     ):
-        partitions = _choose(here, tenant, threads)
+        partitions = _choose_partitions(here, tenant, threads)
         tally = CopyCounts()
         with report_interruption(lambda: str(tally)), show_progress(len(partitions)) as progress:
             for partition in partitions:
-                _one(
+                _copy_one(
                     partition,
                     here,
                     there,
@@ -177,19 +177,20 @@ def report_interruption(tally: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _databases(*named: str | None) -> tuple[str, str]:
+def _choose_databases(*named: str | None) -> tuple[str, str]:
     """Return the source and the target of a copy.
 
     Args:
-        named: Both as arguments, and both as options. With one option, the first argument is the other one.
+        named: The two arguments, --from and --to. With one of the options, the first argument is the other
+            database.
     """
     first, second, source, target = named
-    left = [each for each in (first, second) if each is not None]
-    if source is None and left:
-        source = left.pop(0)
-    if target is None and left:
-        target = left.pop(0)
-    if left:
+    unused = [each for each in (first, second) if each is not None]
+    if source is None and unused:
+        source = unused.pop(0)
+    if target is None and unused:
+        target = unused.pop(0)
+    if unused:
         raise typer.BadParameter("arguments, --from and --to name more than two databases")
     if source is None or target is None:
         raise typer.BadParameter(
@@ -201,7 +202,7 @@ def _databases(*named: str | None) -> tuple[str, str]:
     return source, target
 
 
-def _choose(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+def _choose_partitions(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
     from perdure import admin
 
     partitions = admin.partitions(here, tenant)
@@ -214,7 +215,7 @@ def _choose(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -
     return chosen
 
 
-def _one(
+def _copy_one(
     partition: Partition,
     here: SyncDatabase,
     there: SyncDatabase,
@@ -242,7 +243,7 @@ def _one(
     except Unavailable:
         raise
     except NotFound:
-        # It was deleted since it was listed, or never held more than its name.
+        # The partition was deleted since it was listed, or never held more than its name.
         progress.line(f"{name}: is empty")
         return
     except PerdureError as error:
@@ -297,9 +298,11 @@ def show_progress(total: int) -> Iterator[ProgressReport]:
         task = bar.add_task("", total=total, megabytes=0.0)
         read = 0
 
-        def more(count: int) -> None:
+        def add_bytes(count: int) -> None:
             nonlocal read
             read += count
             bar.update(task, megabytes=read / 1e6)
 
-        yield ProgressReport(lambda line: bar.update(task, advance=1, description=escape(line[:60])), more)
+        yield ProgressReport(
+            lambda line: bar.update(task, advance=1, description=escape(line[:60])), add_bytes
+        )

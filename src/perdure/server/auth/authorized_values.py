@@ -2,9 +2,8 @@
 
 A handler changes arguments in place to narrow or to stamp them. The changed arguments decide who sees what,
 so they are checked as strictly as a client's request, before anything is read: a value of another type is
-refused, and so is a change that would have no effect. Names that a handler adds have no effect, either, but
-are
-permitted: one handler for all actions stamps ``metadata`` wherever it is called.
+refused, and so is a change that would have no effect. Names that a handler adds have no effect either, but
+are permitted, as one handler for all actions stamps ``metadata`` wherever it is called.
 """
 
 from __future__ import annotations

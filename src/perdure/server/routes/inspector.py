@@ -86,7 +86,7 @@ class ServerAccess:
 
     @property
     def url(self) -> str | None:
-        # It may name the database's user and host.
+        # The URL may name the database's user and host.
         return None
 
     @property

@@ -48,7 +48,7 @@ class Taken(NamedTuple):
 
     Attributes:
         share: The granted share.
-        before: Time of the last change before, 0 if there was none.
+        before: Time of the last change before this one, 0 if there was none.
         document: The state as it is stored now, ``None`` if it is not.
         is_first: True if no other writer came in between.
     """

@@ -67,7 +67,8 @@ class Segment(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session as it was read. ``version`` is the expectation of a change, 0 for one without messages."""
+    """A session as it was read. ``version`` is the version that a change expects, 0 for a session without
+    messages."""
 
     messages: list[dict[str, Any]]
     budget: Mapping[str, Any]
@@ -145,8 +146,8 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
         answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in segments)))
         if all(answers):
             return [*(answer[0] for answer in answers), found]
-        # The session was reset or renewed between the two reads, or is damaged: only then its head is the
-        # same.
+        # The session was reset or renewed between the two reads, or is damaged. In the last case its head is
+        # the same.
         again = yield from _read_head(partition)
         if again is not None and again.version == found.version:
             raise Corrupt(
@@ -156,7 +157,7 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
 
 
 def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Program[Session | None]:
-    """Add a turn to a session that is as it was read.
+    """Add a turn to a session, unless that was changed since it was read.
 
     Returns:
         The session with the turn, ``None`` if it was changed since it was read.
@@ -306,9 +307,9 @@ def _read_head(partition: Partition) -> Program[Record | None]:
 def _renew_expiring(
     partition: Partition, session: Session, terms: Terms
 ) -> Program[tuple[list[Put], list[str], tuple[Segment, ...]]]:
-    """Return copies of those segments that would expire before the head, which happens once in a time to
-    live, or if only one of the two expires at all; the keys of the segments that the copies replace;
-    and all segments afterwards."""
+    """Return copies of those segments whose expiry does not fit that of the head: they would expire before
+    it, which happens once in a time to live, or only one of the two expires at all. Return also the keys of
+    the segments that the copies replace, and all segments afterwards."""
     until = expiry(terms.ttl, terms.now)
     to_copy = {
         number: s

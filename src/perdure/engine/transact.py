@@ -12,7 +12,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import GC, Partition
 
 ATTEMPTS = 64
-"""Times that a commit is planned before it gives up with ``Contention``."""
+"""Times that a commit is planned before ``Contention`` is raised."""
 
 V = TypeVar("V")
 A = TypeVar("A")
@@ -21,7 +21,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one commit: operations, and bytes of bodies. Chunks beyond them are staged before it."""
+    """Limits of one commit: operations, and bytes of bodies. Chunks that do not fit are staged before the
+    commit."""
 
     ops: int
     bytes: int

@@ -39,7 +39,8 @@ from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fe
 R = TypeVar("R")
 
 _FRESH_US = 10_000_000
-"""Time for which a thread is known not to expire: another process may shorten its time to live."""
+"""Time for which a thread that is alive is not checked again. It is short, as another process may shorten the
+thread's time to live."""
 
 _KNOWN_MAX = 20_000
 
@@ -121,8 +122,8 @@ class ExpiringDriver(WrappingDriver):
         out: list[IndexHit] = []
         page, passed = effect, 0
         if isinstance(effect, FindListed):
-            # Places in the listing are counted: skipped threads have to be checked, too, and a page needs all
-            # of its threads.
+            # ``skip`` counts only threads that are not expired, so the skipped ones are checked, too. To be
+            # counted, none of them may be left out of a page, as ``copies`` would do.
             page, passed = replace(effect, skip=0, copies=None), effect.skip
         while len(out) < effect.limit:
             found = yield from ask(page)

@@ -105,6 +105,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
 
 
 def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
+    """Return a thread and its findings, read while it was not written to, if there are any findings."""
     for _ in range(ATTEMPTS):
         pulse_before = yield from _pulse(partition)
         *walks, blobs = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, BLOB))

@@ -110,7 +110,7 @@ def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
 def commit_if_unchanged(
     partition: Partition, writes: Sequence[Write], seen: Seen, budget: Budget
 ) -> Program[bool]:
-    """Write items in one commit, unless one of some items was changed since the caller saw it.
+    """Write items in one commit, unless one of the items that the caller saw was changed since.
 
     Args:
         partition: The namespace.

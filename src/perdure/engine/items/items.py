@@ -157,9 +157,9 @@ def find(
 ) -> Program[list[Hit[V]]]:
     """Search where the database itself orders and filters items; arguments as for ``search``.
 
-    With ``everything`` only the page is read, otherwise the items that contain ``holding`` and keep
-    ``bounds``, page by page. For each page the database passes over all that comes after the page before, so
-    pages grow as long as bodies are small.
+    With ``everything`` only the requested items are read. Otherwise all items that contain ``holding`` and
+    keep ``bounds`` are read in portions, until enough are accepted. For each portion the database passes over
+    all that comes after the portion before, so portions grow as long as bodies are small.
     """
     request = FindItems(tenant, name_of(prefix), until=now, holding=holding, bounds=bounds)
     out: list[Hit[V]] = []

@@ -240,7 +240,7 @@ def _read_entries(
 
 
 def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
-    """Return the stored values of the items of some entries, of those whose value has not changed since."""
+    """Return the stored values of those items of some entries whose value has not changed since."""
     out: dict[str, bytes] = {}
     keys = list(entries)
     for place in range(0, len(keys), _BODIES):

@@ -39,9 +39,9 @@ def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
 
 
 def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
-    """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle:
-    it is due at once, and its graph is one of ``graphs``, which the caller can run. A message that may be
-    refused because of a question of the thread may not."""
+    """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle.
+    That is so if the message is due at once, its graph is one of ``graphs``, which the caller can run, and no
+    question of the thread can be a reason to refuse it."""
     message = accept.message
     if message.mode == "answer" or leaves_question(message.payload):
         return False
@@ -83,8 +83,8 @@ def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Prog
         known: the inbox as the caller remembers it.
 
     Raises:
-        Unavailable: whether the run was claimed is unknown: it was if ``runs.renew`` can renew the lease of
-            the planned one.
+        Unavailable: the run may have been claimed; it was if ``runs.renew`` can renew the lease of the
+            planned run.
     """
     (message,) = planned.held.messages
     outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))

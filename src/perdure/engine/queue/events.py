@@ -50,8 +50,8 @@ class Page(NamedTuple):
 
 
 def find_first_free(partition: Partition, now: int) -> Program[int]:
-    """Return the number from which a run may number its events: above all earlier ones, including those that
-    were removed or never stored, as they come from the same clock (``now``, microseconds)."""
+    """Return the number from which a run may number its events: above all earlier ones. As all come from one
+    clock (``now``, microseconds), this includes those of events that were removed or never stored."""
     (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))
     return max(now, found[0].key[0] + 1 if found else 0)
 

@@ -70,7 +70,7 @@ class Accept:
         fresh: start of the versions of a new inbox.
         precondition: a record that must exist, or is written with the message.
         cancel_pending: True if a message that stops the open run also withdraws those that wait.
-        read_asked: reads what the thread asks; without it nothing is asked.
+        read_asked: reads what the thread asks; by default nothing.
     """
 
     partition: Partition
@@ -422,7 +422,7 @@ def _make_withdrawn_run(message: Message, epoch: int, ended_at: int) -> Run:
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: int = 1) -> Program[bool]:
     """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
 
-    The thread's question is open again, unless another message waits.
+    If no other message waits, the thread's question is open again.
 
     Args:
         partition: the thread.

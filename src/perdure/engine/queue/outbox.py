@@ -29,8 +29,8 @@ A = TypeVar("A")
 class Sending(NamedTuple):
     """Replies that this process delivers, the first of which is marked as being sent.
 
-    ``in_doubt`` is true if it was a sender that is gone which marked the first reply: the provider may have
-    that."""
+    ``in_doubt`` is true if the first reply was marked before, by a sender that is gone: the provider may have
+    it."""
 
     partition: Partition
     lane: Lane

@@ -97,7 +97,7 @@ class OpenQuestion(NamedTuple):
         return self.run is not None and HANDED_OVER in self.run.note
 
     def knows(self, interrupt_id: str) -> bool:
-        """Return True if an interrupt has this id, or had it before or after a node was renamed."""
+        """Return True if an interrupt has this id, or is known under it because a node was renamed."""
         return interrupt_id in self.asked.interrupts or interrupt_id in self.asked.renamed
 
 
@@ -175,8 +175,8 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
 
 
 def waiting_run(partition: Partition) -> Program[str | None]:
-    """Return the run whose question a thread's latest checkpoint asks, open or held; ``None`` if there is
-    none."""
+    """Return the id of the run whose question a thread's latest checkpoint asks, whether it may be answered
+    now or not; ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     return Lane.read(IN, found).waiting
 
@@ -408,7 +408,7 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
         # Parents first: a subgraph is examined if its task still waits for an answer.
         for found in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
             namespace, checkpoint_id = found.key[0], found.fields["checkpoint_id"]
-            if not _is_run_by_any(namespace, tasks):
+            if not _is_to_examine(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
             asking, writes = find_asking_tasks(records), read_writes(records)
@@ -425,7 +425,7 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             return True
 
 
-def _is_run_by_any(namespace: str, tasks: set[str]) -> bool:
+def _is_to_examine(namespace: str, tasks: set[str]) -> bool:
     """Return True for the root, for a subgraph that keeps its state, and for a subgraph that one of these
     tasks runs."""
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)

@@ -260,7 +260,7 @@ class RememberedInbox(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if a run can be claimed without a fetch. For an answer it cannot, as that belongs to a
+        """True if a run can be claimed without a fetch. An answer always needs a fetch, as it belongs to a
         checkpoint."""
         return (
             self.epoch is not None
@@ -364,7 +364,7 @@ def _read_excused(run: Run) -> Sequence[int]:
 
 def excuse(held: HeldRun) -> Program[bool]:
     """Excuse an attempt, which then does not count, because its worker is alive and only lost the database or
-    its lease. The worker that holds the run now keeps it.
+    its lease. The worker that holds the run by now keeps its lease.
 
     Returns:
         False if the attempt counts: the run has ended, or ``EXCUSES_MOST`` attempts were excused already.
@@ -504,6 +504,9 @@ def finish(
 
 
 class _SeenAtEnd(NamedTuple):
+    """Records on which the end of a run is planned. ``waited`` is the run whose question the thread waited on
+    before, ``left`` has the facts about the latest checkpoint, if they are needed."""
+
     inbox: Lane
     run: Run
     outbox: Lane | None = None

@@ -156,7 +156,7 @@ def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
 
 class StandingWaits(NamedTuple):
     """The waits of a thread that count now: the run that asked, the options for its continuation, the waits
-    by interrupt, and the check that they still are the same."""
+    by interrupt, and the check that the waits are still the same."""
 
     run: Run
     options: Mapping[str, Any]

@@ -217,8 +217,8 @@ def _plan_writes(
     contents: Contents, removed: Collection[Name], runs: frozenset[str] = _NO_RUNS
 ) -> dict[Name, list[Op]]:
     """Return the removals of writes: of those on removed checkpoints, and of those of ``runs`` on survivors;
-    a write that such a one had overwritten is restored. Without ``runs``, writes whose checkpoint was removed
-    earlier are removed, too.
+    a write that one of these had overwritten is restored. Without ``runs``, writes whose checkpoint was
+    removed earlier are removed, too.
 
     They are grouped by the checkpoint with which they are removed: the removed one whose loop left them on
     its parent, otherwise the one that they are on.

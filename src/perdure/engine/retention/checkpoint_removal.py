@@ -238,12 +238,11 @@ def _divide(
     """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
 
     Heads move first, and in a namespace links come before removals: if the process is killed in between, no
-    survivor has lost its parent. A checkpoint's writes are removed before it: a later plan would not find
-    writes whose
-    checkpoint is gone. A whole namespace is removed by one commit. The root's namespace comes before the
-    others, so that no root checkpoint stays whose subgraphs are gone. If the whole root is removed, so are
-    the subgraphs that keep their state from run to run, in the same commit or before it: a new run must not
-    find their state.
+    survivor has lost its parent. A checkpoint's writes are removed before it, because a later plan would not
+    find writes whose checkpoint is gone. A whole namespace is removed by one commit. The root's namespace
+    comes before the others, so that no root checkpoint stays whose subgraphs are gone. If the whole root is
+    removed, so are the subgraphs that keep their state from run to run, in the same commit or before it: a
+    new run must not find their state.
     """
     groups: dict[str, list[Sequence[Op]]] = {ROOT: []}
     for record in relinked:

@@ -124,7 +124,7 @@ class RetentionProgress:
         started_at: start of this sweep; ``finished_at`` and ``last`` are the end and the result of the
             previous sweep. Times are microseconds since 1970.
         position: the tenant visited last in this round, ``None`` at the start of a round.
-        is_first_round: the round visits all tenants; later ones only those in ``left``.
+        is_first_round: True in the round that visits all tenants; later rounds visit only those in ``left``.
         left: for each tenant that has more threads to visit, the last one visited.
         swept: the result so far.
     """

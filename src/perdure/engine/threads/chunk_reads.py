@@ -34,7 +34,7 @@ class MissingChunk(Corrupt):
 
 
 class ChunkReader:
-    """Reader of a thread's chunks: the newest ones and the packs, newest first, and large ones by name.
+    """Reader of a thread's chunks: those not packed yet, the packs, newest first, and large chunks by name.
 
     Chunks that were read are kept, as a pack holds chunks that are requested next; only large ones are not.
 
@@ -102,7 +102,7 @@ class ChunkReader:
         return {name: large[name] if name in large else self.bodies[name] for name in wanted}
 
     def read(self) -> Program[None]:
-        """Read all chunks but the large ones."""
+        """Read all chunks except the large ones."""
         while self._ranges:
             yield from self._fetch([])
 

@@ -1,4 +1,5 @@
-"""Taking of waiting messages by an open run: the commit that stores messages in its state binds them to it.
+"""Taking of waiting messages by an open run: the commit that stores them in the thread's state binds them to
+the run.
 
 A message that is to steer waits in the inbox like any other. The open run takes it by extending its range of
 numbers over it, in the same commit as the writes that hold the message. So there is no moment at which a

@@ -46,9 +46,9 @@ class Merge:
     """Merge over the ids of all checkpoints of a tenant, or of one ``thread``, largest first; only those
     below ``before``.
 
-    Only ids are read, and at most 16 of a namespace are held. The start asks each thread once, and those with
-    subgraphs twice: time and memory are linear in the number of threads. ``most`` is the most entries wanted,
-    if known; no more namespaces are held then.
+    Only ids are read, and at most 16 of a namespace are held. The first call asks each thread once, and those
+    with subgraphs twice: time and memory are linear in the number of threads. ``most`` is the maximum number
+    of entries wanted, if known: no more namespaces than that are held.
     """
 
     tenant: str
@@ -114,8 +114,8 @@ class Merge:
             namespace, target = head.key[0], head.fields["checkpoint_id"]
             ids = [record.key[1] for record in found[namespace]]
             if target not in ids and (self.before is None or target < self.before):
-                # The head is an older checkpoint after a fork, or the thread is damaged: then reading the
-                # first page raises the error.
+                # The head is an older checkpoint after a fork, or the thread is damaged. In the last case
+                # reading the first page raises the error.
                 yield from history.page(partition, namespace, below=None, limit=1)
             if ids:
                 out.append(_Line(partition, namespace, ids))

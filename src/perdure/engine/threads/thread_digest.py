@@ -114,7 +114,7 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
         ``None`` if nodes are gone because the thread was written to meanwhile.
 
     Raises:
-        MissingChunk: a thread at rest lacks a chunk.
+        MissingChunk: a chunk is missing, although the thread was not written to.
     """
     before = yield from pulse(partition)
     contents = yield from read(partition)
@@ -139,7 +139,7 @@ def fetch(
     """Fetch chunks of a thread that was read; ``None`` if they are gone because it was written to since.
 
     Raises:
-        MissingChunk: a thread at rest lacks a chunk.
+        MissingChunk: a chunk is missing, although the thread was not written to.
     """
     try:
         return (yield from reading.reader.find(names))

@@ -29,7 +29,7 @@ class ArrivingItem(NamedTuple):
     version: int
 
     def put(self, stored: Record | None) -> Put:
-        """Return the operation that stores it in place of an existing one."""
+        """Return the operation that stores the item in place of ``stored``, if there is one."""
         fields = {
             "created_at": self.created_at,
             "updated_at": self.updated_at,

@@ -150,8 +150,8 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     records that have arrived.
 
     Raises:
-        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were so before,
-            others write to the target, or the target is the source.
+        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were handed
+            over before, others write to the target, or the target is the source.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
         Contention: the source keeps being written to.
@@ -326,8 +326,8 @@ def _read_target(target: Partition, digest: Digester) -> Program[_AtTarget]:
 
 
 def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
-    """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
-    incomplete copy."""
+    """Remove a thread's root head and generation, and claim its name: the thread is then absent, and the rest
+    of it is an incomplete copy."""
     fence, _ = guards(target, view, None)
     ops: list[Op] = [fence, transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ANY)]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))

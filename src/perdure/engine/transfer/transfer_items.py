@@ -292,8 +292,8 @@ def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
 
 
 def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) -> Program[None]:
-    """Write parts, an item with its entry in the search index or the removal of both, each within one
-    commit."""
+    """Write parts, each within one commit: an item with its entry in the search index, or the removal of
+    both."""
     for batch in split(parts, weight, terms.budget, reserve=1):
         ops = [op for part in batch for op in part]
         if any(op.kind is not ITEM for op in ops):

@@ -7,7 +7,7 @@ import psycopg
 from perdure.errors import BadUrl, Corrupt, MigrationRequired, PerdureError, TooLarge, Unavailable
 from perdure.storage.postgres.url import PostgresUrl
 
-_AGAIN = {"57P03", "53300", "57P01", "57P02"}
+_PASSING_STATES = {"57P03", "53300", "57P01", "57P02"}
 """States in which a server will take connections again: starting, full, stopping, crashed."""
 
 _WRONG_PASSWORD = ("authentication failed", "no password supplied")
@@ -21,7 +21,7 @@ def is_wrong_password(error: psycopg.Error) -> bool:
 def may_pass(error: psycopg.Error) -> bool:
     """Return True if a connection that failed may succeed a little later."""
     if error.sqlstate is not None:
-        return error.sqlstate in _AGAIN
+        return error.sqlstate in _PASSING_STATES
     text = str(error)
     return not any(
         sign in text
@@ -101,7 +101,7 @@ def translate(error: psycopg.Error, place: PostgresUrl) -> PerdureError:
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`"
         )
     if state in ("42704", "42601", "42804") or is_of_vectors:
-        # Of the functions that keep the vectors: those of our own statements are there.
+        # Only the functions that maintain the vectors use a type or function that may be missing.
         return MigrationRequired(
             f"{place.name}: pgvector was dropped from the database or moved within it ({message}); "
             f"nothing was stored: run `{place.migrate}`"

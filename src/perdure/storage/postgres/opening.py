@@ -45,9 +45,9 @@ def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
     """Open the database of a URL; it must have this release's schema. ``password`` is as for ``connect``."""
     place = parse_url(url, password)
     with _connect(place) as connection:
-        found = _version(connection, place)
-        extension = _extension(connection, place)
-    _refuse_other(place, found)
+        found = _read_version(connection, place)
+        extension = _read_extension(connection, place)
+    _refuse_other_version(place, found)
     if extension.is_sound:
         search = VectorSearch(place, extension, _connect)
     else:
@@ -58,7 +58,7 @@ def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
 
 
 def _count_bytes(place: PostgresUrl) -> int:
-    """Return the bytes of the schema's tables, with their indexes and what is free in them."""
+    """Return the bytes of the schema's tables, with their indexes and the free space in them."""
     with _connect(place) as connection:
         found = connection.execute(
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
@@ -72,21 +72,21 @@ def schema_version(url: str) -> int:
     """Return the version of the database's schema, 0 when there is none."""
     place = parse_url(url)
     with _connect(place) as connection:
-        return _version(connection, place)
+        return _read_version(connection, place)
 
 
 def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
     place = parse_url(url)
     with _connect(place) as connection:
-        found = _version(connection, place)
-        extension = _extension(connection, place)
+        found = _read_version(connection, place)
+        extension = _read_extension(connection, place)
     require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
     return [*schema.plan_migration(place.schema, found), *vector_table.setup(place.schema, extension)]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
-    """Create or upgrade the schema, once for all concurrent callers; return the version that it had.
+    """Create or upgrade the schema, once for all concurrent callers; return the version that the schema had.
 
     While it waits for a lock, it logs a warning with the session that holds the lock. If the wait takes too
     long, it raises ``Unavailable``, which names that session, and changes nothing."""
@@ -108,7 +108,7 @@ def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
     encoding = connection.execute("SHOW server_encoding").fetchone()
     if encoding != ("UTF8",):
         raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
-    found = _version(connection, place)
+    found = _read_version(connection, place)
     require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
     rows = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
     has_schema = rows.fetchone() == (True,)
@@ -127,13 +127,13 @@ def _create_schema(connection: psycopg.Connection, statement: str) -> None:
         with connection.transaction():
             connection.execute(statement.encode())
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema):
-        # The transaction of another session, still open at the check, has created it meanwhile.
+        # Another session, whose transaction was open at the check, has created the schema meanwhile.
         _log.info("the schema was created by another session")
 
 
 @contextmanager
 def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
-    """Explain a missing right, as a migration needs more rights than the application, and a lock that was
+    """Explain a missing right, as a migration needs more rights than the application. Explain a lock that was
     waited for too long, with the session that holds it."""
     try:
         yield
@@ -152,23 +152,22 @@ def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
 
 
 def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
-    """Add the table of vectors if pgvector is installed or may be. Without it everything but the table
-    works."""
-    extension = _extension(connection, place)
+    """Add the table of vectors if pgvector is installed or can be. Without pgvector all else works."""
+    extension = _read_extension(connection, place)
     try:
         with connection.transaction():
             if extension.may_be_created:
                 connection.execute(vector_table.CREATE)
     except _CANNOT_CREATE:
-        # Another migration may have created it meanwhile.
+        # Another migration may have created pgvector meanwhile.
         _log.info("pgvector could not be created in %s", place.name)
     for statement in vector_table.setup(
-        place.schema, _extension(connection, place)._replace(may_be_created=False)
+        place.schema, _read_extension(connection, place)._replace(may_be_created=False)
     ):
         connection.execute(statement.encode())
 
 
-def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
+def _read_extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
     row = connection.execute(vector_table.STATE, vector_table.names(place.schema)).fetchone()
     if row:
         found = Extension(*row)
@@ -181,7 +180,7 @@ def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
     return found
 
 
-def _refuse_other(place: PostgresUrl, found: int) -> None:
+def _refuse_other_version(place: PostgresUrl, found: int) -> None:
     if found == 0:
         raise MigrationRequired(
             f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`, or connect with "
@@ -191,11 +190,11 @@ def _refuse_other(place: PostgresUrl, found: int) -> None:
         raise other_version_error(place.name, found, *schema.find_readable_versions(), place.migrate)
 
 
-def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
-    """Return the version from a table that may not exist."""
+def _read_version(connection: psycopg.Connection, place: PostgresUrl) -> int:
+    """Return the schema's version, 0 if its table does not exist."""
     table = f"{schema.quote(place.schema)}.schema"
-    known = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
-    if known != (True,):
+    exists = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    if exists != (True,):
         return 0
     row = connection.execute(f"SELECT version FROM {table}".encode()).fetchone()
     if row is None:

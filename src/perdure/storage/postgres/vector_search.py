@@ -18,10 +18,10 @@ from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_table import MOST_DIMS, SENT, Extension
 
 MOST_DIMS_OF_GRAPH = 2_000
-"""Numbers of a vector that HNSW takes at most; longer ones are all compared."""
+"""Maximum number of dimensions for which HNSW is used; longer vectors are all compared."""
 
 EXACT_MOST = 2_000
-"""Vectors of the searched namespaces up to which all are compared, whatever the size of the table."""
+"""The number of vectors in the searched namespaces up to which all are compared, in a table of any size."""
 
 _TEXT, _BIGINT, _BYTEA, _FLOATS, _BYTEAS = 25, 20, 17, 1021, 1001
 _INFERRED = 0
@@ -57,18 +57,18 @@ class VectorSearch:
             (*texts, _BIGINT, _FLOATS, _BYTEAS, _BIGINT, _BIGINT),
             binary=False,
         )
-        # Three ranges of an index, all of them empty as long as there is one model. The end of each is looked
-        # up first: the searched namespaces can be many.
+        # Three ranges of an index, all of them empty as long as there is one model. The end of each range is
+        # looked up first, as searching an empty range in many namespaces would cost more.
         end = f"(SELECT model FROM {schema}.vector {{}} LIMIT 1)"
-        others = (
+        ranges = (
             ("v.model < $4", end.format("ORDER BY model") + " < $4"),
             ("v.model > $4 AND v.model < $5", end.format("WHERE model > $4 ORDER BY model") + " < $5"),
             ("v.model > $5", end.format("ORDER BY model DESC") + " > $5"),
         )
         outdated = " UNION ALL ".join(
             f"(SELECT DISTINCT p.tenant, p.thread, p.space, v.item FROM {schema}.vector v"
-            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_there} LIMIT $6)"
-            for models, is_there in others
+            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_not_empty} LIMIT $6)"
+            for models, is_not_empty in ranges
         )
         self._outdated = call(
             f"SELECT tenant, thread, space FROM ({outdated}) x LIMIT $6",
@@ -93,7 +93,7 @@ class VectorSearch:
         return (self._commit, values)
 
     def stop_sending(self) -> None:
-        """Leave the vectors to the database from now on, as pgvector is not the one that this process met."""
+        """Leave the vectors to the database from now on, as the pgvector that this process found is gone."""
         self._sends = False
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
@@ -127,9 +127,9 @@ class VectorSearch:
         """Return a row after the columns of its partition."""
         if not row:
             return IndexHit(at)
-        *item, distance, content, whole = row
+        *item, distance, content, is_exact = row
         (far,) = struct.unpack(">d", distance or b"")
-        ranked = RankedItem(1 - far, content or b"", whole == b"\x01")
+        ranked = RankedItem(1 - far, content or b"", is_exact == b"\x01")
         return IndexHit(at, codec.read_record(ITEM, item), ranked=ranked)
 
     def method(self, dims: int) -> str:
@@ -149,7 +149,7 @@ class VectorSearch:
         of a length; return the number of items whose vectors were wrong. Writers need not wait.
 
         Raises:
-            Unavailable: Another process creates the index.
+            Unavailable: Another process is creating the index.
         """
         schema, home = self._schema, quote(self._extension.home)
         name = f"vector_hnsw_{dims}"
@@ -197,7 +197,7 @@ class VectorSearch:
         ]
 
     def trust(self, partition: Partition) -> bool:
-        """Return False: ``prepare`` makes again what is wrong."""
+        """Return False: wrong vectors are not accepted, but replaced by ``prepare``."""
         return False
 
     def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:

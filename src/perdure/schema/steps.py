@@ -89,7 +89,7 @@ def rename_channel(version: int, old: str, new: str) -> ChannelRenamed:
     _require_version(version)
     _require_channel(old)
     _require_channel(new)
-    _require_two(old, new)
+    _require_different(old, new)
     return ChannelRenamed(version, old, new)
 
 
@@ -112,12 +112,12 @@ def rename_node(version: int, old: str, new: str) -> NodeRenamed:
                 f"{name!r} cannot be renamed as a node: names that start with '__' are LangGraph's own, and "
                 "':', '|' and '+' separate the names of nodes"
             )
-    _require_two(old, new)
+    _require_different(old, new)
     return NodeRenamed(version, old, new)
 
 
 def rename_type(version: int, old: str, new: str) -> TypeRenamed:
-    """Return the step that finds values of a type under another name.
+    """Return the step that gives a type another name, under which stored values are found.
 
     Stored values keep the name that they were stored with, so the step stays declared as long as threads
     hold such values.
@@ -135,7 +135,7 @@ def rename_type(version: int, old: str, new: str) -> TypeRenamed:
         _require_text(name, "type")
         if "." not in name.strip("."):
             raise ValueError(f"{name!r} names no type: write module and name, e.g. 'app.models.Order'")
-    _require_two(old, new)
+    _require_different(old, new)
     return TypeRenamed(version, old, new)
 
 
@@ -150,8 +150,8 @@ def convert(
     """Return the step that converts the values of a channel.
 
     The functions have to be pure. They get plain data: lists, dicts, scalars, messages and the standard
-    library's values; of any other object its fields as a dict, or its value if it is an enum. The result
-    replaces the channel's value; no reducer sees it. ``None`` for a value is refused when the step is
+    library's values; any other object comes as a dict of its fields, or as its value if it is an enum. The
+    result replaces the channel's value; no reducer sees it. ``None`` for a value is refused when the step is
     applied, as a function that changes its argument and returns nothing would lose the value.
 
     Args:
@@ -210,6 +210,6 @@ def _require_channel(name: str) -> None:
         )
 
 
-def _require_two(old: str, new: str) -> None:
+def _require_different(old: str, new: str) -> None:
     if old == new:
         raise ValueError(f"a step renames {old!r} to itself; leave it out")

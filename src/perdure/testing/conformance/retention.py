@@ -59,7 +59,8 @@ def build_replaying_graph(saver: Any) -> Any:
 
 
 def chain(saver: PerdureSaver, length: int, thread: str = THREAD) -> list[dict[str, Any]]:
-    """Store checkpoints, each with a value of its own and one that shares items; return the values."""
+    """Store checkpoints, each with a value of its own and one that shares items with the others; return the
+    values."""
     step = at(thread=thread)
     out: list[dict[str, Any]] = []
     for n in range(length):
@@ -146,10 +147,10 @@ class Pruning:
         assert [w[2] for w in load(backend.saver()).pending_writes or []] == [held[1]["own"], held[2]["own"]]
 
     def test_a_prune_anywhere_in_a_put_loses_nothing(self, backend: Backend) -> None:
-        self._anywhere(backend, lambda s: s.prune([THREAD]), self._put_again)
+        self._interleave(backend, lambda s: s.prune([THREAD]), self._put_again)
 
     def test_a_put_anywhere_in_a_prune_loses_nothing(self, backend: Backend) -> None:
-        self._anywhere(backend, self._put_again, lambda s: s.prune([THREAD]))
+        self._interleave(backend, self._put_again, lambda s: s.prune([THREAD]))
 
     @staticmethod
     def _put_again(saver: PerdureSaver) -> None:
@@ -160,7 +161,7 @@ class Pruning:
         put(saver, loaded.config, "again", old, version=9)
 
     @staticmethod
-    def _anywhere(
+    def _interleave(
         backend: Backend, inner: Callable[[PerdureSaver], None], outer: Callable[[PerdureSaver], None]
     ) -> None:
         """Run ``inner``, in another process with a warm cache of the thread, before each effect of

@@ -21,7 +21,7 @@ from perdure.storage.own_threads import in_own_thread
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""
 SECONDS = 0.4
-"""Time after which an answer is given, with a cursor for the rest."""
+"""Seconds after which a search returns what it has found, with a cursor for the rest."""
 
 _SHOWN = ["thread_id", "metadata", "status", "updated_at"]
 

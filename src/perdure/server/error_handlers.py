@@ -63,7 +63,7 @@ KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEn
 
 
 def install(app: FastAPI) -> None:
-    """Install the handlers that give all errors one form."""
+    """Install the handlers that give all errors the same form."""
     app.exception_handler(Refusal)(_answer_refusal)
     app.exception_handler(RequestValidationError)(_answer_invalid)
     app.exception_handler(HTTPException)(_answer_http_error)

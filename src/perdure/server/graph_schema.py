@@ -27,7 +27,8 @@ checker, and anything that is neither a model, a data class nor a TypedDict."""
 
 
 async def draw(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]]:
-    """Return nodes and edges; those of subgraphs down to the depth ``xray``, all of them if it is True."""
+    """Return a graph's nodes and edges, with those of its subgraphs down to the depth ``xray``, or at all
+    depths if that is True."""
     try:
         return (await graph.aget_graph(xray=xray)).to_json()
     except NotImplementedError as error:

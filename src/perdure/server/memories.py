@@ -80,8 +80,9 @@ def _list_tool_namespaces(caller: Caller, roots: Iterable[tuple[str, ...]]) -> l
 
 
 def _is_within(labels: Sequence[str], namespace: tuple[str, ...], roots: Iterable[tuple[str, ...]]) -> bool:
-    """Return True if labels lie within the namespace of one user and reach nothing of others. They do if the
-    namespace has a label ``*``, which matches every user, or if they meet a root inside of the namespace."""
+    """Return True if labels lie within the namespace of one user and cannot reach what is remembered of
+    others. They can if the namespace has a label ``*``, which matches every user, or if they meet a root
+    inside of the namespace, which has memories of its own."""
     size = len(namespace)
     inner = [root for root in roots if root[:size] == namespace]
     return (

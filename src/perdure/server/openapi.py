@@ -75,14 +75,14 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     }
 
 
-def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:
-    if isinstance(held, dict):
-        return {key: _rename_references(each, renamed) for key, each in held.items()}
-    if isinstance(held, list):
-        return [_rename_references(each, renamed) for each in held]
-    if isinstance(held, str):
-        return renamed.get(held, held)
-    return held
+def _rename_references(node: Any, renamed: Mapping[str, str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _rename_references(part, renamed) for key, part in node.items()}
+    if isinstance(node, list):
+        return [_rename_references(part, renamed) for part in node]
+    if isinstance(node, str):
+        return renamed.get(node, node)
+    return node
 
 
 def name_operation(route: APIRoute) -> str:

@@ -1,4 +1,4 @@
-"""Log of requests: one line each, at its end, with nothing that a user wrote but the ids in the path.
+"""Log of requests: one line each, at its end. Of what a user sent, a line has only the path with its ids.
 
 Parameters, headers, bodies and credentials are left out. ``perdure.server.app`` gives the id that is shown.
 """

@@ -245,10 +245,10 @@ class Command(Body):
     def dump_sent(self) -> dict[str, Any]:
         """Return the fields that were given."""
         parts = {"update": self.update, "goto": self.goto}
-        held = {name: part for name, part in parts.items() if part is not None}
+        given = {name: part for name, part in parts.items() if part is not None}
         if self.is_answer:
-            return {**held, "resume": self.resume}
-        return held
+            return {**given, "resume": self.resume}
+        return given
 
 
 class NewRun(Body):

@@ -156,7 +156,7 @@ def is_asked_about(headers: Headers) -> bool:
 
 
 def is_of_host(origin: str, host: str | None) -> bool:
-    """Return True for the header ``Origin`` of a page of a host; False for one that is not an origin."""
+    """Return True if an ``Origin`` header is that of a page of a host; False also if it is not an origin."""
     try:
         return urlsplit(origin).netloc == host
     except ValueError:

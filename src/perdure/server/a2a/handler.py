@@ -293,7 +293,7 @@ class DurableTasks(RequestHandler):
 
     async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
         """Store a message as a run, and return its task. For a message that was sent before, return the task
-        of that time."""
+        that it has already."""
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {
             "name": A2A,

@@ -47,8 +47,8 @@ _KINDS: Mapping[str, TypeAdapter[Any]] = {
     "ttl": TypeAdapter(Ttl | None),
     "values": TypeAdapter(_Data),
 }
-"""Types of the arguments that a handler may change, by name. ``kwargs`` and ``payload`` are those of a run,
-which are checked with it."""
+"""Types of the arguments that a handler may change, by name. ``kwargs`` and ``payload`` are the arguments of
+a run, and are checked with the run."""
 
 _FURTHER: Mapping[tuple[str, str], Mapping[str, TypeAdapter[Any]]] = {
     ("assistants", "create"): {"assistant_id": _Text},

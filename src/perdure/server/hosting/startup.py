@@ -192,8 +192,8 @@ def _make_chats(config: Config) -> Sequence[ChatChannel]:
 
 
 def _require_users(agents: Mapping[str, Agent]) -> None:
-    """Raise ``BadSetting`` if an agent's memory is that of the verified user: without authentication there is
-    none."""
+    """Raise ``BadSetting`` if an agent's memory is that of the verified user. Call this without
+    authentication, where no user is verified."""
     for name, agent in agents.items():
         if agent.memory is not None and agent.memory.user is verified_user:
             raise BadSetting(

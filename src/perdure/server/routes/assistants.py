@@ -174,7 +174,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
         metadata = {**before.metadata, **(value.get("metadata") or {})}
         require_stamp(conditions, metadata)
         if "context" in parts and "config" not in parts:
-            config = {name: held for name, held in before.config.items() if name != "configurable"}
+            config = {name: part for name, part in before.config.items() if name != "configurable"}
             mirrored = _mirror(config, parts["context"])
         else:
             mirrored = _mirror(parts.get("config", {}), parts.get("context", {}))
@@ -276,10 +276,10 @@ def _mirror(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[s
     if configurable and context:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
     if configurable:
-        context = {name: held for name, held in configurable.items() if not is_reserved(name)}
+        context = {name: value for name, value in configurable.items() if not is_reserved(name)}
     elif context:
-        held = {name: value for name, value in context.items() if not is_reserved(name)}
-        config = {**config, "configurable": held}
+        mirrored = {name: value for name, value in context.items() if not is_reserved(name)}
+        config = {**config, "configurable": mirrored}
     return {"config": config, "context": context}
 
 

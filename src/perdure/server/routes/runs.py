@@ -100,14 +100,14 @@ async def create_batch(
     """Accept several runs, each on the thread that it names, or on one of its own. All of them are checked
     before the first one is accepted."""
     threads = [_find_thread(request, new) for new in runs]
-    asked = [
+    checked = [
         await check(caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=True, part=part)
         for part, (thread_id, new) in enumerate(zip(threads, runs, strict=True))
     ]
-    for one in asked:
-        require_storable(one)
-    made = [await _respond_accepted(caller, await accept(caller, one)) for one in asked]
-    return Json([json.loads(bytes(one.body)) for one in made])
+    for run in checked:
+        require_storable(run)
+    answers = [await _respond_accepted(caller, await accept(caller, run)) for run in checked]
+    return Json([json.loads(bytes(answer.body)) for answer in answers])
 
 
 def _find_thread(request: Request, new: NewRun) -> str | None:

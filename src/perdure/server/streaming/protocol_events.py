@@ -37,8 +37,8 @@ _ENDED = {DONE: "completed", FAILED: "failed"}
 
 
 def is_channel(name: Any) -> bool:
-    """Return True if there is such a channel. Custom events that a graph writes under a name have a channel
-    each."""
+    """Return True if there is such a channel. Each name under which a graph writes custom events has a
+    channel of its own, ``custom:NAME``."""
     return isinstance(name, str) and (name in CHANNELS or (name.startswith(_CUSTOM) and name != _CUSTOM))
 
 

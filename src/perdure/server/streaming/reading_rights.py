@@ -1,4 +1,4 @@
-"""Repeated check that the user of an open connection may still have what it receives.
+"""Repeated check that the user of an open connection may still receive its data.
 
 No stream, no request that waits for a run, and no WebSocket outlives its token or the right to its thread by
 more than the interval of ``RequestLimits.recheck``. Without authentication nothing is checked.
@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 _IN_LEEWAY_S = 5.0
 _LEEWAY_S = 300.0
-"""Seconds after ``exp`` for which a token may be valid, and is checked every ``_IN_LEEWAY_S`` seconds."""
+"""Seconds after ``exp`` for which a token may still be valid: it is then checked every ``_IN_LEEWAY_S``
+seconds."""
 
 
 async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Caller:

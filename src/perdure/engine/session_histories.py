@@ -202,27 +202,27 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
     expect: Expectation = held.version or Expect.ABSENT
     head = _make_put(HEAD[0], _encode(body), terms, expect, after.version)
     replaced += [segment.key for segment in former]
-    gone: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
+    removals: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
     staged: list[Put] = []
-    ops: tuple[Op, ...] = (*puts, *gone, head)
+    ops: tuple[Op, ...] = (*puts, *removals, head)
     if not terms.limits.holds(ops):
         # The commit checks the first staged segment. That suffices: a removal of the session, or of what dead
         # turns left, removes that one first.
         staged = puts
         room = terms.limits.ops - 1 - bool(staged)
-        ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *gone[:room], head)
-        gone = gone[room:]
+        ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *removals[:room], head)
+        removals = removals[room:]
         for batch in batches(staged, terms.limits):
             if not isinstance((yield from ask(Commit(partition, tuple(batch)))), Committed):
                 return None
     else:
-        gone = []
+        removals = []
     if (yield from _commit_head(partition, ops, head, terms.now)):
         # Only under this head: one that was stored since, by a copy from another database, may name them
         # again.
         own_head = Check(ITEM, HEAD, after.version)
-        for some in batches(gone, terms.limits, reserve=1):
-            yield from ask(Commit(partition, (own_head, *some)))
+        for removal_batch in batches(removals, terms.limits, reserve=1):
+            yield from ask(Commit(partition, (own_head, *removal_batch)))
         return after
     for unused in batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
         yield from ask(Commit(partition, tuple(unused)))
@@ -267,17 +267,19 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
         named = {(segment.key,) for segment in head.segments}
     else:
         named = set()
-    loose = [record for record in stored if record.key != HEAD and record.key not in named]
-    left = [record for record in loose if record.fields["created_at"] + LEASE_US <= now]
+    unnamed = [record for record in stored if record.key != HEAD and record.key not in named]
+    abandoned = [record for record in unnamed if record.fields["created_at"] + LEASE_US <= now]
     unchanged = Check(ITEM, HEAD, Expect.ABSENT if found is None else found.version)
-    if head is None and left and len(left) == len(loose):
+    if head is None and abandoned and len(abandoned) == len(unnamed):
         gone = isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed)
         if gone:
-            return len(left) + (found is not None)
+            return len(abandoned) + (found is not None)
         return 0
     removed = 0
     # In the order of their keys: a turn that is still alive checks its first segment, and is refused.
-    for some in batches([Delete(ITEM, record.key, record.version) for record in left], limits, reserve=1):
+    for some in batches(
+        [Delete(ITEM, record.key, record.version) for record in abandoned], limits, reserve=1
+    ):
         if not isinstance((yield from ask(Commit(partition, (unchanged, *some)))), Committed):
             break
         removed += len(some)

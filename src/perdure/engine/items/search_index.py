@@ -194,8 +194,8 @@ def changes(
     while True:
         left -= 1
         (found,) = yield from ask(Fetch(partition, (GENERATION,)))
-        now = found[0].version if found else 0
-        if found and now == generation:
+        current = found[0].version if found else 0
+        if found and current == generation:
             return None
         if found and generation:
             changed = _find_changed(found[0], generation)
@@ -214,13 +214,13 @@ def changes(
             known = {**versions, **{key: entry.version for key, entry in kept.items()}}
             wanted = [key for key, version in present.items() if known.get(key) != version]
             absent = [key for key in versions if key not in present]
-        read, is_of_one_moment = yield from _read_entries(partition, wanted, now)
+        read, is_of_one_moment = yield from _read_entries(partition, wanted, current)
         entries = {**kept, **read}
         if is_of_one_moment or not left:
             break
     written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
     # An entry that was removed between two reads is removed for this reader, too.
-    return IndexChanges(now, written, [*absent, *(key for key in wanted if key not in read)])
+    return IndexChanges(current, written, [*absent, *(key for key in wanted if key not in read)])
 
 
 def _read_entries(
@@ -229,8 +229,8 @@ def _read_entries(
     """Return the entries of some items, and True if the index had ``generation`` during each of the reads."""
     out: dict[str, StoredIndexEntry] = {}
     is_same = True
-    for place in range(0, len(keys), _BODIES):
-        gets = _make_gets(keys[place : place + _BODIES])
+    for start in range(0, len(keys), _BODIES):
+        gets = _make_gets(keys[start : start + _BODIES])
         found, *answers = yield from ask(Fetch(partition, (GENERATION, *gets)))
         out.update(
             (_item_key(record), _read_entry(partition, record)) for answer in answers for record in answer
@@ -243,8 +243,8 @@ def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Pro
     """Return the stored values of those items of some entries whose value has not changed since."""
     out: dict[str, bytes] = {}
     keys = list(entries)
-    for place in range(0, len(keys), _BODIES):
-        wanted = tuple(Get(ITEM, (key,)) for key in keys[place : place + _BODIES])
+    for start in range(0, len(keys), _BODIES):
+        wanted = tuple(Get(ITEM, (key,)) for key in keys[start : start + _BODIES])
         for records in (yield from ask(Fetch(partition, wanted))):
             for record in records:
                 if content_of(record.body) == entries[record.key[0]].entry.content:

@@ -406,8 +406,8 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
         ops: list[Op] = []
         tasks: set[str] = set()
         # Parents first: a subgraph is examined if its task still waits for an answer.
-        for found in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
-            namespace, checkpoint_id = found.key[0], found.fields["checkpoint_id"]
+        for head_record in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
+            namespace, checkpoint_id = head_record.key[0], head_record.fields["checkpoint_id"]
             if not _is_to_examine(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))

@@ -452,7 +452,7 @@ def finish(
         waiting = find_waiting_run(ending.state, run.id, waited_before, seen.left, has_begun=has_begun)
         closing = questions.find_closing_reply(seen.waited, waiting, is_answer=is_answer)
         inbox = seen.inbox.close(waiting=waiting)
-        note, timed = waits.at_end(
+        note, timer_ops = waits.at_end(
             run,
             held.messages[0],
             ending.note,
@@ -463,8 +463,8 @@ def finish(
             fresh=fresh,
         )
         note = run.with_version(note)
-        closed = replace(seen.run, state=ending.state, note=note, updated_at=now)
-        ops: list[Op] = [closed_epoch, inbox.put(fresh), closed.put(), *timed, *events]
+        closed_run = replace(seen.run, state=ending.state, note=note, updated_at=now)
+        ops: list[Op] = [closed_epoch, inbox.put(fresh), closed_run.put(), *timer_ops, *events]
         if not events:
             ops.append(subscribers.check_unchanged(seen.follower))
         replies: tuple[Reply, ...] = ()

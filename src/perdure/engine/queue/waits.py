@@ -321,10 +321,10 @@ class Wake:
         woken: Woken,
     ) -> Program[Woken | None]:
         """Put an answer into the inbox, as if a person had given it."""
-        inbox, ops_of = accept(seen.inbox, message, self.now, self.fresh)
+        inbox, inbox_ops = accept(seen.inbox, message, self.now, self.fresh)
         timer = _timer(seen.timer, next_due(after.values()), self.fresh)
         woken = woken._replace(message=message, inbox=inbox.mark_stored(self.fresh))
-        return (yield from self._commit((*ops_of, *ops, *timer, standing.unchanged), woken))
+        return (yield from self._commit((*inbox_ops, *ops, *timer, standing.unchanged), woken))
 
     def _remind(self, seen: _Seen, standing: StandingWaits, unchanged: Check) -> Program[Woken | None]:
         """Send the reminders that are due, as many as one commit takes; the rest stays due."""

@@ -226,7 +226,7 @@ def _plan_writes(
     aside = {w.key: w for w in contents.writes if w.is_aside}
     out: dict[Key, Op] = {}
     group_of: dict[Key, Name] = {}
-    gone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
+    removed_writes = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
     child_of_loop = {
         (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
         for c in contents.checkpoints
@@ -239,21 +239,21 @@ def _plan_writes(
         else:
             overwritten = None
         if overwritten is None:
-            gone.append(write)
+            removed_writes.append(write)
         elif not belongs(overwritten.nonce, runs):
             out[key] = put_over(overwritten._replace(idx=write.idx), write)
             out[overwritten.key] = Delete(WRITE, overwritten.key)
         else:
-            gone += (write, overwritten)
+            removed_writes += (write, overwritten)
         child = child_of_loop.get((write.namespace, write.checkpoint_id, write.nonce))
         if child is not None:
             group_of[key] = child
             if overwritten is not None:
                 group_of[overwritten.key] = child
     if not runs:
-        gone += _find_writes_without_checkpoint(contents, removed)
+        removed_writes += _find_writes_without_checkpoint(contents, removed)
     records = by_record(contents.writes)
-    for key, some in by_record(gone).items():
+    for key, some in by_record(removed_writes).items():
         out[key] = plan_partial_removal(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
     for key, op in out.items():
@@ -286,22 +286,22 @@ def _find_left_writes(
 ) -> list[PendingWrite]:
     """Return the writes on survivors that come from the loop of a removed checkpoint or of ``runs``, and that
     no survivor needs."""
-    gone: dict[Name, set[str]] = {}
-    needed: dict[Name, set[str]] = {}
+    removed_nonces: dict[Name, set[str]] = {}
+    needed_nonces: dict[Name, set[str]] = {}
     for checkpoint in contents.checkpoints:
         if checkpoint.parent_id is None:
             continue
         parent = (checkpoint.namespace, checkpoint.parent_id)
         if (checkpoint.namespace, checkpoint.id) in removed:
-            gone.setdefault(parent, set()).add(checkpoint.nonce)
+            removed_nonces.setdefault(parent, set()).add(checkpoint.nonce)
         else:
-            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
+            needed_nonces.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
     return [
         w
         for w in contents.writes
         if w.nonce
         and not w.is_aside
         and (w.namespace, w.checkpoint_id) not in removed
-        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
-        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
+        and (w.nonce in removed_nonces.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
+        and w.nonce not in needed_nonces.get((w.namespace, w.checkpoint_id), ())
     ]

@@ -193,12 +193,12 @@ def begin(
     Returns:
         The progress and its version; ``None`` if another process sweeps.
     """
-    found, version = yield from read_progress(tenant)
-    if not found.is_over and found.owner != owner and found.until > now:
+    stored, version = yield from read_progress(tenant)
+    if not stored.is_over and stored.owner != owner and stored.until > now:
         return None
-    if found.is_over or found.fingerprint != fingerprint:
-        found = RetentionProgress(finished_at=found.finished_at, last=found.last, started_at=now)
-    own = replace(found, owner=owner, fingerprint=fingerprint, until=now + lease)
+    if stored.is_over or stored.fingerprint != fingerprint:
+        stored = RetentionProgress(finished_at=stored.finished_at, last=stored.last, started_at=now)
+    own = replace(stored, owner=owner, fingerprint=fingerprint, until=now + lease)
     saved_version = yield from save(own, tenant, version, now)
     if saved_version is None:
         return None

@@ -24,8 +24,8 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     claim_checks = transfer_claim.checks(version)
     # If there is a root head, another writer has begun a thread: the checks refuse the removal then.
     checked = {op[:2] for op in claim_checks}
-    left = [record for records in found for record in records]
-    ops: list[Op] = [Delete(r.kind, r.key) for r in left if (r.kind, r.key) not in checked]
+    leftovers = [record for records in found for record in records]
+    ops: list[Op] = [Delete(r.kind, r.key) for r in leftovers if (r.kind, r.key) not in checked]
     for batch in batches(ops, budget, reserve=len(claim_checks)):
         outcome = yield from ask(Commit(partition, (*claim_checks, *batch)))
         if not isinstance(outcome, Committed):

@@ -70,8 +70,8 @@ def _delete_unreached(
     # As many packs at once as one commit can remove and store.
     most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
     old = (record for record in packs if record.fields["generation"] < generation)
-    for some in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
-        ops, count = _repack(some, reader, needed)
+    for pack_batch in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+        ops, count = _repack(pack_batch, reader, needed)
         outcome = yield from ask(Commit(partition, (guard, *ops)))
         if isinstance(outcome, Committed):
             deleted += count

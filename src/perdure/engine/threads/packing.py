@@ -44,11 +44,11 @@ def pack(
             return moved
         block = block_of(view.head.seq if view.head else 0)
         guard = Check(GC, (), view.generation or Expect.ABSENT)
-        for some in batches(sound, part):
-            chunks = {put.key[0]: put.body for put in some}
+        for batch in batches(sound, part):
+            chunks = {put.key[0]: put.body for put in batch}
             packs = make_packs(chunks, max(ages[name] for name in chunks), block)
-            gone = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
-            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *gone)))
+            removals = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
+            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *removals)))
             if not isinstance(outcome, Committed):
                 return moved
             moved.update((name, (PACK, made.put.key)) for made in packs for name in made.names)

@@ -29,15 +29,15 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
         Corrupt: Something is missing.
         Contention: The thread keeps being pruned.
     """
-    generation: int | None = None
+    earlier_generation: int | None = None
     for _ in range(ATTEMPTS):
         try:
             return (yield from read())
         except Corrupt:
-            now = (yield from load_view(partition, "")).generation
-            if now == generation:
+            current_generation = (yield from load_view(partition, "")).generation
+            if current_generation == earlier_generation:
                 raise
-            generation = now
+            earlier_generation = current_generation
     raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
 

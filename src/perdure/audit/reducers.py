@@ -157,7 +157,7 @@ class _Reducer:
             kept = copy.deepcopy(given)
             self._call_reducer(*given)
             for name, before, after in zip(("first", "second"), kept, given, strict=True):
-                if not _equal(before, after):
+                if not _are_equal(before, after):
                     yield ReducerFailure(
                         checks.MUTATING_REDUCER,
                         f"{self.name} changes its {name} argument",
@@ -255,7 +255,7 @@ class _Reducer:
 
 
 def _differ(left: Any, right: Any) -> bool:
-    return left is not _FAILED and right is not _FAILED and not _equal(left, right)
+    return left is not _FAILED and right is not _FAILED and not _are_equal(left, right)
 
 
 def _take_first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
@@ -263,7 +263,7 @@ def _take_first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
     yield from islice(chain.from_iterable(kinds), 1)
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _are_equal(left: Any, right: Any) -> bool:
     if is_same(left, right):
         return True
     # Objects whose class defines no equality are equal if their attributes are.

@@ -192,7 +192,8 @@ def require_consent(question: str, yes: bool) -> None:
 
 @contextmanager
 def show_progress_bar(amount: str) -> Iterator[Progress | None]:
-    """Show a bar on a terminal, with ``amount``, a template of Rich's, beside it; ``None`` without one."""
+    """Show a progress bar with ``amount``, a template of Rich's, beside it. Yield ``None`` without a
+    terminal."""
     if not sys.stderr.isatty():
         yield None
         return

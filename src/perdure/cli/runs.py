@@ -139,7 +139,8 @@ def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_OpenedWalk]:
 
 
 def parse_since(since: str | None, now: int) -> int | None:
-    """Return a time in microseconds since 1970 from a time or from a span before now; ``None`` for none."""
+    """Return the time, in microseconds since 1970, that a text names as a time or as a span before now;
+    ``None`` without a text."""
     from perdure.model.retention_policy import parse_duration
 
     if since is None:

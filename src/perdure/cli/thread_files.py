@@ -80,12 +80,12 @@ def files(
     if path is None:
         entries = [each._asdict() for each in listed]
         table = new_table("path", "bytes", "changed")
-        print_table(entries, as_json, table, _row, "the state of this thread has no files")
+        print_table(entries, as_json, table, _make_row, "the state of this thread has no files")
     elif as_json:
         print_json({"thread_id": thread_id, "path": path, "text": "".join(parts)})
     else:
         sys.stdout.write(make_legible("".join(parts), keep="\n\t") + "\n")
 
 
-def _row(file: dict[str, Any]) -> tuple[str, str, str]:
+def _make_row(file: dict[str, Any]) -> tuple[str, str, str]:
     return quote_id(file["path"]), f"{file['size']:,}", quote_id((file["modified_at"] or "")[:19])

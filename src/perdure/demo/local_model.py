@@ -62,7 +62,7 @@ def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]
 
 
 def weights() -> Path:
-    """Return the model file inside its package, which is not imported, since only its data is needed."""
+    """Return the model file inside its package. The package is not imported, as only its data is needed."""
     package = importlib.util.find_spec(PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in sorted(Path(folder).glob("*.gguf")):

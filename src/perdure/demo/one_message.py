@@ -1,4 +1,5 @@
-"""One message on the command line: accepted like the page's, with its answer printed as it is generated."""
+"""One message on the command line: accepted like a message of the page; its answer is printed as it is
+generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child process that serves, which is replaced on the same socket when it is killed.
+"""Child process that serves, and is replaced on the same socket when it is killed.
 
 So a user can kill the server from the page, as a power cut would, and see the conversation go on. The child
 ends with its parent, however the parent ends.

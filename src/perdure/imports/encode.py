@@ -23,7 +23,7 @@ from perdure.model.well_formed import require_text
 
 
 class ThreadEncoder:
-    """Encodes the checkpoints of one thread one after the other; each shares its chunks with those before.
+    """Encodes the checkpoints of one thread one after the other; each shares chunks with the earlier ones.
 
     Args:
         partition: The thread at the target.

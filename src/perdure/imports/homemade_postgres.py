@@ -79,11 +79,11 @@ def _find_checkpoints(rows: PostgresRows) -> tuple[str, str]:
         "AND nspname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1 LIMIT 3",
         "checkpoints",
     )
-    there = ""
+    hint = ""
     if others:
-        there = f" (there is one in {', '.join(name for (name,) in others)})"
+        hint = f" (there is one in {', '.join(name for (name,) in others)})"
     raise BadUrl(
-        f"{rows.name} has no table checkpoints on its search_path{there}; for another schema add "
+        f"{rows.name} has no table checkpoints on its search_path{hint}; for another schema add "
         "?options=-csearch_path%3Dname"
     )
 

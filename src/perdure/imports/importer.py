@@ -192,7 +192,7 @@ class Importer:
         except Unavailable:
             raise
         except Exception:
-            # With ``Contention`` another import has taken the thread over, and must keep what it stored.
+            # ``Contention`` means that another import has taken over the thread: leave the thread to it.
             with suppress(Contention):
                 self._db.run(importing.abandon(arrival))
             raise
@@ -427,5 +427,5 @@ class _Batch:
 
 def _split_into_pages(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
+    while page := list(islice(rest, size)):
+        yield page

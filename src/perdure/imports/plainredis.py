@@ -66,7 +66,7 @@ class RedisSource(StockSource):
 
     @_reading
     def _check(self) -> None:
-        if self._client.exists(self._key("threads")):
+        if self._client.exists(self._make_key("threads")):
             return
         if any(True for _ in self._client.scan_iter(match="checkpoint:*", count=1000)):
             raise BadUrl(
@@ -99,8 +99,8 @@ class RedisSource(StockSource):
                 page = names[start : start + _PAGE]
                 pipe = self._client.pipeline(transaction=False)
                 for name in page:
-                    pipe.get(self._key("cp", thread, namespace, name))
-                    pipe.hkeys(self._key("wr", thread, namespace, name))
+                    pipe.get(self._make_key("cp", thread, namespace, name))
+                    pipe.hkeys(self._make_key("wr", thread, namespace, name))
                 answers = pipe.execute()
                 for name, raw, fields in zip(page, answers[::2], answers[1::2], strict=True):
                     if raw is None:
@@ -121,7 +121,7 @@ class RedisSource(StockSource):
     def _read_checkpoint(
         self, thread: str, entry: CheckpointEntry, cache: dict[tuple[str, str], tuple[str, Any]]
     ) -> SourceCheckpoint:
-        raw = self._client.get(self._key("cp", thread, entry.namespace, entry.id))
+        raw = self._client.get(self._make_key("cp", thread, entry.namespace, entry.id))
         if raw is None:
             raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
         found = _parse_checkpoint(raw)
@@ -133,7 +133,7 @@ class RedisSource(StockSource):
             if cache.get((entry.namespace, channel), ("",))[0] != str(version)
         }
         if lacking:
-            keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
+            keys = [self._make_key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
             blobs: Any = self._client.mget(keys)
             for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
                 if blob is None:
@@ -153,7 +153,7 @@ class RedisSource(StockSource):
 
     @_reading
     def _read_write(self, thread: str, slot: WriteSlot) -> SourceWrite:
-        key = self._key("wr", thread, slot.namespace, slot.checkpoint_id)
+        key = self._make_key("wr", thread, slot.namespace, slot.checkpoint_id)
         raw: Any = self._client.hget(key, f"{slot.task_id}:{slot.idx}")
         if raw is None:
             raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
@@ -165,7 +165,7 @@ class RedisSource(StockSource):
     @_reading
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
-        fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
+        fields: Any = self._client.hkeys(self._make_key("wr", thread, *entry[:2]))
         return [_make_slot(*entry[:2], field.decode()) for field in fields]
 
     @_reading
@@ -176,8 +176,8 @@ class RedisSource(StockSource):
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
         """Return the checkpoint that was written last, as the saver does."""
-        there = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
-        return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in there)
+        outlined_ids = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
+        return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in outlined_ids)
 
     def items(self) -> Iterator[SourceItem]:
         """Return nothing: the package has no store."""
@@ -190,9 +190,9 @@ class RedisSource(StockSource):
     def _read_registry(self) -> dict[str, list[str]]:
         """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
         when its size has changed."""
-        size: Any = self._client.hlen(self._key("threads"))
+        size: Any = self._client.hlen(self._make_key("threads"))
         if size != self._registry_size:
-            found: Any = self._client.hvals(self._key("threads"))
+            found: Any = self._client.hvals(self._make_key("threads"))
             self._namespaces = {}
             for value in found:
                 entry = json.loads(value)
@@ -201,10 +201,10 @@ class RedisSource(StockSource):
         return self._namespaces
 
     def _list_timeline(self, thread: str, namespace: str) -> list[str]:
-        found: Any = self._client.zrange(self._key("idx", thread, namespace), 0, -1)
+        found: Any = self._client.zrange(self._make_key("idx", thread, namespace), 0, -1)
         return [name.decode() for name in found]
 
-    def _key(self, *parts: str) -> str:
+    def _make_key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
 

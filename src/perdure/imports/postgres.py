@@ -82,7 +82,7 @@ class PostgresSource(StockSource):
 
     @_reading
     def _find_next_thread(self, last: str) -> str | None:
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT min(t) AS t FROM (VALUES "
             "((SELECT min(thread_id) FROM checkpoints WHERE thread_id > %s)), "
             "((SELECT min(thread_id) FROM checkpoint_writes WHERE thread_id > %s))) AS found (t)",
@@ -99,11 +99,11 @@ class PostgresSource(StockSource):
         self._blobs.clear()
         if not self._has_threads:
             return Outline()
-        checkpoints = self._rows(
+        checkpoints = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = %s",
             thread,
         )
-        writes = self._rows(
+        writes = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM checkpoint_writes WHERE thread_id = %s",
             thread,
         )
@@ -126,7 +126,7 @@ class PostgresSource(StockSource):
 
     @_reading
     def _read_page(self, thread: str, page: Sequence[CheckpointEntry]) -> dict[tuple[str, str], Any]:
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, checkpoint, metadata FROM checkpoints WHERE thread_id = %s "
             "AND (checkpoint_ns, checkpoint_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
             thread,
@@ -148,7 +148,7 @@ class PostgresSource(StockSource):
                 order = "task_path, task_id, idx"
             else:
                 order = "task_id, idx"
-            sends = self._rows(
+            sends = self._fetch_rows(
                 "SELECT type, blob FROM checkpoint_writes "  # noqa: S608
                 f"WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s ORDER BY {order}",
                 thread,
@@ -175,7 +175,7 @@ class PostgresSource(StockSource):
             if cache.get((namespace, channel), ("",))[0] != str(version)
         }
         if lacking:
-            rows = self._rows(
+            rows = self._fetch_rows(
                 "SELECT channel, type, blob FROM checkpoint_blobs "
                 "WHERE thread_id = %s AND checkpoint_ns = %s "
                 "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
@@ -198,7 +198,7 @@ class PostgresSource(StockSource):
     @_reading
     def _read_writes(self, thread: str, page: Sequence[WriteSlot]) -> list[SourceWrite]:
         path = "task_path" if self._has_path else "''"
-        rows = self._rows(
+        rows = self._fetch_rows(
             f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, {path} AS task_path, channel, type, blob "  # noqa: S608
             "FROM checkpoint_writes WHERE thread_id = %s AND (checkpoint_ns, checkpoint_id, task_id, idx) IN "
             "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[]))",
@@ -216,7 +216,7 @@ class PostgresSource(StockSource):
     @_reading
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT task_id, idx FROM checkpoint_writes "
             "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
             thread,
@@ -248,7 +248,7 @@ class PostgresSource(StockSource):
         where = ""
         if last is not None:
             where = "WHERE (prefix, key) > (%s, %s)"
-        return self._rows(
+        return self._fetch_rows(
             f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store {where} "  # noqa: S608
             "ORDER BY prefix, key LIMIT 500",
             *(last or ()),
@@ -259,12 +259,12 @@ class PostgresSource(StockSource):
         self._connection.close()
 
     def _list_columns(self, table: str) -> set[str]:
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0", table
         )
         return {row["attname"] for row in rows}
 
-    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+    def _fetch_rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         with self._connection.cursor(row_factory=dict_row, binary=True) as cursor:
             # The query's text comes from this module; values are bound.
             return cursor.execute(query.encode(), values).fetchall()

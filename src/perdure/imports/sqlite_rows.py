@@ -1,4 +1,4 @@
-"""Reads a SQLite file of another program: read-only, and text that is not UTF-8 as surrogates.
+"""Reads a SQLite file of another program: read-only, with lone surrogates in text that is not UTF-8.
 
 SQLite stores any bytes as text. A query that meets such a row must not end the import of all others, so the
 bytes are kept as lone surrogates, by which the row can be found again and is refused when it is translated.

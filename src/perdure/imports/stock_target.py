@@ -174,26 +174,26 @@ def _make_past_version(version: Any) -> Any:
     return f"{version}.0"
 
 
-def _put_and_compare(saver: StockSaver, held: CheckpointTuple) -> int:
-    count = _put(saver, held)
-    place: dict[str, Any] = held.config.get("configurable", {})
+def _put_and_compare(saver: StockSaver, loaded: CheckpointTuple) -> int:
+    count = _put(saver, loaded)
+    place: dict[str, Any] = loaded.config.get("configurable", {})
     entry = CheckpointEntry(place["checkpoint_ns"], place["checkpoint_id"], None)
-    verify.compare(entry, _sort_writes(saver.get_tuple(held.config)), _sort_writes(held))
+    verify.compare(entry, _sort_writes(saver.get_tuple(loaded.config)), _sort_writes(loaded))
     return count
 
 
-def _put(saver: StockSaver, held: CheckpointTuple) -> int:
-    config: dict[str, Any] = held.config.get("configurable", {})
-    parent = (held.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+def _put(saver: StockSaver, loaded: CheckpointTuple) -> int:
+    config: dict[str, Any] = loaded.config.get("configurable", {})
+    parent = (loaded.parent_config or {}).get("configurable", {}).get("checkpoint_id")
     place: dict[str, Any] = {
         "thread_id": config["thread_id"],
         "checkpoint_ns": config.get("checkpoint_ns", ""),
     }
-    checkpoint: Any = _translate_versions(held.checkpoint)
+    checkpoint: Any = _translate_versions(loaded.checkpoint)
     before: Any = {"configurable": {**place, **({"checkpoint_id": parent} if parent else {})}}
-    after = saver.put(before, checkpoint, held.metadata, checkpoint["channel_versions"])
+    after = saver.put(before, checkpoint, loaded.metadata, checkpoint["channel_versions"])
     by_task: dict[str, list[tuple[str, Any]]] = {}
-    for task, channel, value in held.pending_writes or ():
+    for task, channel, value in loaded.pending_writes or ():
         by_task.setdefault(task, []).append((channel, value))
     for task, writes in by_task.items():
         saver.put_writes(after, writes, task)
@@ -234,9 +234,9 @@ def _make_stock_version(version: Any, value: Any, has_value: bool) -> Any:
     return f"{version:032}.0.{noise:016}"
 
 
-def _sort_writes(held: CheckpointTuple | None) -> Any:
+def _sort_writes(loaded: CheckpointTuple | None) -> Any:
     """Return a checkpoint with its writes sorted: a stock saver orders the writes of tasks in its own way."""
-    if held is None:
+    if loaded is None:
         return None
-    writes = sorted(held.pending_writes or (), key=lambda write: (write[0], write[1]))
-    return held._replace(pending_writes=writes)
+    writes = sorted(loaded.pending_writes or (), key=lambda write: (write[0], write[1]))
+    return loaded._replace(pending_writes=writes)

@@ -54,7 +54,7 @@ async def record_action(
     Yields:
         A dict, to which the block may add details.
     """
-    at, name = await _now(access), secrets.token_hex(8)
+    at, name = await _read_time(access), secrets.token_hex(8)
     body: dict[str, Any] = {
         "who": access.who,
         "action": action,
@@ -121,7 +121,7 @@ async def _find_visible(access: Access, names: Collection[str], sees: Sees) -> s
     return {row.thread_id for row in rows if row is not None and sees(row.metadata)}
 
 
-async def _now(access: Access) -> int:
+async def _read_time(access: Access) -> int:
     return await access.handle.arun(ask(Now()))
 
 

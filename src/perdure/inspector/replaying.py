@@ -107,7 +107,7 @@ def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
 
 
 def _show_difference(found: Difference) -> dict[str, Any]:
-    """Return a difference as JSON data, with the changes from the recorded value to the other one."""
+    """Return a difference as JSON data, with the changes from the recorded value to the replay's."""
     name = found.channel or found.kind
     before, after = ({} if value is None else {name: value} for value in (found.expected, found.found))
     return {

@@ -50,14 +50,14 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         async for step in steps:
             examined += step.examined
             if step.row is not None:
-                about = {**describe_thread(step.row), "usage": await _usage(access, step.row.thread_id)}
+                about = {**describe_thread(step.row), "usage": await _load_usage(access, step.row.thread_id)}
                 found.append(about)
             if len(found) == PAGE or time.monotonic() > until:
                 return {"threads": found, "examined": examined, "cursor": step.cursor}
     return {"threads": found, "examined": examined, "cursor": None}
 
 
-async def _usage(access: Access, thread_id: str) -> dict[str, Any] | None:
+async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:
     program = load_all_calls(Partition(access.tenant, thread_id), access.handle.digest)
     try:
         return total(await access.handle.arun(program), access.prices)
@@ -89,7 +89,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     await actions.require_any(access, "delete")
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
-    memories = await _memories_of(access, name)
+    memories = await _find_memories(access, name)
     own_crons = await user_removal.find_crons(access.handle, access.tenant, name)
     await access.authorize_user_removal(
         [cron.id for cron in own_crons], [memory.namespace for memory in memories]
@@ -137,7 +137,7 @@ def _read_user(user_id: Any) -> str:
     return read_text({"user": user_id}, "user") or ""
 
 
-async def _memories_of(access: Access, name: str) -> list[Memory]:
+async def _find_memories(access: Access, name: str) -> list[Memory]:
     """Return the memories of a user, including those that graphs and tools may have; an empty list if the id
     is not valid for a memory."""
     if access.runtime is None:

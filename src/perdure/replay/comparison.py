@@ -34,7 +34,7 @@ class Difference:
         kind: The kind of difference.
         step: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which the step started.
-        node: The node, empty if the difference is not of one.
+        node: The node, empty if the difference is not about a node.
         namespace: The nodes whose subgraphs lead to it.
         channel: The channel, if the difference is about one.
         expected: The recorded value, as plain data.

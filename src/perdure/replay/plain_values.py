@@ -19,7 +19,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d
 
 
 def snapshot(value: Any) -> Any:
-    """Return a value as plain data, as it is now."""
+    """Return the present state of a value as plain data."""
     match value:
         case Send():
             return {"node": value.node, "arg": snapshot(value.arg)}

@@ -138,17 +138,17 @@ def copy(
     with (
         connect_sync(source, encryption_key=from_key)
         if hand_over and not dry_run
-        else closing(open_for_reading(source, encryption_key=from_key)) as here,
-        connect_sync(target, encryption_key=to_key) as there,
+        else closing(open_for_reading(source, encryption_key=from_key)) as source_database,
+        connect_sync(target, encryption_key=to_key) as target_database,
     ):
-        partitions = _choose_partitions(here, tenant, threads)
+        partitions = _choose_partitions(source_database, tenant, threads)
         tally = CopyCounts()
         with report_interruption(lambda: str(tally)), show_progress(len(partitions)) as progress:
             for partition in partitions:
                 _copy_one(
                     partition,
-                    here,
-                    there,
+                    source_database,
+                    target_database,
                     replace=replace,
                     dry_run=dry_run,
                     hand_over=hand_over,
@@ -202,10 +202,12 @@ def _choose_databases(*named: str | None) -> tuple[str, str]:
     return source, target
 
 
-def _choose_partitions(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+def _choose_partitions(
+    database: SyncDatabase, tenant: str | None, threads: list[str] | None
+) -> list[Partition]:
     from perdure import admin
 
-    partitions = admin.partitions(here, tenant)
+    partitions = admin.partitions(database, tenant)
     if not threads:
         return partitions
     chosen = [p for p in partitions if p.space == THREADS and p.thread in threads]
@@ -217,8 +219,8 @@ def _choose_partitions(here: SyncDatabase, tenant: str | None, threads: list[str
 
 def _copy_one(
     partition: Partition,
-    here: SyncDatabase,
-    there: SyncDatabase,
+    source_database: SyncDatabase,
+    target_database: SyncDatabase,
     *,
     replace: bool,
     dry_run: bool,
@@ -232,9 +234,9 @@ def _copy_one(
     name = label(partition)
     try:
         moved = admin.move(
-            here,
+            source_database,
             partition,
-            there,
+            target_database,
             replace=replace,
             dry_run=dry_run,
             hand_over=hand_over,

@@ -275,11 +275,11 @@ def _plan_moves(
     """Return the chosen threads of a file, each with its target."""
     from perdure import admin
 
-    there = [p for p in admin.partitions(archive, None) if p.space == THREADS]
-    chosen = [p for p in there if not threads or p.thread in threads]
+    archived = [p for p in admin.partitions(archive, None) if p.space == THREADS]
+    chosen = [p for p in archived if not threads or p.thread in threads]
     missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
     if missing or not chosen:
-        names = ", ".join(repr(p.thread) for p in there) or "none"
+        names = ", ".join(repr(p.thread) for p in archived) or "none"
         raise NotFound(f"{file} does not hold the thread {(missing or ['?'])[0]!r}; it holds {names}")
     if len({p.thread for p in chosen}) < len(chosen):
         raise BadArchive(

@@ -41,15 +41,15 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
     """
     from perdure import admin
 
-    there = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+    existing = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
     if options.everything:
-        wanted = there
+        wanted = existing
     else:
         wanted = list(dict.fromkeys(options.threads))
     if not wanted:
         raise NotFound("which thread? Name one or more, or pass --all")
     for name in wanted:
-        if name not in there:
+        if name not in existing:
             raise missing_thread(Partition(tenant, name))
     if url.startswith(("http://", "https://")):
         _export_to_server(url, database, tenant, wanted, options)

@@ -227,7 +227,7 @@ def _check_history(database: SyncDatabase, partition: Partition, report: _Report
 
 
 def _describe_sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
-    """Return the summary of a check without findings. The runtime's own threads are counted apart, as
+    """Return the summary of a check without findings. The runtime's own threads are counted separately, as
     `perdure threads ls` leaves them out."""
     of_runtime = sum(partition.thread.startswith(INTERNAL) for partition in threads)
     counts = [several(len(threads) - of_runtime, "thread")]

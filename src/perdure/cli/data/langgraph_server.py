@@ -1,4 +1,4 @@
-"""Options of commands that speak with a LangGraph server, and the records that an import takes beside its
+"""Options of commands that speak with a LangGraph server, and the records that an import takes besides
 threads."""
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class FileSessions:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
-        for _ in self._lines():
+        for _ in self._read_lines():
             """Each line is checked before the first is imported."""
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _read_lines(self) -> Iterator[dict[str, Any]]:
         seen: dict[str, int] = {}
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -68,7 +68,7 @@ class FileSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of the file."""
-        for line in self._lines():
+        for line in self._read_lines():
             yield SourceSession(line[KEY], line["messages"], line.get("budget"))
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class SessionSource(Protocol):
         ...
 
     def sessions(self) -> Iterator[SourceSession]:
-        """Yield every session, as it is when it is yielded."""
+        """Yield every session, in its state at that moment."""
         ...
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class SessionImporter:
 
 
 def export_session(histories: SyncHistories, session_id: str) -> dict[str, Any] | None:
-    """Return a session as a line of a file has it, ``None`` if there is none."""
+    """Return a session in the form of a line of a file; ``None`` if there is no such session."""
     found = histories.load(session_id)
     if not found.version:
         return None

@@ -146,13 +146,13 @@ class ServerApi:
                     raise
                 body["limit"] //= 2
                 continue
-            fresh = [state for state in found if state.get("checkpoint") and _id(state) not in seen]
+            fresh = [state for state in found if state.get("checkpoint") and _get_id(state) not in seen]
             yield from fresh
-            seen.update(map(_id, fresh))
+            seen.update(map(_get_id, fresh))
             if len(found) < body["limit"] or not fresh:
                 return
             # Every server takes this form.
-            last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _id(fresh[-1])}
+            last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _get_id(fresh[-1])}
             body["before"] = {"configurable": last}
 
     def latest(self, thread: str) -> Mapping[str, Any]:
@@ -222,5 +222,5 @@ class ServerApi:
         self.client.close()
 
 
-def _id(state: Mapping[str, Any]) -> str:
+def _get_id(state: Mapping[str, Any]) -> str:
     return str(state["checkpoint"]["checkpoint_id"])

@@ -91,7 +91,7 @@ class ServerSource:
                 continue
             if namespace == "":
                 graph = self._find_steps(thread, self._load_state(next(iter(raw.values()))))
-            steps = self._steps_in(graph, namespace)
+            steps = self._find_steps_in(graph, namespace)
             for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
                 outline.writes += [write.slot for write in built.writes]
@@ -111,7 +111,7 @@ class ServerSource:
         name = (state.get("metadata") or {}).get("graph_id") or self.api.graph_of(thread)
         return self._steps.get(str(name)) or self._steps.get("")
 
-    def _steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
+    def _find_steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
         if graph is None or namespace == "":
             return graph
         inner = graph.subgraph(namespace)

@@ -101,7 +101,7 @@ class GraphSteps:
         }
         try:
             before = self._saver.put({"configurable": base}, copied, {"source": "loop", "step": 0}, versions)
-            updates = [StateUpdate(self._input(result), node, task) for task, node, result in ran]
+            updates = [StateUpdate(self._convert_result(result), node, task) for task, node, result in ran]
             after = self._graph.bulk_update_state(before, [updates])
             base_tuple, next_tuple = self._saver.get_tuple(before), self._saver.get_tuple(after)
         except Exception as error:
@@ -126,7 +126,7 @@ class GraphSteps:
             {name: value for name, value in channels.items() if name not in self._state_channels}, writes
         )
 
-    def _input(self, result: Any) -> Any:
+    def _convert_result(self, result: Any) -> Any:
         if isinstance(result, dict):
             if len(self._state_channels) > 1:
                 return self.coerce(result)

@@ -51,22 +51,22 @@ class ServerTarget:
             Unserialisable: A value has no form in JSON.
         """
         config: Any = {"configurable": {"thread_id": thread}}
-        states = {_id(state): state for state in graph.get_state_history(config)}
+        states = {_get_id(state): state for state in graph.get_state_history(config)}
         head = graph.get_state(config)
         if head.created_at is None:
             raise NotFound(f"thread {thread!r} has no state to export")
-        state = states.get(_id(head), head)
+        state = states.get(_get_id(head), head)
         wanted = {"values": state.values, "next": sorted(state.next)}
-        there: Mapping[str, Any] | None = None
+        existing: Mapping[str, Any] | None = None
         with suppress(NotFound):
-            there = self._api.call(lambda: self._client.threads.get_state(thread))
-        if there is not None and _has_state(there):
-            self._compare(thread, wanted, there)
+            existing = self._api.call(lambda: self._client.threads.get_state(thread))
+        if existing is not None and _has_state(existing):
+            self._compare(thread, wanted, existing)
             return "unchanged"
-        if there is not None:
+        if existing is not None:
             # A thread without a state was left by an export that was stopped.
             self._api.call(lambda: self._client.threads.delete(thread))
-        steps = _list_steps(thread, states, _id(head))
+        steps = _list_steps(thread, states, _get_id(head))
         self._api.call(
             lambda: self._client.threads.create(thread_id=thread, metadata=dict(metadata), supersteps=steps)
         )
@@ -79,8 +79,8 @@ class ServerTarget:
         self._compare(thread, wanted, made)
         return "written"
 
-    def _compare(self, thread: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-        found = {"values": there["values"], "next": sorted(there["next"])}
+    def _compare(self, thread: str, wanted: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        found = {"values": shown["values"], "next": sorted(shown["next"])}
         for part, value in wanted.items():
             if _normalize(_to_json_data(value)) != _normalize(_sort_sets(value, found[part])):
                 raise Conflict(
@@ -90,11 +90,11 @@ class ServerTarget:
 
     def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
         """Write an item of the store. ``Conflict`` if the server has another one under this name."""
-        there: Mapping[str, Any] | None = None
+        existing: Mapping[str, Any] | None = None
         with suppress(NotFound):
-            there = self._api.call(lambda: self._client.store.get_item(namespace, key))
-        if there is not None:
-            if there["value"] != _to_json_data(value):
+            existing = self._api.call(lambda: self._client.store.get_item(namespace, key))
+        if existing is not None:
+            if existing["value"] != _to_json_data(value):
                 raise Conflict(f"item {key!r} of {list(namespace)!r} differs at {self._api.name}")
             return "unchanged"
         self._api.call(lambda: self._client.store.put_item(namespace, key, dict(value), index=None))
@@ -105,7 +105,7 @@ def _has_state(shown: Mapping[str, Any]) -> bool:
     return bool((shown.get("checkpoint") or {}).get("checkpoint_id"))
 
 
-def _id(state: StateSnapshot) -> str:
+def _get_id(state: StateSnapshot) -> str:
     return str(state.config.get("configurable", {})["checkpoint_id"])
 
 
@@ -136,8 +136,8 @@ def _list_steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> 
         else:
             raise NotAllowed(
                 f"thread {thread!r} was changed by update_state or imported as a conversation (checkpoint "
-                f"{_id(state)}), and LangGraph's API cannot repeat that; export it to a stock saver, or with "
-                "--as history"
+                f"{_get_id(state)}), and LangGraph's API cannot repeat that; export it to a stock saver, or "
+                "with --as history"
             )
         if updates:
             steps.append({"updates": updates})
@@ -149,7 +149,7 @@ def _find_values_after(states: Mapping[str, StateSnapshot], state: StateSnapshot
     """Return the values of the first child of a state; an empty dict without a child."""
     for each in states.values():
         parent = each.parent_config
-        if parent is not None and str(parent.get("configurable", {})["checkpoint_id"]) == _id(state):
+        if parent is not None and str(parent.get("configurable", {})["checkpoint_id"]) == _get_id(state):
             return each.values
     return {}
 

@@ -60,20 +60,20 @@ class RecordsTarget:
             NotAllowed: The server refuses a version.
             NotFound: The server does not have its graph.
         """
-        there = self._versions(name)
+        server_versions = self._read_versions(name)
         outcome: Outcome = "unchanged"
-        for held, shown in zip(versions, there, strict=False):
-            self._compare(name, held, shown)
-        for held in versions[len(there) :]:
-            self._write(name, held.body, is_new=held is versions[0])
+        for own, shown in zip(versions, server_versions, strict=False):
+            self._compare(name, own, shown)
+        for own in versions[len(server_versions) :]:
+            self._write(name, own.body, is_new=own is versions[0])
             outcome = "written"
         if outcome == "written":
-            there = self._versions(name)
-            if len(there) != len(versions):
+            server_versions = self._read_versions(name)
+            if len(server_versions) != len(versions):
                 raise Conflict(f"assistant {name} was changed at {self._api.name} meanwhile; export it again")
-            for held, shown in zip(versions, there, strict=True):
-                self._compare(name, held, shown)
-        elif len(there) > len(versions):
+            for own, shown in zip(versions, server_versions, strict=True):
+                self._compare(name, own, shown)
+        elif len(server_versions) > len(versions):
             raise Conflict(f"assistant {name} was changed at {self._api.name}; it stays as it is there")
         shown = self._api.call(lambda: self._client.assistants.get(name))
         if shown["version"] != current:
@@ -84,7 +84,7 @@ class RecordsTarget:
         self._compare(name, versions[current - 1], shown)
         return outcome
 
-    def _versions(self, name: str) -> list[Mapping[str, Any]]:
+    def _read_versions(self, name: str) -> list[Mapping[str, Any]]:
         """Return the versions that the server has, the oldest first."""
         try:
             self._api.call(lambda: self._client.assistants.get(name))
@@ -104,13 +104,13 @@ class RecordsTarget:
         else:
             self._api.call(lambda: self._client.assistants.update(name, **parts))
 
-    def _compare(self, name: str, held: Versioned, shown: Mapping[str, Any]) -> None:
-        if (held.body.get("metadata") or {}).get("created_by") == "system":
+    def _compare(self, name: str, own: Versioned, shown: Mapping[str, Any]) -> None:
+        if (own.body.get("metadata") or {}).get("created_by") == "system":
             return  # Each server makes such an assistant from its graph.
-        ours, theirs = _select_compared(held.body), _select_compared(shown)
+        ours, theirs = _select_compared(own.body), _select_compared(shown)
         if different := [part for part, value in ours.items() if theirs[part] != value]:
             raise Conflict(
-                f"version {held.number} of assistant {name} differs at {self._api.name}: "
+                f"version {own.number} of assistant {name} differs at {self._api.name}: "
                 f"{', '.join(different)} differ; nothing was changed there"
             )
 
@@ -130,7 +130,7 @@ class RecordsTarget:
         schedule: Mapping[str, Any] = body["schedule"]
         if schedule["end"] is not None and schedule["end"] <= now:
             return "over"
-        there = self._find(cron.id)
+        existing = self._find(cron.id)
         wanted: dict[str, Any] = {
             "assistant_id": body["assistant_id"],
             "thread_id": body["thread_id"],
@@ -140,11 +140,11 @@ class RecordsTarget:
             "input": body["payload"].get("input"),
             "enabled": body["enabled"],
         }
-        if there is not None:
-            found = _show_cron(there)
+        if existing is not None:
+            found = _show_cron(existing)
             if different := [part for part, value in wanted.items() if found[part] != value]:
                 raise Conflict(
-                    f"cron {cron.id} differs at {self._api.name}, as {there['cron_id']}: "
+                    f"cron {cron.id} differs at {self._api.name}, as {existing['cron_id']}: "
                     f"{', '.join(different)} differ; nothing was changed there"
                 )
             return "unchanged"

@@ -92,9 +92,7 @@ def respond(
         has_end: send the event that ends the stream.
         rights: the user's right to the run; when it is lost, the stream ends.
     """
-    frames = _make_frames(
-        caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids
-    )
+    frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
     if cancels:
         frames = _cancel_on_disconnect(caller, thread_id, run_id, frames, rights)
     return rights.guard(stream(caller.host, frames, headers, ends=(END, "error"), has_end=has_end))
@@ -139,7 +137,7 @@ def respond_not_found(host: ServerState, message: str) -> EventSourceResponse:
     return stream(host, frames(), {}, ends=("error",))
 
 
-async def _make_frames(
+async def _frames(
     caller: Caller, thread_id: str, run_id: str, names: frozenset[str] | None, after: int, has_ids: bool
 ) -> AsyncGenerator[Frame, None]:
     try:

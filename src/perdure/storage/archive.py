@@ -136,7 +136,7 @@ class Archive:
         Raises:
             BadArchive: It is not an archive, ends early, was changed, or is of another release's format.
             NotFound: There is no such file.
-            Unavailable: It cannot be read.
+            Unavailable: The file cannot be read.
         """
         try:
             file = open(path, "rb")  # noqa: SIM115 - closed by close()
@@ -200,7 +200,7 @@ class Archive:
         if isinstance(effect, Find):
             return self._find(effect)
         if isinstance(effect, Now):
-            # A file has one writer, so its clock need not agree with any other.
+            # An archive has one writer, whose clock need not agree with any other.
             return time.time_ns() // 1000
         if not self._writing:
             raise Unavailable(f"{self._path} is an export; it is read, not written to")
@@ -391,7 +391,7 @@ def _encode_texts(values: Iterable[str]) -> list[bytes]:
 
 
 def _encode(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
-    """Return values in a form that can be packed, with any Unicode in them."""
+    """Return values in a form that can be packed, even if they are not well-formed Unicode."""
     return [
         value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         for _, value in zip(columns, values, strict=True)

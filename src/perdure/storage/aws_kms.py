@@ -37,7 +37,7 @@ class AwsKms:
 
     Args:
         keys: The keys.
-        region: Their region; by default that of an ARN, or of the process.
+        region: Their region; by default that of the first key's ARN, else that of the process.
         endpoint: The URL of the service, if it is not AWS's own.
 
     Raises:

@@ -40,8 +40,7 @@ _WAIT_S = 0.02
 
 
 class _Process:
-    """Counts the forks that led to this process; asking the system for the process id each time costs
-    more."""
+    """Counts the forks that led to this process, as asking the system for its id at every call costs more."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -86,7 +85,7 @@ class Batcher:
     Args:
         execute: Gets a group of at most ``most`` requests and sets the answer or error of each; an exception
             that it raises becomes the error of all.
-        name: Used in errors and names of threads.
+        name: Used in errors.
         workers: The number of threads.
         most: Maximum number of requests of a group.
         distant: False for a local disk: one worker takes all pending requests and never waits for more.
@@ -208,7 +207,7 @@ class Batcher:
                 self._held.pop(job.effect.partition, None)
             self._queue.append(job)
             if self._begun:
-                # Set even if requests do not wait for a worker now: ``wait_s`` may change before this is
+                # Set even if requests need not wait for a worker now: ``wait_s`` may change before this is
                 # taken.
                 now = time.monotonic()
                 self._waiting_since = min(self._waiting_since, now)
@@ -282,7 +281,7 @@ class Batcher:
             self._wake_one()
 
     def _find_wait_end(self) -> float:
-        """Return the time until which requests wait for a worker that is under way to end."""
+        """Return the end of the time for which requests wait for a worker that is under way."""
         return min(self._waiting_since, self._begun[-1]) + self._wait_s
 
     def _is_waiting(self, now: float) -> bool:

@@ -125,7 +125,7 @@ class PasswordSource:
         """Return the token to sign in with, blocking until there is one; not for an event loop.
 
         Raises:
-            Unavailable: The provider returned no token within these seconds.
+            Unavailable: The provider returned no token within ``within_s`` seconds.
         """
         until = time.monotonic() + max(within_s, _PAUSES_S[0])
         while True:

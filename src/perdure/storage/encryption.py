@@ -139,10 +139,10 @@ class Keyring:
         return data_key in self._keys
 
     def look(self) -> None:
-        """Look for newer keys in the background, from time to time. Here there are never any."""
+        """Look for newer keys in the background, from time to time. A keyring that is not stored has none."""
 
     def learn(self, unknown: UnknownDataKey) -> None:
-        """Look for a key that is not known, blocking. Here it is never found, so ``unknown`` is raised."""
+        """Look for a key that is not known, blocking. A keyring that is not stored raises ``unknown``."""
         raise unknown
 
     async def alearn(self, unknown: UnknownDataKey) -> None:
@@ -191,8 +191,8 @@ class Keyring:
 
 
 class EncryptedDriver(WrappingDriver):
-    """The layer between every open database and its driver. It refuses names that are not text, and seals
-    bodies with a keyring. Without one it stores bodies in the clear, and refuses to read a sealed one."""
+    """The layer between every open database and its driver. It refuses malformed names, and seals bodies with
+    a keyring. Without one it stores bodies in the clear, and refuses to read a sealed one."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
         super().__init__(inner)

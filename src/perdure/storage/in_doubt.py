@@ -17,7 +17,7 @@ Answers = Sequence[tuple[Record, ...]]
 
 
 def evidence(commit: Commit) -> Fetch:
-    """Return the reads that show if a commit was applied."""
+    """Return the reads that show whether a commit was applied."""
     return Fetch(commit.partition, tuple(Get(op.kind, op.key) for op in _writes(commit)))
 
 

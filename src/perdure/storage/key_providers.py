@@ -1,5 +1,5 @@
 """Providers of the keys that wrap a database's data keys: the protocol, keys in a file or in memory, and
-calls with a limit of time.
+calls with a time limit.
 
 A provider is called when a database is opened and when its keys are rotated, never for a value. No key is in
 an error, a log or a ``repr``.
@@ -233,7 +233,7 @@ def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_thre
     has to answer at once.
 
     Raises:
-        TimeoutError: The provider did not answer within these seconds.
+        TimeoutError: The provider did not answer within ``within_s`` seconds.
         Exception: Any error of the provider.
     """
     if not has_threads:

@@ -143,7 +143,7 @@ class MemoryDriver:
 
 
 def _has_expired(record: Record, now: int) -> bool:
-    """Return True if a record of a kind that expires has expired."""
+    """Return True if a record has expired. Records of kinds that do not expire never have."""
     if record.kind.expires and record.kind.index:
         expires_at = record.fields[record.kind.index]
     else:

@@ -23,7 +23,7 @@ R = TypeVar("R")
 class CommitLimits:
     """The limits of one commit: ``ops`` operations and ``bytes`` of bodies.
 
-    One body may have as many bytes: a driver divides a body that does not fit one value of its database.
+    One body may have all of these bytes: a driver divides a body that does not fit one value of its database.
     """
 
     ops: int
@@ -132,7 +132,7 @@ class Capabilities:
         statements: statements on the application's own tables, which its commits execute; if its commits
             cannot do this, the name of the database.
         count_bytes: returns the size of the database in bytes, with indexes and free space, blocking, but
-            without reading the data; ``None`` if the backend cannot tell that.
+            without reading the data; ``None`` if the backend cannot tell the size.
         password: the source of the password, if a function or a provider returns it.
     """
 

@@ -130,7 +130,7 @@ def open_driver(url: str, *, migrate: bool = False, password: Password | None = 
 
 
 def has_one_thread(url: str) -> bool:
-    """Return True if a database can be used only in the thread that opens it, and no thread may be
+    """Return True if a database can be used only in the OS thread that opens it, and no other thread may be
     started."""
     return _scheme_of(url) == "d1+binding"
 

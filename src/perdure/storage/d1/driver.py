@@ -1,4 +1,4 @@
-"""Cloudflare D1: pending requests travel as one batch, which is one transaction.
+"""Cloudflare D1: pending requests are sent as one batch, which is one transaction.
 
 Every commit is guarded by a receipt that is written with it (``d1.writing``). The outcome of a batch whose
 answer was lost is read from its receipts before it is sent again, and a copy that arrives late is refused by
@@ -166,7 +166,7 @@ class D1Driver:
     def _resolve(
         self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
     ) -> bool:
-        """Return True if a batch whose answer was lost was applied, after answering its commits."""
+        """Return True if a batch whose answer was lost was applied; its commits are answered then."""
         while True:
             try:
                 (rows,) = self._transport.batch([writing.select_receipts(ids)])

@@ -34,7 +34,7 @@ _BATCH = 100
 _ATTEMPTS = 24
 _PATIENT_AFTER = 3
 _SHARE = 4
-"""Number of records that are read for each wanted one, where two kinds share a place."""
+"""Number of records that are read for each wanted one, where two kinds share a range of places."""
 _ROOTS_MOST = 16_384
 _STRIPES = 64
 _pool_thread = local()
@@ -110,7 +110,7 @@ class Reader:
         return root._replace(records=records)
 
     def remember(self, partition: Partition, root: PartitionRoot | None) -> PartitionRoot | None:
-        """Put a root into the cache, or remove it if there is none; return the root."""
+        """Put a root into the cache, or without a root remove the cached one; return the root."""
         with self._lock:
             if root is None or not root.incarnation:
                 self._roots.pop(partition, None)
@@ -155,7 +155,7 @@ class Reader:
     def _attempt(
         self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], are_independent: bool
     ) -> tuple[PartitionRoot | None, dict[int, tuple[Record, ...]] | None]:
-        """Return the root as it is after the read, and the records if they are of one moment."""
+        """Return the root as it is after the read, and the records, ``None`` if not of one moment."""
         try:
             if are_independent:
                 gets = [item for item in wanted if isinstance(item, Get)]

@@ -151,7 +151,7 @@ class ServerConnection:
         return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
 
     def require_connection(self) -> psycopg.Connection:
-        """Return the connection, opened if necessary, for statements that only a migration has."""
+        """Return the connection, opened if necessary."""
         self.connect()
         if self._connection is None:
             raise ConnectionLost

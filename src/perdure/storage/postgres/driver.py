@@ -168,7 +168,7 @@ class PostgresDriver:
         return link
 
     def _connect(self) -> ServerConnection:
-        """Return this thread's connection, opened if necessary, waiting for a server that is unavailable."""
+        """Return this OS thread's connection, opened if necessary; wait for a server that is unavailable."""
         link = self._get_connection()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)

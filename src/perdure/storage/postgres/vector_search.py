@@ -124,7 +124,7 @@ class VectorSearch:
         ]
 
     def hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
-        """Return a row after the columns of its partition."""
+        """Return the result for a row, given the columns after those of its partition."""
         if not row:
             return IndexHit(at)
         *item, distance, content, is_exact = row

@@ -68,8 +68,8 @@ def pack_command(parts: Sequence[bytes]) -> bytes:
 class Topology:
     """The owners of slots, and the distance to the servers; shared by all connections of a driver.
 
-    ``distance_s`` is the shortest round trip in seconds since the last failure; infinite before the first.
-    ``breaks`` counts failures.
+    ``distance_s`` is the shortest round trip in seconds since the last failure; infinite before the first
+    one. ``breaks`` counts failures.
     """
 
     def __init__(self, settings: RedisUrl) -> None:
@@ -186,7 +186,7 @@ class Topology:
         return True
 
     def outage(self, node: Node) -> Outage:
-        """Return the known facts about a node that accepts connections, but does not answer."""
+        """Return the state of a node that accepts connections, but does not answer."""
         return self._outages.setdefault(node, Outage(self.settings.patience))
 
     def _load_owners(self) -> None:

@@ -3,7 +3,8 @@
 All keys of a bucket have its number as their hash tag, so that they share a slot: a partition's records (a
 hash) and their order (a sorted set), and for the whole bucket a catalogue of each space, an index of records
 by their indexed field, and one of queues that are due (sorted sets). The mark of a bucket (a string) is the
-layout version to which it was migrated; a bucket without a mark has the layout of the database's creation.
+layout version to which it was migrated; a bucket without a mark has the layout with which the database was
+created.
 """
 
 from __future__ import annotations

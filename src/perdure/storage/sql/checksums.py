@@ -93,7 +93,7 @@ def add(total: int, *changes: int) -> int:
 
 @lru_cache(maxsize=4096)
 def of_partition(partition: Partition) -> int:
-    """Return the checksum of a partition's names in the catalogue, by which it can also be found."""
+    """Return the checksum of a partition's names in the catalogue, by which its row can also be found."""
     return int.from_bytes(blake2b(_pack(list(partition)), digest_size=8).digest(), "big", signed=True)
 
 

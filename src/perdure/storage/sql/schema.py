@@ -61,7 +61,7 @@ _THREADS = (
 )
 """The catalogue. A partition's number, by which its records are keyed, is never reused. ``checksum`` is that
 of its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head, ``commits``
-the number of commits that wrote to it. They are NULL in databases that do not keep them."""
+the number of commits that wrote to it. These four are NULL in databases that do not keep them."""
 
 
 def _write_sqlite_table(kind: Kind) -> list[str]:

@@ -117,8 +117,7 @@ class SqliteDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
             if self._is_quick(effect):
-                # If it fails, the read is repeated in the pool, which examines the file and reports the
-                # cause.
+                # A failed read is repeated in the pool, where the file is examined and the cause is found.
                 with suppress(PerdureError):
                     return cast(R, self._read(effect, look=False))
             self._commits.refuse_when_closed()
@@ -339,7 +338,8 @@ class SqliteDriver:
                 self._readers.append(reader)
 
     def _read(self, effect: Fetch | Find | Now, *, look: bool = True) -> Any:
-        """Return the result of an effect that reads; ``look`` examines the file, which may block."""
+        """Return the result of an effect that reads; with ``look``, also examine the file, which may
+        block."""
         if isinstance(effect, Now):
             self._commits.refuse_when_closed()
             if look:
@@ -394,8 +394,7 @@ def _use_write_ahead_log(connection: apsw.Connection) -> object:
 
 
 def _read_checksum(found: Any) -> int:
-    """Return a record's stored checksum; 0 for a damaged one: the next check of the sum reports the
-    damage."""
+    """Return a record's stored checksum; 0 for a damaged one, which the next check of the sum reports."""
     if isinstance(found, int):
         return found
     return 0
@@ -448,7 +447,7 @@ def migrate(url: str) -> int:
 
 
 def file_of(url: str) -> Path:
-    """Return the file that a URL names; raise ``BadUrl`` if there can be no file of a database."""
+    """Return the file that a URL names; raise ``BadUrl`` if it cannot be a database."""
     parts = urlsplit(url)
     if parts.netloc:
         raise BadUrl(

@@ -55,7 +55,7 @@ class FileWatch:
         self._index_path = f"{writer.filename}-shm"
         self._log = os.open(self._log_path, os.O_RDONLY)
         self._examine_lock = threading.Lock()
-        self._reason: str | None = None
+        self._error_text: str | None = None
         self._checked_at = 0.0
         self._known_commits: dict[int, int] = {}
         # The file's state when the history was last advanced, and the values to remember after the commit.
@@ -70,7 +70,7 @@ class FileWatch:
             )
             self._examined = _change(found)
             self._stored = self._read_stored()
-            self._log_before = b"", 0
+            self._log_after_commit = b"", 0
         except BaseException:
             os.close(self._log)
             raise
@@ -85,7 +85,7 @@ class FileWatch:
         if not log.st_nlink:
             raise self._note_replaced("its log was removed or replaced")
         # A log that SQLite has truncated itself is empty, or has a new header.
-        if log.st_size < self._log_before[1] and self._log_header() == self._log_before[0]:
+        if log.st_size < self._log_after_commit[1] and self._log_header() == self._log_after_commit[0]:
             raise self._note_replaced("its log was cut short")
 
     def advance(self) -> None:
@@ -131,7 +131,7 @@ class FileWatch:
             header = self._log_header()
         # The header was read before the size: if a log is started in between, its header is not the one that
         # is kept, and it is not taken for a log that was cut short.
-        self._log_before = header, os.fstat(self._log).st_size
+        self._log_after_commit = header, os.fstat(self._log).st_size
 
     def _prove_checkpoint(self) -> None:
         """Raise ``DatabaseReplaced`` unless the log is empty because a checkpoint has copied it into the
@@ -165,13 +165,13 @@ class FileWatch:
     def is_fresh(self) -> bool:
         """Return True if the file was found to be the right one a moment ago. A read then may be answered as
         if it had come at that moment."""
-        return self._reason is None and time.monotonic() - self._checked_at < _FRESH_S
+        return self._error_text is None and time.monotonic() - self._checked_at < _FRESH_S
 
     def check(self) -> None:
         """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or if its content is
         that of another database or an older state."""
-        if self._reason is not None:
-            raise DatabaseReplaced(self._reason)
+        if self._error_text is not None:
+            raise DatabaseReplaced(self._error_text)
         now = time.monotonic()
         found = _stat_file(self.path)
         if found is None:
@@ -252,13 +252,15 @@ class FileWatch:
         return os.pread(self._log, _LOG_HEADER, 0)
 
     def _note_replaced(self, what: str, *, written: bool = False) -> DatabaseReplaced:
-        self._reason = (
+        self._error_text = (
             f"{self._given} {what} while it was open; nothing more is read from it or written to it. Stop "
             "every process that uses it, see which file is the right one, and open it again"
         )
         if written:
-            return DatabaseReplaced(f"{self._reason}. This write went into the replaced file: repeat it then")
-        return DatabaseReplaced(self._reason)
+            return DatabaseReplaced(
+                f"{self._error_text}. This write went into the replaced file: repeat it then"
+            )
+        return DatabaseReplaced(self._error_text)
 
 
 def _read_history(rows: list[Any]) -> tuple[bytes, int]:

@@ -32,7 +32,8 @@ class Calls:
         )
 
     def add_connection(self, connection: apsw.Connection) -> apsw.Connection:
-        """Note a connection, which a forked child will close, and return it. Called within a call."""
+        """Note a connection, which a forked child will close, and return it. Called between ``enter`` and
+        ``leave``."""
         with self._changed:
             self._connections.add(connection)
         return connection

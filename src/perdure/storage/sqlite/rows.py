@@ -197,7 +197,7 @@ def _execute_by_keys(
     t: int,
     keys: Sequence[Key],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of the records with some keys, by a statement for a number of keys."""
+    """Return the rows of the records with these keys. ``statement`` returns the SQL for a number of keys."""
     out: list[tuple[Any, ...]] = []
     for block in _divide(keys):
         out += connection.execute(statement(kind, len(block)), (t, *chain.from_iterable(block))).fetchall()

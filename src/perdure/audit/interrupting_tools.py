@@ -151,8 +151,8 @@ class _Route:
         return cls(source, of_commands=of_commands)
 
     def leads_to(self, name: str, ends: Any) -> bool:
-        """Return True if a node gets the state. ``ends`` maps results to the nodes for which they stand, if
-        that is declared."""
+        """Return True if this route gives a node the state. ``ends`` maps results to the nodes for which they
+        stand, if that is declared."""
         if any((ends.get(each) if ends else each) == name for each in self.names):
             return True
         return self.is_unread and not self.sends and name in (ends or {}).values()

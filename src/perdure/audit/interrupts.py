@@ -48,7 +48,8 @@ class _Ask:
 
 @dataclass
 class _Scope:
-    """A function that asks: its calls that ask, and its variables with values that can differ."""
+    """A function that asks: its calls that ask, and its variables whose values can differ when it runs
+    again."""
 
     source: FunctionSource
     asks: list[_Ask] = field(default_factory=list)

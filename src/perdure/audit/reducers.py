@@ -259,7 +259,7 @@ def _differ(left: Any, right: Any) -> bool:
 
 
 def _take_first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
-    """Yield the first failure of all, if any."""
+    """Yield the first failure of all iterators, if any."""
     yield from islice(chain.from_iterable(kinds), 1)
 
 

@@ -35,7 +35,8 @@ memory = typer.Typer(
 
 
 def check_user(user: str | None) -> str | None:
-    """Return the id of a user as it was passed; raise ``BadParameter`` if no memory can have it."""
+    """Return the id of a user as it was passed; raise ``BadParameter`` if it is not valid for a
+    memory."""
     from perdure.memory.users import namespace_of
 
     if user is not None:

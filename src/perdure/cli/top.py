@@ -136,7 +136,8 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
 
 
 async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:
-    """Return the times of nodes in all threads, and how many were examined, and could not be read."""
+    """Return the times of nodes in all threads, and how many threads were examined and how many of them could
+    not be read."""
     from perdure.runtime.operations.node_times import NodeTimes, read_part
 
     times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
@@ -220,7 +221,7 @@ def _describe_usage(found: dict[str, Any]) -> str:
 
 
 def _column(name: str) -> str:
-    """Return a name that takes the width of a column on the terminal."""
+    """Return a name padded or cut to the width of a column on the terminal."""
     return escape(set_cell_size(name, 29)) + " "
 
 

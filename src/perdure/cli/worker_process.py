@@ -136,8 +136,8 @@ def _make_runtime(
     name: str,
 ) -> Runtime:
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
-    server accepted. ``databases`` are the one with the threads, and the one with the store if that is
-    another."""
+    server accepted. ``databases`` are the one with the threads and, if the store has another database,
+    that one."""
     hooks = _make_webhooks(config)
     try:
         runtime = Runtime(

@@ -63,7 +63,8 @@ def main_demo(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the port, or if that is taken on one of the next ports, or on any."""
+    """Return a socket that listens on the port or, if it is taken, on one of the next ports, or else on
+    any."""
     if port:
         candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0]
     else:

@@ -36,13 +36,12 @@ def detect_kind(where: str) -> SourceKind:
     """Return the kind of a source.
 
     Args:
-        where: Its path or URL.
+        where: The source's path or URL.
 
     Raises:
-        BadUrl: There is no such source, it is a database of Perdure's, it is of no kind that is known, or it
-            may be of several.
+        BadUrl: There is no such source, it is a database of Perdure's, or it fits no known kind or several.
         MissingExtra: The client library of the source is not installed.
-        Unavailable: It does not answer.
+        Unavailable: The source does not answer.
     """
     if where.startswith(_POSTGRES):
         tables = _read_postgres_tables(where)

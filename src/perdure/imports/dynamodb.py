@@ -37,7 +37,7 @@ PACKAGE = "langgraph-checkpoint-aws"
 _CHECKPOINTS, _WRITES = "CHECKPOINT_", "WRITES_"
 _PAGE = 32
 _BATCH = 100
-"""Keys of one request: DynamoDB's limit."""
+"""Maximum number of keys of one request, which is DynamoDB's limit."""
 _DESERIALIZER = TypeDeserializer()
 
 
@@ -318,7 +318,7 @@ def read_value(attribute: Mapping[str, Any], *, decodes: bool = False) -> Any:
         decodes: True to decode bytes as text.
 
     Raises:
-        TypeError: It is not a JSON value.
+        TypeError: The attribute is not a JSON value.
     """
 
     def convert(value: Any) -> Any:

@@ -30,7 +30,8 @@ def of_d1(url: str) -> PlainSource:
 
 
 def of_rows(name: str, rows: PlainRows) -> PlainSource:
-    """Open tables whose rows SQLite reads; raise ``BadUrl`` if they do not have the layout."""
+    """Open tables of the plain layout in SQLite's dialect; raise ``BadUrl`` if they do not have that
+    layout."""
     return open_tables(name, rows, lambda: _make_dialect(name, rows))
 
 

@@ -37,7 +37,7 @@ CHECKPOINT_COLUMNS = {"thread_id", "checkpoint_id", "parent_id", "state"}
 """Columns that a table of checkpoints has."""
 _WRITES = {"thread_id", "checkpoint_id", "channel", "value"}
 _TASKS = UUID("8a5b4b0e-4a0f-5c0b-9c9e-2f6a1d0f7c31")
-"""Namespace of the ids of tasks that a table of writes does not name."""
+"""Namespace of the task ids that are made where a table of writes has none."""
 _CHECKPOINT_FIELDS = {"channel_values", "channel_versions"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _SECONDS_MAX = 1e11
@@ -176,8 +176,7 @@ class PlainSource:
             for name, channel, task, idx in self._rows(f"SELECT {columns} FROM {sql.writes} {order}", thread):  # noqa: S608 - a dialect's
                 if not isinstance(channel, str):
                     raise Unserialisable(f"a write of checkpoint {name} names no channel, but {channel!r}")
-                # Without tasks, the writes to each channel are one task: a later row then changes no other
-                # id.
+                # Without task ids, a channel's writes are one task: a later row changes no other's id.
                 if task is None:
                     task_id = str(uuid5(_TASKS, f"{name} {channel}"))
                 else:

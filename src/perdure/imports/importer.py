@@ -115,7 +115,7 @@ class Importer:
         return bool(outline.checkpoints or outline.writes)
 
     def thread(self, thread: str) -> ThreadReport:
-        """Import one thread, or what came to it since it was imported.
+        """Import one thread, or the part of it that is newer than its last import.
 
         A thread that cannot be imported is reported as skipped, with the reason, and stays at the target as
         it was. Raises ``Unavailable`` if the target or the source does not answer.

@@ -32,13 +32,13 @@ def open_source(kind: SourceKind, where: str) -> Source:
     """Open a source for reading; the caller closes it.
 
     Args:
-        kind: Its kind: one that has threads, other than an archive.
-        where: Its path or URL.
+        kind: The source's kind: one that has threads, other than an archive.
+        where: The source's path or URL.
 
     Raises:
         BadUrl: There is no such source.
         MissingExtra: The client library of the source is not installed.
-        Unavailable: It does not answer.
+        Unavailable: The source does not answer.
     """
     return _OPENERS[kind](where)
 

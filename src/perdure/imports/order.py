@@ -34,7 +34,7 @@ def find_pruned(
         outline: The thread at the source.
         known: The checkpoints at the target.
         before: The ``extent`` of the last import, empty if there was none. If it does not match, because the
-            source has removed a checkpoint since or added one with an earlier id by a slow clock, only
+            source has removed a checkpoint since or added one with an earlier id from a slow clock, only
             ancestors of ``known`` are considered pruned.
     """
     digest, last = before[:_SIZE], _read_last_id(before)
@@ -101,7 +101,7 @@ def _digest(entries: Iterable[CheckpointEntry]) -> bytes:
 
 
 def _sort_parents_first(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
-    """Sort by id, but parents before their children: the clocks of two processes may have differed."""
+    """Sort by id, but parents before their children, whose ids are smaller if a process had a slow clock."""
     keys = {(e.namespace, e.id) for e in entries}
     children: dict[CheckpointKey, list[CheckpointEntry]] = {}
     ready: list[tuple[str, str, CheckpointEntry]] = []

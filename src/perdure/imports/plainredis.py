@@ -188,8 +188,8 @@ class RedisSource(StockSource):
         self._client.close()
 
     def _read_registry(self) -> dict[str, list[str]]:
-        """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
-        when its size has changed."""
+        """Return the namespaces by thread. The registry is one hash of all threads, so it is read again
+        only when its size has changed."""
         size: Any = self._client.hlen(self._make_key("threads"))
         if size != self._registry_size:
             found: Any = self._client.hvals(self._make_key("threads"))

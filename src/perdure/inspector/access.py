@@ -30,7 +30,7 @@ PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "exp
 
 
 class InterruptAnswer(NamedTuple):
-    """Answer to an interrupt: any JSON value, for one interrupt if several are open."""
+    """Answer to an interrupt: any JSON value, with the interrupt's id if several are open."""
 
     value: Any
     interrupt_id: str | None = None
@@ -82,7 +82,8 @@ class Access(Protocol):
 
     @property
     def url(self) -> str | None:
-        """URL of the database for its schema version; ``None`` if the viewer may not know it."""
+        """URL of the database, to read the schema version; ``None`` if the viewer may not know the
+        version."""
         ...
 
     @property
@@ -126,7 +127,7 @@ class Access(Protocol):
         ...
 
     async def permissions(self) -> frozenset[str]:
-        """Return the permissions that are worth offering. Each action is checked again."""
+        """Return the permissions whose actions are offered; each action checks its permission again."""
         ...
 
     async def authorize_listing(self) -> Sees | None:
@@ -315,7 +316,8 @@ class LocalAccess:
 
 
 def describe_tenant_refusal(tenant: str) -> str:
-    """Return the reason for which a viewer is refused the threads of a tenant, whether it exists or not."""
+    """Return the reason for which a viewer is refused the threads of a tenant, the same whether the tenant
+    exists or not."""
     return f"there is no tenant {tenant[:40]!r} that you may see"
 
 

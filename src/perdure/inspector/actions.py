@@ -269,7 +269,7 @@ async def _make_config(request: ActionRequest) -> Any:
     if checkpoint:
         if not await request.runtime.threads.has_checkpoint(request.thread_id, namespace, checkpoint):
             raise NotFound(f"thread {request.thread_id!r} has no checkpoint {checkpoint!r}")
-        # LangGraph forks at a checkpoint that a config names, even if it is the latest.
+        # LangGraph forks at any checkpoint that a config names, so the latest one must not be named.
         if await _find_head(request, namespace) != checkpoint:
             configurable["checkpoint_id"] = checkpoint
     return {"configurable": configurable}

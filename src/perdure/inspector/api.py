@@ -30,8 +30,8 @@ View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tenant, whether others can be chosen, what the viewer may do, and the graphs to replay
-    threads with."""
+    """Return the tenant, whether other tenants can be chosen, what the viewer may do, and the graphs to
+    replay threads with."""
     permissions = await access.permissions()
     if "replay" in permissions:
         names, compared = access.replay_graphs

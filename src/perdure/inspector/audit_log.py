@@ -81,7 +81,8 @@ async def record_action(
 async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return a page of the entries of threads that the viewer may see, newest first.
 
-    Of deleted threads, a viewer who may not see all threads gets only the entries of own actions.
+    Of deleted threads, a viewer who may not see all threads gets only the entries of the viewer's own
+    actions.
 
     Args:
         access: The viewer's rights.

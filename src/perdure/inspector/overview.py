@@ -32,7 +32,7 @@ async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: Nothing.
 
     Raises:
-        NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
+        NotAllowed: The viewer may see only some of the tenant's threads, and the numbers cover all.
     """
     await _require_all_threads(access)
     return await read(access.handle, access.tenant)
@@ -47,7 +47,7 @@ async def growth(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: Nothing.
 
     Raises:
-        NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
+        NotAllowed: The viewer may see only some of the tenant's threads, and the numbers cover all.
     """
     await _require_all_threads(access)
     found = await read_growth(access.handle, access.tenant)

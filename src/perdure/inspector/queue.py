@@ -81,7 +81,7 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``before``, the number of a message.
+        asked: ``id`` of the thread; ``before``, the number of the last message of the previous page.
     """
     partition, _ = await read_thread(access, asked)
     found = await access.handle.arun(inbox.latest(partition, _PAGE, number(asked, "before")))

@@ -94,8 +94,8 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Repeat the next failed runs that still stand, for a moment. Each is an action of its own, with its
-    entry in the log.
+    """Repeat the next failed runs that still need attention, for a moment. Each is an action of its own, with
+    its entry in the log.
 
     Args:
         access: The viewer's rights.

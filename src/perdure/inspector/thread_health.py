@@ -30,7 +30,7 @@ from perdure.storage.url import backend_of
 _SECONDS = 0.4
 
 Look = Callable[[Access, Partition, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
-"""Examines a thread and returns what there is to show of it."""
+"""Examines a thread and returns the findings."""
 
 
 async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:

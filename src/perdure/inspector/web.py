@@ -48,7 +48,7 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
     """Return the application.
 
     Args:
-        access: The rights of all who reach it.
+        access: The rights of everyone who reaches the application.
         loopback: True if only the loopback address is served; requests with other host names are then
             refused.
     """

@@ -74,7 +74,7 @@ class Comparison:
         step: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which it started.
         is_whole: True if the recorded step was completed.
-        ignored: Channels whose values do not count.
+        ignored: Channels whose values are not compared.
         found: The differences.
         noise: Number of values that differ as they do in every run.
     """

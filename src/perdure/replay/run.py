@@ -57,7 +57,7 @@ class ReplayOptions:
     Attributes:
         last: Number of checkpoints before the latest from which to replay; ``None`` for all.
         to_the_end: Go on after the first step that differs.
-        ignore: Channels whose values do not count, such as one with a clock's time.
+        ignore: Channels whose values are not compared, such as one with a clock's time.
         live_tools: Names of tools that are run, without connections, instead of being answered.
         config: Config of the runs; it overrides what the thread recorded.
         context: Context of the graph.
@@ -85,7 +85,7 @@ class ReplayReport:
     Attributes:
         thread_id: The thread.
         replayed: Number of steps that were run again.
-        skipped: Steps that could not be, each with the reason.
+        skipped: Steps that could not be run again, each with the reason.
         differences: The differences of the first step that has any, or of all steps if requested.
         noise: Number of values that differ as they do in every run: ids of messages, UUIDs and times.
         derived: Number of steps in which answers were taken from messages of the state, as no calls are

@@ -284,7 +284,8 @@ def label(partition: Partition) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Callbacks for progress: ``line`` after each thread, ``bytes`` as they are read."""
+    """Callbacks for progress: ``line`` is called after each thread, ``bytes`` with the number of bytes just
+    read."""
 
     line: Callable[[str], None]
     bytes: Callable[[int], None]

@@ -153,7 +153,7 @@ _PAGE = 100
 
 
 class _Written:
-    """Counts of the objects that were written, and the reasons for those that were not."""
+    """Counts of the objects that were written and of those that were not."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -172,7 +172,7 @@ class _Written:
         say(text)
 
     def count(self, kind: str, outcome: str) -> None:
-        """Count a record of a kind, of which the sum is printed at the end."""
+        """Count a record of a kind; the sums are printed at the end."""
         outcomes = self._records.setdefault(kind, {})
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
 

@@ -95,7 +95,7 @@ async def load_graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts of a server's records that were written now; and those that were skipped, with the reason."""
+    """Counts of a server's records that were written now, and the reasons of those that were skipped."""
 
     assistants: int = 0
     crons: int = 0

@@ -16,7 +16,7 @@ from perdure.imports.histories.sessions import SourceSession
 from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
 PAGE = 100
-"""Rows of one request."""
+"""Number of rows of one request."""
 KEY = "session_id"
 COLUMNS = ("history", "messages")
 """Default names for the column of the messages; a table has one of them unless another column is named."""

@@ -77,7 +77,7 @@ class SessionCounts:
 
 
 class SessionImporter:
-    """Brings sessions to a database.
+    """Imports sessions into a database.
 
     Args:
         histories: The histories of the target's tenant.

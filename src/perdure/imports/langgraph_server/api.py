@@ -110,7 +110,8 @@ class ServerApi:
         return self._pages(self._search_threads)
 
     def _search_threads(self, limit: int, offset: int) -> Any:
-        """Return a page of threads. Aegra refuses a choice of fields, and shows no values in any case."""
+        """Return a page of threads. Aegra refuses a choice of fields, but never shows values, so it is
+        asked without one."""
         if self._is_selecting:
             try:
                 return self.client.threads.search(
@@ -151,7 +152,7 @@ class ServerApi:
             seen.update(map(_get_id, fresh))
             if len(found) < body["limit"] or not fresh:
                 return
-            # Every server takes this form.
+            # Every server takes ``before`` in this form.
             last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _get_id(fresh[-1])}
             body["before"] = {"configurable": last}
 

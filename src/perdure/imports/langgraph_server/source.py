@@ -45,7 +45,7 @@ class ServerSource:
 
     Args:
         api: The server.
-        graphs: The graphs of its threads by their names at the server, or under ``""`` for all.
+        graphs: The graphs of its threads, by their names at the server; the name ``""`` is for all threads.
     """
 
     def __init__(

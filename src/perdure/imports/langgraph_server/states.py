@@ -75,7 +75,7 @@ def entry_of(state: Mapping[str, Any]) -> CheckpointEntry:
 def find_namespaces(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the namespaces of the subgraphs that the next tasks of a state run."""
     for task in state.get("tasks") or ():
-        # Aegra has a config in place of the state.
+        # Aegra has the subgraph's config in place of its state.
         if place := task.get("checkpoint") or (task.get("state") or {}).get("configurable"):
             yield place.get("checkpoint_ns") or ""
 
@@ -96,7 +96,7 @@ class NamespaceStates:
 
         Args:
             state: The state.
-            is_leaf: No run has gone on from it.
+            is_leaf: True if no run has gone on from the state.
 
         Raises:
             Unserialisable: The server does not show what is needed to go on from the state.

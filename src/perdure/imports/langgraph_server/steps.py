@@ -72,7 +72,7 @@ class GraphSteps:
         """Apply the results of a step's tasks, each with its id and node.
 
         Returns:
-            What follows; None for the step that takes an input, which has nothing to apply.
+            The rebuilt step; None for the step that takes an input, which has nothing to apply.
 
         Raises:
             Unserialisable: The graph does not have such a node, or fails.

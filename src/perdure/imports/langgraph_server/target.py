@@ -40,7 +40,7 @@ class ServerTarget:
         """Create a thread with the history of its latest state.
 
         Args:
-            graph: The graph of the thread, with the checkpointer that has it.
+            graph: The graph of the thread, with the checkpointer that has the thread.
             thread: The thread's id.
             metadata: Its metadata, with its ``graph_id`` at the server.
 
@@ -89,7 +89,7 @@ class ServerTarget:
                 )
 
     def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
-        """Write an item of the store. ``Conflict`` if the server has another one under this name."""
+        """Write an item of the store. Raise ``Conflict`` if the server has another item under this name."""
         existing: Mapping[str, Any] | None = None
         with suppress(NotFound):
             existing = self._api.call(lambda: self._client.store.get_item(namespace, key))
@@ -189,7 +189,7 @@ def _is_message_list(value: Any) -> bool:
 
 
 def _to_json_data(value: Any) -> Any:
-    """Return a value as its JSON is decoded."""
+    """Return a value as JSON data."""
     try:
         return orjson.loads(orjson.dumps(value, default=_convert_for_json, option=orjson.OPT_NON_STR_KEYS))
     except (TypeError, ValueError) as error:

@@ -122,7 +122,7 @@ class RecordsTarget:
             now: The time in microseconds since 1970: a cron that has ended is skipped.
 
         Raises:
-            Conflict: The server has it already, and it was changed since on either side.
+            Conflict: The server already has the cron, and either side has changed it since.
             NotAllowed: The server refuses it.
             NotFound: The server does not have its thread or assistant.
         """

@@ -40,7 +40,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     roots = policy_roots | list_tool_roots()
     allowed = {*_find_memories(caller), *_list_tool_namespaces(caller, {*roots, ROOT} - policy_roots)}
     is_own = any(_is_within(labels, namespace, roots) for namespace in allowed)
-    # ``ROOT``, below which there may be no memories, is refused only to namespaces within it: so a server
+    # Below ``ROOT`` there need not be any memories, so only namespaces within it are refused: a server
     # without memories answers a search of all namespaces, as LangGraph's does.
     if is_own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
         return

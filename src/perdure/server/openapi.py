@@ -92,7 +92,7 @@ def name_operation(route: APIRoute) -> str:
 
 def make_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
     """Return a router whose routes are described completely, so that an application can take them over
-    unchanged: of a router that is included, FastAPI makes all routes anew for each application."""
+    unchanged: for a router that is included, FastAPI would make all routes anew in each application."""
     return APIRouter(
         tags=[tag],
         route_class=route_class,

@@ -51,7 +51,7 @@ LOOPBACK = "perdure.loopback"
 _TEXT_MAX = 256
 
 CALLER = "perdure.caller"
-"""Key in a request's scope of its ``Caller``, once the user is authenticated."""
+"""Key, in a request's scope, of its ``Caller``, which is set once the user is authenticated."""
 RAW = "perdure.raw_path"
 """Key in the scope of a request whose path is matched before it is decoded."""
 

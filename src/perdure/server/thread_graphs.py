@@ -51,7 +51,7 @@ def require_own(caller: Caller, row: ThreadRow, graph_id: str) -> None:
 
 
 def require_owner_kept(caller: Caller, row: ThreadRow, metadata: Mapping[str, Any]) -> None:
-    """Raise ``OtherGraph`` if a change of metadata would give a thread that belongs to a graph to another."""
+    """Raise ``OtherGraph`` if a change of metadata would move a thread from its graph to another graph."""
     if "graph_id" not in metadata or not keeps_apart(caller) or not has_run(row):
         return
     owner = row.graph_id or (row.run.graph if row.run is not None else None)

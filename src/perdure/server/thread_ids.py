@@ -46,8 +46,8 @@ def in_body(body: Mapping[str, Any]) -> list[str]:
 
 
 async def in_request(request: Request) -> list[str]:
-    """Return the thread ids in the query and the body. Of a body that cannot be read, or is a list, none are
-    returned: the route refuses it, or reads the thread of each item."""
+    """Return the thread ids in the query and the body. From a body that cannot be read, or is a list, no
+    ids are returned: the route refuses it, or reads the thread of each item."""
     found = in_query(request)
     if request.method in _WITH_BODY:
         try:

@@ -32,7 +32,7 @@ async def lifespan_of(app: AsgiApp) -> AsyncIterator[dict[str, Any]]:
     await inward.put({"type": "lifespan.startup"})
     answer = await _receive_answer(outward, running)
     if answer is not None and answer["type"] == "lifespan.startup.failed":
-        # Frameworks report the failure, then raise its cause.
+        # Frameworks report the failure before they raise its cause: wait for the cause.
         await asyncio.wait([running], timeout=1)
         if running.done() and not running.cancelled() and (error := running.exception()) is not None:
             raise error

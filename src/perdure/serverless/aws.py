@@ -155,7 +155,7 @@ def is_scheduled(event: Mapping[str, Any]) -> bool:
 
 class _RestRequest(APIGateway):
     """A request of a REST API, or of an HTTP API with the payload format 1.0. A header that was sent several
-    times stays several headers: two credentials are not one."""
+    times stays several headers, so that two credentials do not become one value."""
 
     @property
     def scope(self) -> Any:

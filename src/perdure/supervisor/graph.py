@@ -52,7 +52,7 @@ class RollingSummary:
 
     Args:
         model: Writes the summary; a cheap model will do.
-        keep: The least number of messages that stay. Once there are more than twice as many, those before
+        keep: The minimum number of messages that stay. Once there are more than twice as many, those before
             the last ``keep`` become part of the summary, in the step that removes them.
         prompt: The model's system prompt; the summary so far follows it.
     """

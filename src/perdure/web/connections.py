@@ -210,7 +210,7 @@ class LimitedConnection(HttpToolsProtocol):
             except Exception as error:
                 if not cycle.response_complete:
                     raise
-                # The application has its own log of it; the text may quote what a client sent.
+                # The application logs the error itself; the text may quote what a client sent.
                 _log.debug(
                     "an application failed after its response: %s", type(error).__name__, exc_info=True
                 )

@@ -1,8 +1,8 @@
 """Threads of contexts: several agents of a server may be called with one context, and each has its own state.
 
 A context's thread has the context's id, as in LangGraph's server, and belongs to the agent that ran on it
-first. Messages to another agent in that context go to a thread whose id contains that agent's and the
-context's.
+first. Messages to another agent in that context go to a thread whose id is made of the ids of that
+agent and the context.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The methods of the A2A protocol for one assistant and one user, over durable runs.
 
-Nothing of a task is in this process alone. A message becomes a run, which is stored before it begins; its
-state is read from its records; its stream can be followed from the beginning by another connection and at
-another server. A client that disconnects does not end its task.
+No part of a task exists in this process alone. A message becomes a run, which is stored before it begins; the
+run's state is read from its records, and its stream can be followed from the beginning by another connection
+and at another server. A client that disconnects does not end its task.
 """
 
 from __future__ import annotations

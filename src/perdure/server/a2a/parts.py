@@ -112,8 +112,8 @@ def _make_part(block: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def find_unique_id(message: Mapping[str, Any]) -> str | None:
-    """Return the id of a message if it is a UUID, so that no other message has it; else None. By such an id a
-    message is recognised that is sent again."""
+    """Return the id of a message if it is a UUID, so that no other message has it; else None. Such an id
+    identifies a message that is sent again."""
     message_id = str(message.get("messageId", ""))
     try:
         uuid.UUID(message_id)

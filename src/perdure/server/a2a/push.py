@@ -56,8 +56,9 @@ def add_id(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
 
     Args:
         config: the configuration, in the JSON form of the protocol.
-        is_with_message: it came with a message. If it has no id, it gets one made from its URL: a message
-            that is sent again then brings the same configuration, and the receiver is notified once.
+        is_with_message: True if the configuration came with a message. If it has no id, it then gets one made
+            from its URL: a message that is sent again brings the same configuration, and the receiver is
+            notified once.
 
     Raises:
         ValueError: it has a value that cannot be sent in a header.

@@ -77,7 +77,7 @@ def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None)
 
 
 def merge(*filters: Filter | None) -> Filter | None:
-    """Return the filter that matches what every one of these matches."""
+    """Return the filter that matches those objects which all of these filters match."""
     given = [each for each in filters if each]
     if len(given) < 2:
         if given:

@@ -1,10 +1,10 @@
 """The published public keys (JWKS) of a token issuer.
 
 The module decides when keys are fetched, and which key verifies a token. Keys are fetched when the first is
-needed, and again every ten minutes. An unknown key id fetches them, too, at most once a minute. After a
-failure they are fetched again ten seconds later. While the issuer does not answer, the present keys stay in
-use for a day. Only public keys count: with a symmetric key among them, everyone who reads it could sign
-tokens.
+needed, and again every ten minutes. For an unknown key id they are fetched, too, at most once a minute. After
+a failed fetch, the next one follows ten seconds later at the earliest. While the issuer does not answer, the
+present keys stay in use for a day. Only public keys count: with a symmetric key among them, everyone who
+reads it could sign tokens.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ _log = logging.getLogger("perdure.server")
 
 _LOOK_MS = 300
 _SETTLED_MS = 100
-"""Milliseconds without another change after which changes are one edit."""
+"""Milliseconds without a further change after which the changes so far count as one edit."""
 _REPORT_S = 0.3
 _STOP_S = 3.0
 """Seconds in which a process has to hand over its runs. One that a blocking node holds up longer is
@@ -67,8 +67,8 @@ any of them."""
 
 
 class Announcement(NamedTuple):
-    """Announcement of a process that serves: its configuration, the files whose change began it, none for the
-    first one, and the seconds that its start took."""
+    """Announcement of a process that serves: its configuration, the files whose change caused its start, none
+    for the first process, and the seconds that its start took."""
 
     config: Config
     changed: tuple[str, ...]
@@ -278,8 +278,8 @@ class _Watching:
         return tuple(sorted({path for change, path in changes if is_relevant(change, path)}))
 
     def _find_changed(self, paths: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
-        """Return the files that were written, replaced or removed while they were not watched, and may have
-        been read before."""
+        """Return the files that were written, replaced or removed while they were not watched: the process
+        may have read them before."""
         waited_for: list[str] = []
         if self._report.state == "failed":
             waited_for = [str(path) for folder in folders for path in Path(folder).glob("*.py")]

@@ -1,7 +1,7 @@
 """WebSocket of the event streaming protocol: subscriptions to a thread's events, and its commands.
 
 A client sends commands as text, one JSON object each, and receives their responses and the events of all of
-its subscriptions. An event that several of them want is sent for each; clients recognise it by its
+its subscriptions. An event that several subscriptions want is sent once for each; clients recognise it by its
 ``event_id``. A refused connection is closed with 4000 plus the HTTP status, and all are closed with 1012 when
 the server stops: the client connects again, and subscribes with ``since``. Each command counts as a request
 of its user, who is authenticated again for it, and at an interval while only events are sent: a connection

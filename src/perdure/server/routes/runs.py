@@ -127,7 +127,7 @@ async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
     try:
         standing = await _find_standing(caller, accepted.thread_id, accepted.run_id)
     finally:
-        # A short run may have ended already: its thread is removed after it was read.
+        # A short run may have ended already: its thread is removed only after the run was read here.
         if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
     shown = responses.run(standing, accepted.thread_id)
@@ -350,8 +350,8 @@ def _find_named_runs(
 ) -> tuple[str, list[str]] | None:
     """Return the thread and the ids of the runs that a request names; ``None`` if it names a status.
 
-    A request that names parts of both is refused, and so is a part of one: a list of runs without its thread
-    could otherwise be taken for all runs of the status.
+    A request that names both, or only a part of one, is refused: a list of runs without its thread could
+    otherwise be taken for all runs of the status.
     """
     is_by_id = thread_id is not None and asked.run_ids is not None and asked.status is None
     is_by_status = thread_id is None and asked.run_ids is None and asked.status is not None
@@ -508,8 +508,8 @@ def _respond_late(
 def _make_addresses(
     accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
 ) -> dict[str, str]:
-    """Return headers with the path of a run, and the URL at which a client that lost its connection
-    resumes, ``after`` an event unless the client's own header names one."""
+    """Return headers with the path of a run, and with the URL at which a client that lost its connection
+    resumes. The URL names the event ``after`` which to resume; the client's own header takes precedence."""
     path = path_of(accepted.thread_id, accepted.run_id)
     if then is None:
         return {"Content-Location": path}

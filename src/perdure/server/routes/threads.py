@@ -267,7 +267,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     try:
         row = await caller.thread(thread_id, "read")
     except NotFound:
-        # As on LangGraph's server; the same for another user's thread as for one that does not exist.
+        # LangGraph's server answers so, too: the same for another user's thread as for a missing one.
         raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
     kept = with_verified(caller.user, row.metadata)
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": kept}

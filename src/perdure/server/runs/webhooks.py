@@ -1,8 +1,8 @@
 """Webhooks: notices of a run's end, their content, delivery and retries.
 
 A notice is a reply like any other, stored with the run's end in one commit and delivered by the outbox: at
-least once, each time with the same ``Idempotency-Key``. The run's values are read when it is sent. The URL
-may contain a secret: it is never in a log or an error.
+least once, each time with the same ``Idempotency-Key``. The run's values are read when the notice is sent.
+The URL may contain a secret: it is never in a log or an error.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Webhooks:
         return {WEBHOOK: Channel(send_in=self._send, attempts=_ATTEMPTS, timeout=timeout)}
 
     def serve(self, runtime: Runtime) -> None:
-        """Set the runtime that notices read runs from."""
+        """Set the runtime from which the runs of notices are read."""
         self._runtime = runtime
 
     async def _send(self, partition: Partition, reply: Reply) -> None:

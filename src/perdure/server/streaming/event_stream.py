@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the event as it is sent."""
-        # A node may have any name, and the names of events contain it.
+        # The name of an event contains that of a node, which may have line breaks: these would end the field.
         if self.name.isprintable():
             name = self.name
         else:

@@ -1,8 +1,7 @@
 """Conversion of run events to events of the streaming protocol, and filters over them.
 
-A run event becomes one event of the protocol, or several; it has as many sequence numbers as these. The
-result depends on the run event alone, so that a client that resumes after a number receives the same events
-again.
+A run event becomes one or more events of the protocol, and has as many sequence numbers. The result depends
+on the run event alone, so that a client that resumes after a number receives the same events again.
 """
 
 from __future__ import annotations

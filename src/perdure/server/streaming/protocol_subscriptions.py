@@ -172,7 +172,7 @@ class _Ends:
 
 
 def _make_digest(wanted: EventFilter) -> bytes:
-    # A filter may be large, and this is kept for as long as a minute.
+    # A digest is kept, for as long as a minute, instead of the filter, which may be large.
     text = json.dumps([sorted(wanted.channels), wanted.namespaces, wanted.depth])
     return hashlib.sha256(text.encode()).digest()
 

@@ -48,7 +48,7 @@ def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
         number = int(value)
     else:
         number = 0
-    # No event has a greater number.
+    # No event has a number greater than ``LAST``.
     if number <= LAST:
         return number
     return 0

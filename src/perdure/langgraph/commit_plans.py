@@ -238,7 +238,7 @@ class CheckpointPlan:
         return CheckpointDraft(encoder.chunks, record, checks, replayed)
 
     def _find_blocks(self) -> Runs:
-        """Return the blocks of packs in which the values of the checkpoint before were found."""
+        """Return the blocks of packs in which the values of the checkpoint before it were found."""
         before = self.beside or (None if self.loop is None else self.loop.base)
         if before is None:
             return ()

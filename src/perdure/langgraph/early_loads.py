@@ -42,11 +42,11 @@ class EarlyLoads:
         made. The answer is given once, unless ``keep_for_next_load`` keeps it."""
         if not self._found or not isinstance(fetch, Fetch):
             return None
-        known, answers = self._found.pop(fetch.partition, (None, ()))
-        if known != fetch or epoch is None:
+        expected, answers = self._found.pop(fetch.partition, (None, ()))
+        if expected != fetch or epoch is None:
             return None
-        epochs = [found for item, found in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
-        is_held = any(record.version == epoch for found in epochs for record in found)
+        epochs = [records for item, records in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
+        is_held = any(record.version == epoch for records in epochs for record in records)
         if is_held and _IS_KEPT.get():
             self.add(fetch, answers)
         if is_held:

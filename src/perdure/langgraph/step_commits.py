@@ -82,7 +82,7 @@ class UnfinishedStep:
     - a run's input waits for another write (open, with ``planned``): a write on it joins the step, and
       carries it;
     - writes wait for the next checkpoint (open, nothing planned): its put joins the step;
-    - the commit is being sent (closed): other calls wait for it, and then store alone;
+    - the commit is being sent (closed): other calls wait for it, and then store on their own;
     - ended.
 
     Attributes:

@@ -123,14 +123,14 @@ class PerdureStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Perform operations together and return their results in the same order."""
         results: list[Result] = []
-        asked = list(ops)
-        validate_all(asked)
-        puts = self._group_puts(asked)
+        all_ops = list(ops)
+        validate_all(all_ops)
+        puts = self._puts(all_ops)
         if self._index is None:
             embedded = NOTHING
         else:
-            embedded = self._index.embed(_list_texts(puts), asked)
-        for stage in self._plan_stages(asked, puts, results, embedded):
+            embedded = self._index.embed(_list_texts(puts), all_ops)
+        for stage in self._plan_stages(all_ops, puts, results, embedded):
             for program in stage:
                 run(program, self._driver)
         return results
@@ -138,14 +138,14 @@ class PerdureStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``, but serves several namespaces concurrently. If one fails, those under way are
         finished before its error is raised."""
-        asked = list(ops)
-        validate_all(asked)
-        return await self._batched(asked)
+        all_ops = list(ops)
+        validate_all(all_ops)
+        return await self._batched(all_ops)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
         has_threads = self._driver.capabilities.has_threads
-        puts = self._group_puts(ops)
+        puts = self._puts(ops)
         embedded = await self._aembed(ops, puts)
         # The programs of searches by a query compare thousands of vectors: in an OS thread, so that the event
         # loop goes on.
@@ -178,7 +178,7 @@ class PerdureStore(BaseStore):
             Contention: Other writers of the namespace win each time; try again.
         """
         ops = together(puts)
-        packed, wanted = self._group_puts(ops), as_seen(seen)
+        packed, wanted = self._puts(ops), as_seen(seen)
         if self._index is None:
             embedded = NOTHING
         else:
@@ -190,7 +190,7 @@ class PerdureStore(BaseStore):
     ) -> bool:
         """See ``put_if_unchanged``."""
         ops = together(puts)
-        packed, wanted = self._group_puts(ops), as_seen(seen)
+        packed, wanted = self._puts(ops), as_seen(seen)
         embedded = await self._aembed(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
@@ -256,30 +256,30 @@ class PerdureStore(BaseStore):
                 touched.setdefault(partition, {})[record.key[0]] = record
 
         def read(partition: Partition, places: list[int]) -> Program[None]:
-            asked = cast("list[GetOp]", ops)
-            living = yield from items.read(partition, tuple({asked[n].key: None for n in places}), now)
+            all_ops = cast("list[GetOp]", ops)
+            living = yield from items.read(partition, tuple({all_ops[n].key: None for n in places}), now)
             for place in places:
-                op = asked[place]
+                op = all_ops[place]
                 if record := living.get(op.key):
                     results[place] = _to_item(tuple(op.namespace), record)
                     if op.refresh_ttl:
                         touch(partition, record)
 
-        def search(asked: list[tuple[int, SearchOp]]) -> Program[None]:
-            hits = yield from self._search(asked[0][1], now, embedded)
-            for number, (place, op) in enumerate(asked):
+        def search(equal_ops: list[tuple[int, SearchOp]]) -> Program[None]:
+            hits = yield from self._search(equal_ops[0][1], now, embedded)
+            for number, (place, op) in enumerate(equal_ops):
                 # A caller may change its result, so each gets values of its own.
                 results[place] = [_to_search_item(hit if number == 0 else _copy_hit(hit)) for hit in hits]
                 for hit in hits if op.refresh_ttl else ():
                     touch(partition_of(self._tenant, hit.labels), hit.record)
 
-        def list_namespaces(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
-            op = asked[0][1]
+        def list_namespaces(equal_ops: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
+            op = equal_ops[0][1]
             conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
             listed = yield from items.list_namespaces(
                 self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
             )
-            for place, _ in asked:
+            for place, _ in equal_ops:
                 results[place] = list(listed)
 
         gets = [read(partition, places) for partition, places in self._group_gets(ops).items()]
@@ -320,7 +320,7 @@ class PerdureStore(BaseStore):
                 by_labels.setdefault(tuple(op.namespace), []).append(place)
         return {partition_of(self._tenant, labels): places for labels, places in by_labels.items()}
 
-    def _group_puts(self, ops: list[Op]) -> dict[Partition, Puts]:
+    def _puts(self, ops: list[Op]) -> dict[Partition, Puts]:
         by_labels = find_last_puts((op for op in ops if isinstance(op, PutOp)), self._index)
         return {partition_of(self._tenant, labels): puts for labels, puts in by_labels.items()}
 

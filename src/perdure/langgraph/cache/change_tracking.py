@@ -231,7 +231,7 @@ def _make_columns(values: Iterable[Any], start: int, dicts: int, lists: int) -> 
     bare, models, roots, filled_dicts, names, sizes, filled_lists, lengths, empty = inside
     for place, value in enumerate(values, start):
         kind = type(value)
-        found = () if kind in _IMMUTABLE else _find_containers(value)
+        found = () if kind in _IMMUTABLE else _inner(value)
         if found is None:
             elements.append(None)
             opaque.append(place)
@@ -270,7 +270,7 @@ def _make_columns(values: Iterable[Any], start: int, dicts: int, lists: int) -> 
 Inner = tuple[Any, int | None, Any]
 
 
-def _find_containers(value: Any) -> list[Inner] | None:
+def _inner(value: Any) -> list[Inner] | None:
     """Return the containers inside a decoded element, each with the position in this list of the one that
     contains it, and the key there; ``None`` if something inside is neither immutable nor a plain
     container."""

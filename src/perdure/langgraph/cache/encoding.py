@@ -129,8 +129,8 @@ class Encoding:
 
     def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
-        before = self._find_proved_elements(slot, self._cache.values.get(slot))
-        last_load = None if before is None else before.last_load
+        proved = self._find_proved_elements(slot, self._cache.values.get(slot))
+        last_load = None if proved is None else proved.last_load
         found: list[bytes] = []
         sizes: list[int] = []
         sources: list[Source] = []
@@ -155,11 +155,11 @@ class Encoding:
                 found.append(part.ref)
                 sizes.append(len(part.body))
                 sources.append(part.body)
-        if before is not None:
-            shape, same = (before.shape, count_common_start(found, before.refs))
+        if proved is not None:
+            shape, same_count = (proved.shape, count_common_start(found, proved.refs))
         else:
-            shape, same = (None, 0)
-        ref, shape = self._builder.list_like(found, shape, same)
+            shape, same_count = (None, 0)
+        ref, shape = self._builder.list_like(found, shape, same_count)
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
     def _pack(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:

@@ -131,7 +131,7 @@ class ThreadCache:
             while len(self.seen) > _SLOTS_MAX:
                 self.seen.popitem(last=False)
 
-    def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
+    def is_of_head(self, slot: tuple[str, str], known_value: KnownValue, head: str | None) -> bool:
         """Return True if a value belongs to the head of its namespace.
 
         Args:
@@ -141,12 +141,12 @@ class ThreadCache:
         """
         namespace, channel = slot
         seen = self.seen.get(namespace)
-        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
+        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == known_value.ref
 
-    def hold(self, held: Mapping[tuple[str, str], KnownValue]) -> None:
+    def hold(self, values: Mapping[tuple[str, str], KnownValue]) -> None:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
-            for slot, value in held.items():
+            for slot, value in values.items():
                 self.values.pop(slot, None)
                 self.values[slot] = value
             while len(self.values) > _SLOTS_MAX:
@@ -156,21 +156,21 @@ class ThreadCache:
         """Return the size in bytes of each channel's value that is remembered under its reference."""
         sizes: dict[str, int] = {}
         for channel, ref in references.items():
-            held = self.values.get((namespace, channel))
-            if held is not None and held.ref == ref:
-                sizes[channel] = held.size
+            known_value = self.values.get((namespace, channel))
+            if known_value is not None and known_value.ref == ref:
+                sizes[channel] = known_value.size
         return sizes
 
     def weight(self) -> int:
         """Return roughly the memory that is held, in units of 512 bytes."""
         weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
-        for held in list(self.values.values()):
-            if held.elements is not None:
-                weight += _weigh(held.elements.sizes)
-                if (last_load := held.elements.last_load) is not None:
+        for known_value in list(self.values.values()):
+            if known_value.elements is not None:
+                weight += _weigh(known_value.elements.sizes)
+                if (last_load := known_value.elements.last_load) is not None:
                     weight += _weigh(last_load.sizes)
-            if held.payload:
-                weight += len(held.payload[1]) // _UNIT
+            if known_value.payload:
+                weight += len(known_value.payload[1]) // _UNIT
         return weight
 
 

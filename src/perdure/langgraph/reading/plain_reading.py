@@ -86,8 +86,8 @@ def _load(
         )
     if found.checkpoint is None:
         raise missing_thread(partition)
-    names = yield from _read_tag_names(partition)
-    view = yield from _read_view(partition, found.checkpoint, visible(found.writes), names, digest)
+    tag_names = yield from _read_tag_names(partition)
+    view = yield from _read_view(partition, found.checkpoint, visible(found.writes), tag_names, digest)
     deltas = yield from load_deltas(partition, found.checkpoint, digest)
     replayed = (replace(_view_channel(name, tree), is_replayed=True) for name, tree in deltas.items())
     return replace(view, channels=(*view.channels, *replayed))
@@ -120,7 +120,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
     Raises:
         NotFound: The root namespace has no checkpoint, so there is no thread.
     """
-    names = yield from _read_tag_names(partition)
+    tag_names = yield from _read_tag_names(partition)
     out: list[CheckpointView] = []
     below: int | None = None
     while len(out) < limit:
@@ -128,7 +128,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
         page = yield from history.page(partition, namespace, below=below, limit=size)
         if not page:
             break
-        out.extend(_make_view(record, names) for record in page)
+        out.extend(_make_view(record, tag_names) for record in page)
         below = page[-1].seq
     if not out and namespace == "":
         raise missing_thread(partition)
@@ -154,7 +154,7 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
 
 def _export(partition: Partition, digest: Digester, most: int | None) -> Program[dict[str, Any]]:
     generation = (yield from load_view(partition, "")).generation
-    names = yield from _read_tag_names(partition)
+    tag_names = yield from _read_tag_names(partition)
     out: list[dict[str, Any]] = []
     size = 0
     for namespace in (yield from history.namespaces(partition)):
@@ -169,7 +169,7 @@ def _export(partition: Partition, digest: Digester, most: int | None) -> Program
             ids = [record.id for record in group]
             writes = yield from history.writes_of(partition, namespace, ids, generation)
             for record in group:
-                view = yield from _read_view(partition, record, writes[record.id], names, digest)
+                view = yield from _read_view(partition, record, writes[record.id], tag_names, digest)
                 size += sum(channel.size for channel in view.channels)
                 if most is not None and size > most:
                     raise TooLarge(
@@ -183,7 +183,7 @@ def _export(partition: Partition, digest: Digester, most: int | None) -> Program
         "format": EXPORT_FORMAT,
         "tenant": partition.tenant,
         "thread_id": partition.thread,
-        "tags": {name: checkpoint for (_, checkpoint), found in names.items() for name in found},
+        "tags": {name: checkpoint for (_, checkpoint), found in tag_names.items() for name in found},
         "checkpoints": out,
     }
 
@@ -192,7 +192,7 @@ def _read_view(
     partition: Partition,
     record: CheckpointRecord,
     writes: tuple[PendingWrite, ...],
-    names: Mapping[tuple[str, str], tuple[str, ...]],
+    tag_names: Mapping[tuple[str, str], tuple[str, ...]],
     digest: Digester,
 ) -> Program[CheckpointView]:
     wanted = {f"c{channel}": ref for channel, ref in record.refs.items()}
@@ -200,7 +200,7 @@ def _read_view(
     trees, _ = yield from resolve(partition, wanted, digest)
     channels = tuple(_view_channel(name, trees[f"c{name}"]) for name in record.refs)
     pending = tuple((w.task_id, w.channel, _to_plain(trees[f"w{i}"])[0]) for i, w in enumerate(writes))
-    return _make_view(record, names, channels, pending)
+    return _make_view(record, tag_names, channels, pending)
 
 
 def _view_channel(name: str, tree: Tree) -> ChannelView:
@@ -223,7 +223,7 @@ def _to_plain(tree: Tree) -> tuple[Any, int]:
 
 def _make_view(
     record: CheckpointRecord,
-    names: Mapping[tuple[str, str], tuple[str, ...]],
+    tag_names: Mapping[tuple[str, str], tuple[str, ...]],
     channels: tuple[ChannelView, ...] = (),
     pending: tuple[tuple[str, str, Any], ...] = (),
 ) -> CheckpointView:
@@ -237,7 +237,7 @@ def _make_view(
         record.run_id,
         _serde.unpack(record.metadata),
         record.updated,
-        names.get((record.namespace, record.id), ()),
+        tag_names.get((record.namespace, record.id), ()),
         channels,
         pending,
     )

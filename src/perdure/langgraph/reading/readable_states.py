@@ -124,8 +124,8 @@ async def _read_page(
     """Return the next states of a history, each without the parts that the graph refuses."""
     states: list[StateSnapshot] = []
     try:
-        found = graph.aget_state_history(config, filter=filter, before=before, limit=limit)
-        states.extend([state async for state in found])
+        history = graph.aget_state_history(config, filter=filter, before=before, limit=limit)
+        states.extend([state async for state in history])
     except PerdureError:
         raise
     except Exception as error:
@@ -174,12 +174,12 @@ async def aupdate_state(
         try:
             await graph.aget_state(config)
         except Exception as unreadable:
-            found = await _afind_refused(graph, config, False, unreadable)
+            partial_state = await _afind_refused(graph, config, False, unreadable)
         else:
             raise
-        if any(part.kind == "value" for part in found.refused):
+        if any(part.kind == "value" for part in partial_state.refused):
             raise
-        partial, _ = _make_partial_graph(graph, error, lambda part: part not in found.refused)
+        partial, _ = _make_partial_graph(graph, error, lambda part: part not in partial_state.refused)
         return await partial.aupdate_state(config, values, as_node=as_node)
 
 
@@ -214,10 +214,10 @@ async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
     except PerdureError:
         raise
     except Exception as error:
-        found = await _afind_refused(graph, config, False, error)
-        if any(part.kind != "update" for part in found.refused):
+        partial_state = await _afind_refused(graph, config, False, error)
+        if any(part.kind != "update" for part in partial_state.refused):
             return graph
-        partial, _ = _make_partial_graph(graph, error, lambda part: part not in found.refused)
+        partial, _ = _make_partial_graph(graph, error, lambda part: part not in partial_state.refused)
         return partial
 
 

@@ -69,8 +69,8 @@ class NamespaceIndex:
     @cached_property
     def size(self) -> int:
         """Bytes that are held, about."""
-        held = sum(part.segment.size for part in self.parts)
-        return _NAMESPACE_BYTES + _VERSION_BYTES * len(self.versions) + held
+        segment_bytes = sum(part.segment.size for part in self.parts)
+        return _NAMESPACE_BYTES + _VERSION_BYTES * len(self.versions) + segment_bytes
 
     @cached_property
     def texts(self) -> tuple[int, float]:
@@ -159,23 +159,23 @@ class IndexCache:
     def get(self, driver: Driver, partition: Partition) -> NamespaceIndex:
         """Return the index of a namespace in memory, empty at first."""
         with self._lock:
-            held = self._by_driver.get(driver)
-            if held is None:
+            driver_indexes = self._by_driver.get(driver)
+            if driver_indexes is None:
                 found = None
             else:
-                found = held.namespaces.get(partition)
-            if held is None or found is None:
+                found = driver_indexes.namespaces.get(partition)
+            if driver_indexes is None or found is None:
                 return NamespaceIndex()
-            held.namespaces.move_to_end(partition)
+            driver_indexes.namespaces.move_to_end(partition)
             return found
 
     def put(self, driver: Driver, partition: Partition, index: NamespaceIndex) -> None:
         """Hold the index of a namespace."""
         with self._lock:
-            held = self._by_driver.setdefault(driver, _DatabaseIndexes())
-            before = held.namespaces.pop(partition, None)
-            held.bytes += index.size - (0 if before is None else before.size)
-            held.namespaces[partition] = index
-            while held.bytes > self._most and len(held.namespaces) > 1:
-                _, forgotten = held.namespaces.popitem(last=False)
-                held.bytes -= forgotten.size
+            driver_indexes = self._by_driver.setdefault(driver, _DatabaseIndexes())
+            before = driver_indexes.namespaces.pop(partition, None)
+            driver_indexes.bytes += index.size - (0 if before is None else before.size)
+            driver_indexes.namespaces[partition] = index
+            while driver_indexes.bytes > self._most and len(driver_indexes.namespaces) > 1:
+                _, forgotten = driver_indexes.namespaces.popitem(last=False)
+                driver_indexes.bytes -= forgotten.size

@@ -41,7 +41,7 @@ class OfflineEmbeddings(Embeddings):
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._folder = _find_folder()
+        self._folder = _folder()
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return a vector for each text."""
@@ -76,7 +76,7 @@ class OfflineEmbeddings(Embeddings):
             return tokenizer, file.get_tensor("embedding.weight")
 
 
-def _find_folder() -> Path:
+def _folder() -> Path:
     """Return the folder of the package that has the files, without importing it."""
     found = find_spec("wordllama")
     if found is None or found.origin is None or find_spec("tokenizers") is None:

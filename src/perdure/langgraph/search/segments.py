@@ -97,8 +97,8 @@ class IndexSegment:
     def size(self) -> int:
         """Bytes that are held, about."""
         arrays = (self.matrix, self.owners, self.starts, self.offsets, *self.postings, self.lengths)
-        held = sum(int(array.nbytes) for array in arrays)
-        return held + _ITEM_BYTES * len(self.keys) + _TERM_BYTES * len(self.vocabulary)
+        array_bytes = sum(int(array.nbytes) for array in arrays)
+        return array_bytes + _ITEM_BYTES * len(self.keys) + _TERM_BYTES * len(self.vocabulary)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -202,13 +202,13 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
         moved = np.cumsum(alive) - 1 + len(keys)
         per_item = np.diff(np.append(segment.starts, len(segment.matrix)))
         kept = alive[segment.owners]
-        own = per_item[kept]
+        kept_counts = per_item[kept]
         arrays["matrix"].append(segment.matrix[np.repeat(kept, per_item)])
         arrays["owners"].append(moved[segment.owners[kept]])
-        arrays["starts"].append(np.cumsum(own) - own + rows)
-        rows += int(own.sum())
-        has = alive[segment.postings.places]
-        terms = np.repeat(np.arange(len(segment.vocabulary)), np.diff(segment.offsets))[has]
+        arrays["starts"].append(np.cumsum(kept_counts) - kept_counts + rows)
+        rows += int(kept_counts.sum())
+        is_kept = alive[segment.postings.places]
+        terms = np.repeat(np.arange(len(segment.vocabulary)), np.diff(segment.offsets))[is_kept]
         # Terms that no remaining item has are forgotten: a changing text would fill the memory with them.
         remain = (np.bincount(terms, minlength=len(segment.vocabulary)) > 0).tolist()
         numbers = np.array(
@@ -219,8 +219,8 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
             dtype=np.int64,
         )
         arrays["terms"].append(numbers[terms])
-        arrays["places"].append(moved[segment.postings.places[has]])
-        arrays["counts"].append(segment.postings.counts[has])
+        arrays["places"].append(moved[segment.postings.places[is_kept]])
+        arrays["counts"].append(segment.postings.counts[is_kept])
         arrays["lengths"].append(segment.lengths[alive])
         keys += _keep_alive(segment.keys, alive)
         contents += _keep_alive(segment.contents, alive)

@@ -31,8 +31,11 @@ def model_fields(obj: Any) -> dict[str, Any] | None:
     if isinstance(obj, BaseModel):
         if cls in OWN_TYPES:
             return None
-        held = obj.__dict__.copy()
-        return {**{n: held[n] for n in cls.model_fields if n in held}, **(obj.__pydantic_extra__ or {})}
+        attributes = obj.__dict__.copy()
+        return {
+            **{n: attributes[n] for n in cls.model_fields if n in attributes},
+            **(obj.__pydantic_extra__ or {}),
+        }
     return obj.__dict__.copy() if is_old_model(cls) else None
 
 

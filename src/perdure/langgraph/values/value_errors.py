@@ -126,15 +126,15 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
         trees: The values, by channel.
     """
     channels: dict[str, None] = {}
-    found: dict[str, Unreadable] = {}
+    errors: dict[str, Unreadable] = {}
     for channel, tree in trees.items():
         for each in serde.unreadable(*join_tree(tree)):
             channels[channel] = None
-            found[str(each)] = each
-    if not found:
+            errors[str(each)] = each
+    if not errors:
         return error
-    refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
-    others = [each for each in found.values() if not isinstance(each, TypeNotAllowed)]
+    refused = [each for each in errors.values() if isinstance(each, TypeNotAllowed)]
+    others = [each for each in errors.values() if not isinstance(each, TypeNotAllowed)]
     names = list(dict.fromkeys(name for each in refused for name in each.types))
     # Errors without type names, such as for a stored call, have no option that allows them.
     texts = [str(each) for each in (*others, *refused) if not getattr(each, "types", ())]

@@ -147,9 +147,9 @@ class SlackDouble(ProviderDouble):
             return web.json_response({"ok": True, "messages": found[first:last], "response_metadata": more})
         if method != "chat.postMessage":
             return web.json_response({"ok": True})
-        return await self._post_message(request, given)
+        return await self._post(request, given)
 
-    async def _post_message(self, request: web.Request, given: Mapping[str, Any]) -> web.StreamResponse:
+    async def _post(self, request: web.Request, given: Mapping[str, Any]) -> web.StreamResponse:
         if not given.get("text"):
             return web.json_response({"ok": False, "error": "no_text"})
         elements = [e for b in given.get("blocks") or () if b["type"] == "actions" for e in b["elements"]]

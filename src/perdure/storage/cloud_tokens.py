@@ -74,17 +74,17 @@ def choose_source(
     if not colon or not module or not name:
         raise BadUrl(f"{endpoint.shown}: credentials={named!r} is not known; use {FORMS}")
     try:
-        found: Any = import_module(module)
+        provided: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            provided = getattr(provided, part)
     except (ImportError, AttributeError) as error:
         raise BadUrl(
             f"{endpoint.shown}: credentials={named} cannot be imported ({error}); see that the module is on "
             "Python's path and has the function"
         ) from error
-    if isinstance(found, str) or not callable(getattr(found, "get_credentials", found)):
+    if isinstance(provided, str) or not callable(getattr(provided, "get_credentials", provided)):
         raise BadUrl(f"{endpoint.shown}: credentials={named} is not a function")
-    return source_of(found, endpoint)
+    return source_of(provided, endpoint)
 
 
 def _make_aws_provider(kind: str, parameters: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:

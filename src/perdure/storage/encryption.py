@@ -280,26 +280,26 @@ class EncryptedDriver(WrappingDriver):
             return answer
         records = cast("tuple[tuple[Record, ...], ...]", answer)
         if self._keyring is None:
-            for found, item in zip(records, effect.items, strict=True):
+            for group, item in zip(records, effect.items, strict=True):
                 if item.kind in (CHECKPOINT, ITEM, DOCUMENT):
-                    _refuse_sealed(effect.partition, found)
+                    _refuse_sealed(effect.partition, group)
             return answer
         return cast(
             R,
             tuple(
-                tuple(self._open(effect.partition, record) for record in found)
+                tuple(self._open(effect.partition, record) for record in group)
                 if item.kind.body and getattr(item, "bodies", True)
-                else found
-                for found, item in zip(records, effect.items, strict=True)
+                else group
+                for group, item in zip(records, effect.items, strict=True)
             ),
         )
 
-    def _open_hit(self, found: IndexHit) -> IndexHit:
-        if found.record is None:
-            return found
+    def _open_hit(self, hit: IndexHit) -> IndexHit:
+        if hit.record is None:
+            return hit
         if self._keyring is None:
-            _refuse_sealed(found.partition, (found.record,))
-        return replace(found, record=self._open(found.partition, found.record))
+            _refuse_sealed(hit.partition, (hit.record,))
+        return replace(hit, record=self._open(hit.partition, hit.record))
 
     def _open(self, partition: Partition, record: Record) -> Record:
         if self._keyring is None:

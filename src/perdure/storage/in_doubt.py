@@ -32,7 +32,9 @@ def is_in_doubt(commit: Commit, answers: Answers) -> bool:
     """Return True if a commit that is not found as written, and is refused when it is repeated, may have been
     applied and overwritten since: some of the writes that identify it are found, or it has none of these."""
     writes = _writes(commit)
-    are_stored = [_is_stored(op, found) for op, found in zip(writes, answers, strict=True) if _identifies(op)]
+    are_stored = [
+        _is_stored(op, records) for op, records in zip(writes, answers, strict=True) if _identifies(op)
+    ]
     return any(are_stored) or (bool(writes) and not are_stored)
 
 
@@ -51,12 +53,12 @@ def _identifies(op: Op) -> bool:
     return isinstance(op, Put) and op.kind.grows is None and bool(op.kind.body or op.fields or op.version)
 
 
-def _is_stored(op: Put | Delete, found: tuple[Record, ...]) -> bool:
+def _is_stored(op: Put | Delete, records: tuple[Record, ...]) -> bool:
     if isinstance(op, Delete):
-        return not found
-    if not found:
+        return not records
+    if not records:
         return False
-    record = found[0]
+    record = records[0]
     grows = op.kind.grows
     # A growing record is named by its content. The first writer's copy stays; it may be sealed differently.
     has_same_body = grows is not None or record.body == op.body

@@ -222,17 +222,17 @@ def load_or_create_keys(driver: Driver, provider: KeyProvider | None, url: str) 
         KeyMissing: The provider does not have the wrapping key.
         Unavailable: The provider failed.
     """
-    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
+    (records,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
     if provider is None:
-        if found:
+        if records:
             raise KeyMissing(
-                f"{url} is encrypted, and its keys are wrapped with {_parse(found[0], url)[0]}; {REMEDY}"
+                f"{url} is encrypted, and its keys are wrapped with {_parse(records[0], url)[0]}; {REMEDY}"
             )
         return None
     require_cryptography()
     wrapping = _Wrapping(provider, url, driver.capabilities.has_threads)
-    if found:
-        return StoredKeys(driver, wrapping, wrapping.open(found[0]))
+    if records:
+        return StoredKeys(driver, wrapping, wrapping.open(records[0]))
     if any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
             f"{url} has threads or items that are stored in the clear; open it without a key, or create an "
@@ -247,8 +247,8 @@ def load_or_create_keys(driver: Driver, provider: KeyProvider | None, url: str) 
 
 def is_encrypted(driver: Driver) -> bool:
     """Return True if a database has keys."""
-    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
-    return bool(found)
+    (records,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
+    return bool(records)
 
 
 class StoredKeys(Keyring):
@@ -272,9 +272,9 @@ class StoredKeys(Keyring):
 
     def view(self) -> EncryptionKeys:
         """Read the keys again, blocking, and return their public part."""
-        found = self._wrapping.open(self._fetch())
-        self._use_if_newer(found)
-        return found.view()
+        opened = self._wrapping.open(self._fetch())
+        self._use_if_newer(opened)
+        return opened.view()
 
     def rotate(self, *, data_key: bool, dry_run: bool) -> EncryptionKeys:
         """Wrap the keys again with the provider's current wrapping key, blocking, and return them.
@@ -379,9 +379,9 @@ class StoredKeys(Keyring):
     def _work(self, attempt: Future[Exception | None]) -> None:
         failed: Exception | None = None
         try:
-            found = self._fetch()
-            if found.body != self._opened.body:
-                self._use_if_newer(self._wrapping.open(found))
+            record = self._fetch()
+            if record.body != self._opened.body:
+                self._use_if_newer(self._wrapping.open(record))
         except Exception as error:  # any error of the driver or the provider
             failed = error
             if not self._is_closed:
@@ -391,10 +391,10 @@ class StoredKeys(Keyring):
         attempt.set_result(failed)
 
     def _fetch(self) -> Record:
-        (found,) = self._driver.perform(Fetch(RESERVED, (_RECORD,)))
-        if not found:
+        (records,) = self._driver.perform(Fetch(RESERVED, (_RECORD,)))
+        if not records:
             raise DecryptionError(f"{self._wrapping.url}: the record of its keys was removed")
-        return found[0]
+        return records[0]
 
     def _use_if_newer(self, new: _KeyRecord) -> None:
         """Use keys that were read or stored, unless newer ones are already in use."""

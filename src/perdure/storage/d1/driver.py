@@ -120,7 +120,7 @@ class D1Driver:
         """
         commits = [part for part in parts if part.guarded]
         n = slot.next() if commits else 0
-        ids = [slot.receipt(place) for place in range(len(commits))]
+        ids = [slot.receipt(number) for number in range(len(commits))]
         receipt_ids = dict(zip(map(id, commits), ids, strict=True))
         if isinstance(failure := self._outage.verdict(), AnswerLost):
             raise give_up_error(failure, self._name, unsure=False) from failure
@@ -250,8 +250,8 @@ class _Slot:
         self._n += 1
         return self._n
 
-    def receipt(self, place: int) -> str:
-        return f"{self._name}.{place}"
+    def receipt(self, number: int) -> str:
+        return f"{self._name}.{number}"
 
 
 def _make_part(job: PendingRequest) -> _Part:

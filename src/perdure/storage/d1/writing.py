@@ -63,9 +63,9 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
     parameters: list[str | None] = [*place_of(partition), id_, str(n)]
     failing: list[str] = []
     groups: dict[tuple[Kind, tuple[str, ...] | None, bool], list[list[Any]]] = {}
-    for place, op in enumerate(ops):
+    for position, op in enumerate(ops):
         for form, versions, values in _list_demands(op):
-            row = [place, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
+            row = [position, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
             groups.setdefault((op.kind, form, versions), []).append(row)
     for (kind, form, versions), rows in groups.items():
         for packed, _ in pack_rows(kind, rows):
@@ -105,17 +105,17 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
         id_: The receipt's id, ``None`` for a stage, which has none.
     """
     out: list[Statement] = []
-    place = place_of(partition) if id_ is None else (*place_of(partition), id_)
+    parameters = place_of(partition) if id_ is None else (*place_of(partition), id_)
     puts = [op for op in ops if isinstance(op, Put)]
     if puts:
-        out.append((_insert_new_thread(guarded=id_ is not None), place))
+        out.append((_insert_new_thread(guarded=id_ is not None), parameters))
     for kind, group in _group_by_kind(puts):
         for packed, _ in pack_rows(kind, [_make_row(op, partition) for op in group if isinstance(op, Put)]):
-            out.append((_write_put(kind, id_ is not None), (*place, packed)))
+            out.append((_write_put(kind, id_ is not None), (*parameters, packed)))
     for kind, group in _group_by_kind([op for op in ops if isinstance(op, Delete)]):
         rows = [to_json_row(zip(op.key, kind.key, strict=True)) for op in group]
         for packed, _ in pack_rows(kind, rows):
-            out.append((_write_delete(kind), (*place, packed)))
+            out.append((_write_delete(kind), (*parameters, packed)))
     return out
 
 
@@ -187,10 +187,10 @@ def _insert_new_thread(*, guarded: bool) -> str:
 def _write_put(kind: Kind, guarded: bool) -> str:
     columns = columns_of(kind)
     names = ", ".join(["t", *(c.name for c in columns)])
-    given = ", ".join(["p.pk", *(from_row(c, n) for n, c in enumerate(columns))])
+    values = ", ".join(["p.pk", *(from_row(c, n) for n, c in enumerate(columns))])
     not_refused = f" AND {_NOT_REFUSED}" if guarded else ""
     return (
-        f"INSERT INTO {table(kind)} ({names}) SELECT {given} FROM {CATALOGUE} AS p"
+        f"INSERT INTO {table(kind)} ({names}) SELECT {values} FROM {CATALOGUE} AS p"
         f" CROSS JOIN json_each(?{5 if guarded else 4}) AS r"
         f" WHERE p.space = ?1 AND p.tenant = ?2 AND p.thread = ?3{not_refused}"
         f"{sql.on_conflict(kind)}"
@@ -202,9 +202,9 @@ def _write_delete(kind: Kind) -> str:
     where = [f"t = {PARTITION}", _NOT_REFUSED]
     if kind.key:
         names = ", ".join(c.name for c in kind.key)
-        given = ", ".join(from_row(c, n) for n, c in enumerate(kind.key))
+        values = ", ".join(from_row(c, n) for n, c in enumerate(kind.key))
         record_key = f"({names})" if len(kind.key) > 1 else names
-        where.append(f"{record_key} IN (SELECT {given} FROM json_each(?5) AS r)")
+        where.append(f"{record_key} IN (SELECT {values} FROM json_each(?5) AS r)")
     else:
         where.append("json_array_length(?5) > 0")
     return f"DELETE FROM {table(kind)} WHERE {' AND '.join(where)}"

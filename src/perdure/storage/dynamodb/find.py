@@ -40,10 +40,10 @@ def _find_runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
     if effect.tenant is not None:
         low = high = items.encode_tenant(effect.tenant)
     rows = reader.query(run_key, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
-    own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
+    wanted = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
     return tuple(
         IndexHit(items.partition_of(row), items.record_of(effect.kind, row))
-        for row in islice(own, effect.limit)
+        for row in islice(wanted, effect.limit)
     )
 
 
@@ -68,12 +68,12 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
         out = (
             (bytes(row["h"]["B"]), IndexHit(items.partition_of(row), items.due_of(kind, row))) for row in rows
         )
-        own = (entry for entry in out if effect.tenant in (None, entry[1].partition.tenant))
-        return list(islice(own, effect.limit))
+        wanted = (entry for entry in out if effect.tenant in (None, entry[1].partition.tenant))
+        return list(islice(wanted, effect.limit))
 
     pages = reader.spread(read_page, range(items.BUCKETS))
     merged: Iterable[tuple[bytes, IndexHit]] = heapq.merge(*pages, key=lambda entry: entry[0])
-    return tuple(found for _, found in islice(merged, effect.limit))
+    return tuple(hit for _, hit in islice(merged, effect.limit))
 
 
 def _find_threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
@@ -83,8 +83,8 @@ def _find_threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
         edge = items.encode_catalogue_order(effect.after.tenant, effect.after.thread)
 
     def catalogue_key(row: Item) -> bytes:
-        found = items.partition_of(row)
-        return items.encode_catalogue_order(found.tenant, found.thread)
+        listed = items.partition_of(row)
+        return items.encode_catalogue_order(listed.tenant, listed.thread)
 
     def read_page(number: int) -> list[Partition]:
         rows = reader.between(

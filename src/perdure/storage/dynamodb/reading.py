@@ -135,17 +135,17 @@ class Reader:
             if root is None or not root.incarnation:
                 return tuple(() for _ in effect.items)
             if attempt < _PATIENT_AFTER:
-                later_root, found = self._attempt(partition, root, wanted, are_independent)
+                later_root, by_item = self._attempt(partition, root, wanted, are_independent)
             else:
                 time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
                 with self.turn(partition):
                     # This process may have written since the last attempt, so the root is read again.
-                    later_root, found = self.root(partition), None
+                    later_root, by_item = self.root(partition), None
                     if later_root is not None and later_root.incarnation:
-                        later_root, found = self._attempt(partition, later_root, wanted, are_independent)
+                        later_root, by_item = self._attempt(partition, later_root, wanted, are_independent)
             is_removed = later_root is None or not later_root.incarnation
-            if is_removed or found is not None:
-                return self._make_answers(effect, later_root, found or {})
+            if is_removed or by_item is not None:
+                return self._make_answers(effect, later_root, by_item or {})
             root = later_root
         raise Contention(
             f"thread {partition.thread!r} is written to without a pause by other processes, and no moment of "
@@ -160,18 +160,18 @@ class Reader:
             if are_independent:
                 gets = [item for item in wanted if isinstance(item, Get)]
                 later_root, records = self._get_records(partition, root.incarnation, gets, with_root=True)
-                found = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
+                by_item = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
             else:
-                found = self._read(partition, root.incarnation, wanted)
+                by_item = self._read(partition, root.incarnation, wanted)
                 later_root = self.root(partition)
         except TornRead:
             return self.root(partition), None
         if later_root is None or later_root.incarnation != root.incarnation:
             return later_root, None
-        return later_root, found if are_independent or later_root.revision == root.revision else None
+        return later_root, by_item if are_independent or later_root.revision == root.revision else None
 
     def _make_answers(
-        self, effect: Fetch, root: PartitionRoot | None, found: dict[int, tuple[Record, ...]]
+        self, effect: Fetch, root: PartitionRoot | None, by_item: dict[int, tuple[Record, ...]]
     ) -> tuple[tuple[Record, ...], ...]:
         """Return the answers in the order of the request. A root without an incarnation holds nothing."""
         if root is None or not root.incarnation:
@@ -179,13 +179,13 @@ class Reader:
         out: list[tuple[Record, ...]] = []
         for item in effect.items:
             record = root.records.get(item.kind.name)
-            own = () if record is None else (record,)
+            embedded = () if record is None else (record,)
             if _is_embedded(effect.partition, item):
-                out.append(_apply_range(item, own) if isinstance(item, Range) else own)
-            elif own and isinstance(item, Range):
-                out.append(_insert_least(item, own, found[id(item)]))
+                out.append(_apply_range(item, embedded) if isinstance(item, Range) else embedded)
+            elif embedded and isinstance(item, Range):
+                out.append(_insert_least(item, embedded, by_item[id(item)]))
             else:
-                out.append(found[id(item)])
+                out.append(by_item[id(item)])
         return tuple(out)
 
     def _read(
@@ -213,17 +213,17 @@ class Reader:
         if gets:
             work.append(partial(self._get_records, partition, incarnation, tuple(gets.values())))
         results = self.spread(lambda step: step(), work)
-        out: dict[int, tuple[Record, ...]] = dict(zip(ranges, results, strict=False))
-        for found in results[len(ranges) : len(ranges) + len(groups)]:
-            out |= found
+        by_item: dict[int, tuple[Record, ...]] = dict(zip(ranges, results, strict=False))
+        for group_records in results[len(ranges) : len(ranges) + len(groups)]:
+            by_item |= group_records
         for item in wanted:
             if (get := gets.get(id(item))) is not None:
-                own = results[-1][1].get((get.kind.name, get.key), ())
+                records = results[-1][1].get((get.kind.name, get.key), ())
                 if isinstance(item, Get):
-                    out[id(item)] = own
+                    by_item[id(item)] = records
                 else:
-                    out[id(item)] = _apply_range(item, own)
-        return out
+                    by_item[id(item)] = _apply_range(item, records)
+        return by_item
 
     def _read_neighbours(
         self, partition: Partition, incarnation: bytes, group: Sequence[Span]
@@ -252,13 +252,13 @@ class Reader:
         else:
             remaining = []
         read = group[: len(group) - len(remaining)]
-        found = [(span.item, row) for span in read for row in rows_of[id(span.item)]]
-        bodies = self._load_bodies(partition, incarnation, [row for _, row in found])
-        out: dict[int, list[Record]] = {id(span.item): [] for span in read}
-        for (item, row), body in zip(found, bodies, strict=True):
+        pairs = [(span.item, row) for span in read for row in rows_of[id(span.item)]]
+        bodies = self._load_bodies(partition, incarnation, [row for _, row in pairs])
+        records_of: dict[int, list[Record]] = {id(span.item): [] for span in read}
+        for (item, row), body in zip(pairs, bodies, strict=True):
             if body is not None:
-                out[id(item)].append(items.record_of(item.kind, row, body))
-        complete = {name: tuple(records) for name, records in out.items()}
+                records_of[id(item)].append(items.record_of(item.kind, row, body))
+        complete = {name: tuple(records) for name, records in records_of.items()}
         return complete | self._read(partition, incarnation, [span.item for span in remaining])
 
     def _get_records(
@@ -277,19 +277,19 @@ class Reader:
                 gets_by_place[place] = get
                 keys.append(key)
         root = None
-        found: list[tuple[Get, Item]] = []
+        pairs: list[tuple[Get, Item]] = []
         for item in self._get_items(keys):
             item_place = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
             if item_place in gets_by_place:
-                found.append((gets_by_place[item_place], item))
+                pairs.append((gets_by_place[item_place], item))
             else:
                 root = items.root_of(item)
         if with_root:
             self.remember(partition, root)
-        bodies = self._load_bodies(partition, incarnation, [item for _, item in found])
+        bodies = self._load_bodies(partition, incarnation, [item for _, item in pairs])
         return root, {
             (get.kind.name, get.key): (items.record_of(get.kind, item, body),)
-            for (get, item), body in zip(found, bodies, strict=True)
+            for (get, item), body in zip(pairs, bodies, strict=True)
             if body is not None
         }
 
@@ -302,20 +302,20 @@ class Reader:
             yield from answers
 
     def _load_bodies(
-        self, partition: Partition, incarnation: bytes, found: Sequence[Item]
+        self, partition: Partition, incarnation: bytes, rows: Sequence[Item]
     ) -> Sequence[bytes | None]:
         """Return the bodies that are stored in parts, joined; empty for the others, ``None`` for records that
         have expired and are partly removed."""
         keys: list[Item] = []
-        for item in found:
+        for item in rows:
             if (parts := items.parts_of(item)) is not None:
                 keys += items.make_part_keys(partition, incarnation, *parts)
         if not keys:
-            return [b""] * len(found)
+            return [b""] * len(rows)
         part_bodies = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._get_items(keys)}
         remaining_keys = iter(keys)
-        out: list[bytes | None] = []
-        for item in found:
+        bodies: list[bytes | None] = []
+        for item in rows:
             parts = items.parts_of(item)
             own_parts = [
                 part_bodies.get((k["pk"]["B"], k["sk"]["B"]))
@@ -323,37 +323,37 @@ class Reader:
             ]
             pieces = [piece for piece in own_parts if piece is not None]
             if len(pieces) == len(own_parts):
-                out.append(b"".join(pieces))
+                bodies.append(b"".join(pieces))
             elif items.is_expired(item, time.time()):
                 # The service removes expired items one by one, in no order: the record will go as well.
-                out.append(None)
+                bodies.append(None)
             else:
                 raise TornRead
-        return out
+        return bodies
 
     # Ranges
 
     def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
         pk = items.collection(partition, incarnation)
         if item.by is not None:
-            found = self._query_by_field(pk, item)
+            matching = self._query_by_field(pk, item)
         else:
-            found = self._query_by_key(pk, item)
-        out: list[Record] = []
-        while item.limit is None or len(out) < item.limit:
-            rows = list(islice(found, None if item.limit is None else item.limit - len(out)))
+            matching = self._query_by_key(pk, item)
+        records: list[Record] = []
+        while item.limit is None or len(records) < item.limit:
+            rows = list(islice(matching, None if item.limit is None else item.limit - len(records)))
             if not rows:
                 break
             bodies: Sequence[bytes | None] = [b""] * len(rows)
             if item.bodies:
                 bodies = self._load_bodies(partition, incarnation, rows)
             # Further records replace those that have expired: the caller takes a short page for the last one.
-            out += [
+            records += [
                 items.record_of(item.kind, row, body)
                 for row, body in zip(rows, bodies, strict=True)
                 if body is not None
             ]
-        return tuple(out)
+        return tuple(records)
 
     def _query_by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
         kind = item.kind
@@ -495,21 +495,21 @@ def _is_embedded(partition: Partition, item: Get | Range) -> bool:
     return items.is_embedded(partition, item if isinstance(item, Get) else Get(item.kind, item.prefix))
 
 
-def _insert_least(item: Range, least: tuple[Record, ...], found: tuple[Record, ...]) -> tuple[Record, ...]:
+def _insert_least(item: Range, least: tuple[Record, ...], others: tuple[Record, ...]) -> tuple[Record, ...]:
     """Return the answer of a range, with a record inserted that precedes all others of its kind."""
     if item.prefix or (item.after is not None and (not item.reverse or item.after <= least[0].key)):
-        return found
+        return others
     least = _apply_range(item._replace(after=None), least)
-    return (found + least if item.reverse else least + found)[: item.limit]
+    return (others + least if item.reverse else least + others)[: item.limit]
 
 
-def _apply_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
+def _apply_range(item: Range, records: tuple[Record, ...]) -> tuple[Record, ...]:
     """Return the answer of a range whose prefix is a whole key, given the record of this key, if any."""
     if item.after is not None:
         return ()
     if item.bodies:
-        return found
-    return tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
+        return records
+    return tuple(Record(r.kind, r.key, r.fields, r.version) for r in records)
 
 
 def _are_independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:

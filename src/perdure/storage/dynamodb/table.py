@@ -182,12 +182,12 @@ def _await_active(client: Client) -> dict[str, Any]:
 def _check(client: Client, table: dict[str, Any]) -> None:
     """Raise ``BadUrl`` if the table's definition differs from ``DEFINITION``."""
     types = {a["AttributeName"]: a["AttributeType"] for a in table["AttributeDefinitions"]}
-    found = {
+    comparisons = {
         "its keys": (table["KeySchema"], DEFINITION["KeySchema"]),
         f"the local index {items.BY_ORDER}": _find_index_keys(table, "LocalSecondaryIndexes"),
         f"the global index {items.FIND}": _find_index_keys(table, "GlobalSecondaryIndexes"),
     }
-    wrong = [part for part, (given, wanted) in found.items() if _flatten(given) != _flatten(wanted)]
+    wrong = [part for part, (given, wanted) in comparisons.items() if _flatten(given) != _flatten(wanted)]
     wanted_types = {a["AttributeName"]: a["AttributeType"] for a in DEFINITION["AttributeDefinitions"]}
     if not wrong and any(types.get(name) != type_ for name, type_ in wanted_types.items()):
         wrong.append("the types of its keys")

@@ -70,15 +70,15 @@ class ServerConnection:
 
     def __init__(
         self,
-        place: PostgresUrl,
+        settings: PostgresUrl,
         stop: threading.Event | None = None,
         outage: Outage | None = None,
         liveness: LivenessCheck | None = None,
     ) -> None:
-        self._place = place
+        self._settings = settings
         self._stop = stop or threading.Event()
-        self._outage = outage or Outage(place.patience)
-        self._liveness = liveness or LivenessCheck(place, self._outage)
+        self._outage = outage or Outage(settings.patience)
+        self._liveness = liveness or LivenessCheck(settings, self._outage)
         self._connection: psycopg.Connection | None = None
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
@@ -91,14 +91,14 @@ class ServerConnection:
         if self._connection is not None:
             return
         if patiently and (failure := self._outage.verdict()) is not None:
-            raise unreachable_error(failure, self._place) from failure
-        until = time.monotonic() + self._place.patience
+            raise unreachable_error(failure, self._settings) from failure
+        until = time.monotonic() + self._settings.patience
         attempt = 0
         while True:
             began = time.monotonic()
             try:
                 self._connection = sign_in(
-                    self._place.conninfo, self._place.password, max(0.0, until - began)
+                    self._settings.conninfo, self._settings.password, max(0.0, until - began)
                 )
                 self._prepared.clear()
                 self._socket = self._connection.pgconn.socket
@@ -118,19 +118,21 @@ class ServerConnection:
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
                 is_hopeless = not may_pass(error)
-                if self._place.password is not None and is_wrong_password(error):
+                if self._settings.password is not None and is_wrong_password(error):
                     # The password may have been changed: the next attempt uses the new one.
                     wait = 0.0 if attempt == 1 else wait
                     if time.monotonic() + wait > until:
-                        raise Unavailable(f"{self._place.name}: {self._place.password.refusal()}") from error
+                        raise Unavailable(
+                            f"{self._settings.name}: {self._settings.password.refusal()}"
+                        ) from error
                     if self._stop.wait(wait):
-                        raise unreachable_error(error, self._place) from error
+                        raise unreachable_error(error, self._settings) from error
                     continue
                 if not is_hopeless:
                     until = min(until, self._outage.note(error, began))
                     is_hopeless = time.monotonic() + wait > until
                 if not patiently or is_hopeless or self._stop.wait(wait):
-                    raise unreachable_error(error, self._place) from error
+                    raise unreachable_error(error, self._settings) from error
 
     def deadline(self) -> int:
         """Return the time until which a write that is sent now may begin, in microseconds of the server's
@@ -144,7 +146,7 @@ class ServerConnection:
         pgconn.send_query(f"SELECT {NOW}".encode())
         # The query costs the server nothing. If the server is silent for as long as connecting may take, it
         # is unavailable.
-        within_s = min(ANSWER_TIMEOUT_S, self._place.connecting_s)
+        within_s = min(ANSWER_TIMEOUT_S, self._settings.connecting_s)
         result = self._result(pgconn, time.monotonic() + within_s)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result)
@@ -243,10 +245,10 @@ class ServerConnection:
                 pgconn.send_query_params(
                     statement.sql.encode(), statement.values, statement.types, statement.formats
                 )
-                found = self._result(pgconn, deadline)
-                if found.status not in _DONE:
+                answered = self._result(pgconn, deadline)
+                if answered.status not in _DONE:
                     self._roll_back(pgconn)
-                    raise self._make_refusal_error(connection, found, statement)
+                    raise self._make_refusal_error(connection, answered, statement)
             ended = self._execute(pgconn, COMMIT)
             if ended.status not in _DONE:
                 raise self._make_refusal_error(connection, ended, None)
@@ -301,7 +303,7 @@ class ServerConnection:
             self.lose()  # the clocks diverged; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
             raise StatementRolledBack from error
-        raise translate(error, self._place) from error
+        raise translate(error, self._settings) from error
 
     def _make_roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
@@ -330,7 +332,7 @@ class ServerConnection:
             self._send(pgconn, call.statement, call.values)
             pgconn.pipeline_sync()
         self._flush(pgconn, deadline)
-        found: pq.abc.PGresult | None = None
+        result_so_far: pq.abc.PGresult | None = None
         is_silent = False
         while len(results) < len(calls):
             while pgconn.is_busy():
@@ -344,12 +346,12 @@ class ServerConnection:
                 continue
             is_silent = False
             if result.status != pq.ExecStatus.PIPELINE_SYNC:
-                found = _choose_worse(found, result)
+                result_so_far = _choose_worse(result_so_far, result)
                 continue
-            if found is None:
+            if result_so_far is None:
                 raise ConnectionLost
-            results.append(found)
-            found = None
+            results.append(result_so_far)
+            result_so_far = None
         pgconn.exit_pipeline_mode()
 
     def _prepare(
@@ -357,7 +359,7 @@ class ServerConnection:
     ) -> pq.abc.PGresult | None:
         """Prepare a statement unless it is prepared, or the URL forbids that; return the result if it was
         refused."""
-        if not self._place.prepare or statement.name in self._prepared:
+        if not self._settings.prepare or statement.name in self._prepared:
             return None
         pgconn.send_prepare(statement.name, statement.sql, statement.types)
         prepared = self._result(pgconn, deadline)
@@ -368,7 +370,7 @@ class ServerConnection:
 
     def _send(self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]) -> None:
         formats = [int(statement.binary)] * len(values)
-        if self._place.prepare:
+        if self._settings.prepare:
             pgconn.send_query_prepared(statement.name, values, formats, pq.Format.BINARY)
         else:
             pgconn.send_query_params(statement.sql, values, statement.types, formats, pq.Format.BINARY)
@@ -381,17 +383,17 @@ class ServerConnection:
 
     def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
         self._flush(pgconn, deadline)
-        found = None
+        result_so_far = None
         while True:
             while pgconn.is_busy():
                 self._wait(pgconn, deadline)
             result = pgconn.get_result()
             if result is None:
                 break
-            found = _choose_worse(found, result)
-        if found is None:
+            result_so_far = _choose_worse(result_so_far, result)
+        if result_so_far is None:
             raise ConnectionLost
-        return found
+        return result_so_far
 
     def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
         silent_since = time.monotonic()

@@ -73,7 +73,7 @@ class PostgresDriver:
     """One database. Creating the driver neither creates nor migrates the schema.
 
     Args:
-        place: The database.
+        settings: The settings of the database's URL.
         vectors: The search by vectors, if the schema has the table for it.
         has_lost_vectors: True if there is no search because pgvector was dropped or moved after the table had
             been created.
@@ -82,33 +82,35 @@ class PostgresDriver:
 
     def __init__(
         self,
-        place: PostgresUrl,
+        settings: PostgresUrl,
         vectors: VectorSearch | None = None,
         *,
         has_lost_vectors: bool = False,
         count_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.limits = _LIMITS
-        self._place = place
+        self._settings = settings
         self._has_lost_vectors = has_lost_vectors
         self._count_bytes = count_bytes
         self._vectors = vectors
-        self._sql = Statements(place)
+        self._sql = Statements(settings)
         self._statements = PostgresStatements()
         self._stop = threading.Event()
-        self._outage = Outage(place.patience)
-        self._liveness = LivenessCheck(place, self._outage)
+        self._outage = Outage(settings.patience)
+        self._liveness = LivenessCheck(settings, self._outage)
         self._thread_local = threading.local()
-        self._password = place.password
+        self._password = settings.password
         self._links: list[ServerConnection] = []
         self._links_lock = threading.Lock()
-        if place.notify is None:
+        if settings.notify is None:
             self._bell = None
         else:
-            self._bell = ServerNotifier(PostgresListener(place, place.notify), name=place.name)
-        writers = place.pool // 2
-        self._writes = Batcher(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
-        self._reads = Batcher(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
+            self._bell = ServerNotifier(PostgresListener(settings, settings.notify), name=settings.name)
+        writers = settings.pool // 2
+        self._writes = Batcher(self._write, name=settings.name, workers=writers, most=_WRITES_MAX)
+        self._reads = Batcher(
+            self._read, name=settings.name, workers=settings.pool - writers, most=_READS_MAX
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -161,7 +163,7 @@ class PostgresDriver:
         link: ServerConnection | None = getattr(self._thread_local, "link", None)
         if link is None:
             link = self._thread_local.link = ServerConnection(
-                self._place, self._stop, self._outage, self._liveness
+                self._settings, self._stop, self._outage, self._liveness
             )
             with self._links_lock:
                 self._links.append(link)
@@ -195,7 +197,7 @@ class PostgresDriver:
             self._resolve_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].error = _error_of(error, self._place)
+                jobs[0].error = _error_of(error, self._settings)
                 return
             # One bad write must not fail the others: each is repeated by itself.
             for job in jobs:
@@ -267,7 +269,7 @@ class PostgresDriver:
             return self._retry_lost(lambda: self._resolve_lost(job.effect, overwritten))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
-                f"{_error_of(error, self._place)}. The connection was lost during this write: it may be "
+                f"{_error_of(error, self._settings)}. The connection was lost during this write: it may be "
                 "stored or not; load the thread again before repeating it"
             ) from error
 
@@ -282,9 +284,11 @@ class PostgresDriver:
         if was_applied(visible, self._read_evidence(visible)):
             return Committed()
         if len(remaining) < len(effect.ops):
-            raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
+            raise Unavailable(
+                f"{self._settings.name}: a later write of the same round trip overwrites this one"
+            )
         if not is_repeatable(effect):
-            raise Unavailable(f"{self._place.name}: a write without expectations is not repeated")
+            raise Unavailable(f"{self._settings.name}: a write without expectations is not repeated")
         (sole_outcome,) = self._commit_with_vectors([effect])
         if not isinstance(sole_outcome, Refused):
             return sole_outcome
@@ -293,7 +297,7 @@ class PostgresDriver:
         if was_applied(visible, answers):
             return Committed()
         if is_in_doubt(visible, answers):
-            raise Unavailable(f"{self._place.name}: the same records were written by others meanwhile")
+            raise Unavailable(f"{self._settings.name}: the same records were written by others meanwhile")
         return sole_outcome
 
     def _read_evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
@@ -355,7 +359,7 @@ class PostgresDriver:
             if isinstance(error, Unavailable) and not self._is_reachable(jobs):
                 return
             if len(jobs) == 1:
-                jobs[0].error = _error_of(error, self._place)
+                jobs[0].error = _error_of(error, self._settings)
                 return
             for job in jobs:
                 self._read_together([job])
@@ -433,7 +437,7 @@ class PostgresDriver:
             try:
                 job.answer = work(job)
             except Exception as error:
-                job.error = _error_of(error, self._place)
+                job.error = _error_of(error, self._settings)
             rest = jobs[at:]
             if rest and isinstance(job.error, Unavailable) and not self._is_reachable(rest):
                 for other in rest:
@@ -459,11 +463,11 @@ class PostgresDriver:
         return work()
 
 
-def _error_of(error: Exception, place: PostgresUrl) -> Exception:
+def _error_of(error: Exception, settings: PostgresUrl) -> Exception:
     """Return the error for a caller, translated if it is one of this driver's own."""
     new: PerdureError
     if isinstance(error, struct.error | OverflowError):
-        new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
+        new = TooLarge(f"{settings.name}: a number does not fit the 64 bits that PostgreSQL keeps")
     elif isinstance(error, UnicodeEncodeError):
         # A server's clients see this error, so it does not name the database.
         new = Unserialisable(
@@ -471,10 +475,11 @@ def _error_of(error: Exception, place: PostgresUrl) -> Exception:
         )
     elif isinstance(error, StatementRolledBack):
         new = Unavailable(
-            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of other writers; try again"
+            f"{settings.name}: the write was rolled back {_ROLLBACKS} times because of other writers; "
+            "try again"
         )
     elif isinstance(error, ConnectionLost):
-        new = Unavailable(f"{place.name}: the connection was lost repeatedly; try again when it is stable")
+        new = Unavailable(f"{settings.name}: the connection was lost repeatedly; try again when it is stable")
     else:
         return error
     new.__cause__ = error

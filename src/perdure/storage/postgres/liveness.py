@@ -30,8 +30,8 @@ _EVENTS = {
 class LivenessCheck:
     """Asks a server whether it is there. The OS threads that wait for the server share the answer."""
 
-    def __init__(self, place: PostgresUrl, outage: Outage) -> None:
-        self._conninfo = place.conninfo.encode()
+    def __init__(self, settings: PostgresUrl, outage: Outage) -> None:
+        self._conninfo = settings.conninfo.encode()
         self._outage = outage
         self._lock = threading.Lock()
         self._answered_at = -inf

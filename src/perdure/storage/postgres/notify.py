@@ -23,11 +23,11 @@ _ANSWER_S = 5.0
 class PostgresListener:
     """The connection of a notifier to the server that the URL names for notifications."""
 
-    def __init__(self, place: PostgresUrl, conninfo: str) -> None:
+    def __init__(self, settings: PostgresUrl, conninfo: str) -> None:
         self._conninfo = conninfo
-        self._password = place.notify_password
+        self._password = settings.notify_password
         # Letters and digits: within the length of a name, and the same quoted or not.
-        self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
+        self._channel = f"perdure_{sha256(settings.schema.encode()).hexdigest()[:16]}"
         self._connection: psycopg.Connection | None = None
 
     def open(self, *, listens: bool) -> None:

@@ -65,11 +65,11 @@ class ReadShape:
     def columns(self) -> tuple[SectionColumn, ...]:
         """Item number, partition number, limit, flag for bodies; prefix; position to continue after."""
         kinds = {c.name: c.kind for c in (*self.kind.key, *self.kind.fields)}
-        own = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
-        own += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
+        section_columns = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
+        section_columns += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
         if self.after:
-            own += [SectionColumn(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
-        return tuple(own)
+            section_columns += [SectionColumn(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
+        return tuple(section_columns)
 
 
 def _list_sections(kind: Kind) -> list[Section]:

@@ -30,8 +30,8 @@ class Statement:
 class Statements:
     """The statements of a schema."""
 
-    def __init__(self, place: PostgresUrl) -> None:
-        schema, version = quote(place.schema), SCHEMA_VERSION
+    def __init__(self, settings: PostgresUrl) -> None:
+        schema, version = quote(settings.schema), SCHEMA_VERSION
         self._schema = schema
         self._tables = searches.Tables(f"{schema}.thread", f"{schema}.listing", f"{schema}.{DOCUMENT.name}")
         self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)

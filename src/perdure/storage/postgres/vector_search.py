@@ -36,20 +36,20 @@ class VectorSearch:
     """Search in a schema that has the table of vectors.
 
     Args:
-        place: The database.
+        settings: The settings of the database's URL.
         extension: The state of pgvector in it.
         connecting: Opens a connection of its own for maintenance.
     """
 
     dims_max = MOST_DIMS
 
-    def __init__(self, place: PostgresUrl, extension: Extension, connecting: Connecting) -> None:
-        self._place = place
+    def __init__(self, settings: PostgresUrl, extension: Extension, connecting: Connecting) -> None:
+        self._settings = settings
         self._extension = extension
         self._connecting = connecting
         self._graphs = set(extension.graphs)
         self._sends = True
-        self._schema = schema = quote(place.schema)
+        self._schema = schema = quote(settings.schema)
         within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
         texts = (_TEXT, _TEXT, _TEXT)
         self._nearest = call(
@@ -153,7 +153,7 @@ class VectorSearch:
         """
         schema, home = self._schema, quote(self._extension.home)
         name = f"vector_hnsw_{dims}"
-        with self._connecting(self._place) as connection:
+        with self._connecting(self._settings) as connection:
             row = connection.execute(
                 f"WITH x AS MATERIALIZED (SELECT * FROM {schema}.vectors_damaged(NULL)), gone AS (DELETE FROM"
                 f" {schema}.vector v USING x WHERE v.t = x.t AND v.item = x.item), again AS (UPDATE"
@@ -162,9 +162,10 @@ class VectorSearch:
             ).fetchone()
             if dims <= MOST_DIMS_OF_GRAPH and self._extension.has_graphs:
                 lock = f"SELECT pg_try_advisory_lock(hashtextextended('{name} ' || %s, 0))".encode()
-                if connection.execute(lock, (self._place.schema,)).fetchone() != (True,):
+                if connection.execute(lock, (self._settings.schema,)).fetchone() != (True,):
                     raise Unavailable(
-                        f"{self._place.name}: another process creates the HNSW index; wait until it is done"
+                        f"{self._settings.name}: another process creates the HNSW index; wait until it is "
+                        "done"
                     )
                 if not self._has_graph(connection, dims):
                     connection.execute(f"SET maintenance_work_mem = '{_BUILD_MEMORY}'".encode())
@@ -184,8 +185,8 @@ class VectorSearch:
         """Return the items of a namespace whose vectors are not those of their entries."""
         if partition is None or partition.space != STORE:
             return []
-        with self._connecting(self._place) as connection:
-            found = connection.execute(
+        with self._connecting(self._settings) as connection:
+            rows = connection.execute(
                 f"SELECT x.item FROM {self._schema}.thread p, {self._schema}.vectors_damaged(p.pk) x"
                 " WHERE p.space = %s AND p.tenant = %s AND p.thread = %s ORDER BY x.item".encode(),
                 [codec.escape(part) for part in (partition.space, partition.tenant, partition.thread)],
@@ -193,7 +194,7 @@ class VectorSearch:
         return [
             f"the vectors of item {codec.unescape(item)!r} are not those of its entry in the search index; "
             "`perdure store reindex` makes them anew"
-            for (item,) in found
+            for (item,) in rows
         ]
 
     def trust(self, partition: Partition) -> bool:
@@ -201,8 +202,8 @@ class VectorSearch:
         return False
 
     def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
             (f"{self._schema}.vector_hnsw_{dims}",),
         ).fetchone()
-        return found == (True,)
+        return row == (True,)

@@ -226,11 +226,11 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
 
 def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
-    found = _once(settings, b"GET", _name_layout_key(settings))
-    if found is None:
+    stored = _once(settings, b"GET", _name_layout_key(settings))
+    if stored is None:
         return 0, 0
     try:
-        version, buckets = (int(word) for word in found.split())
+        version, buckets = (int(word) for word in stored.split())
     except ValueError as error:
         raise Unavailable(
             f"{settings.shown} holds a key of another program under this prefix; choose one with ?prefix=…"
@@ -341,23 +341,23 @@ def _warn_of_settings(settings: RedisUrl, node: tuple[str, int], answers: dict[s
             where,
         )
         return
-    found = {word: answer[1].decode() for word, answer in answers.items()}
-    if found["appendonly"] != "yes":
+    values = {word: answer[1].decode() for word, answer in answers.items()}
+    if values["appendonly"] != "yes":
         warnings.warn(
             f"{where} runs without an append-only file: acknowledged writes are lost when it stops. Set "
             "appendonly yes and appendfsync always there",
             RuntimeWarning,
             stacklevel=4,
         )
-    elif found["appendfsync"] != "always":
+    elif values["appendfsync"] != "always":
         _LOGGER.warning(
             "%s runs with appendfsync %s: the writes of the last second or two are lost when it is killed",
             where,
-            found["appendfsync"],
+            values["appendfsync"],
         )
-    if found["maxmemory"] != "0" and found["maxmemory-policy"] != "noeviction":
+    if values["maxmemory"] != "0" and values["maxmemory-policy"] != "noeviction":
         warnings.warn(
-            f"{where} evicts keys when memory is short (maxmemory-policy {found['maxmemory-policy']}): "
+            f"{where} evicts keys when memory is short (maxmemory-policy {values['maxmemory-policy']}): "
             "threads would vanish in part. Set maxmemory-policy noeviction there",
             RuntimeWarning,
             stacklevel=4,

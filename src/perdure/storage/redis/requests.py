@@ -129,11 +129,11 @@ def name(kind: Kind, key: Sequence[Any]) -> bytes:
 
 def commit(space: Keyspace, effect: Commit | Stage) -> Call:
     """Return the call for a commit, or for a stage, which expects nothing: it may be executed twice."""
-    place = space.place(effect.partition)
-    args = [place.encoded, place.listed, place.life, place.records]
+    partition_keys = space.place(effect.partition)
+    args = [partition_keys.encoded, partition_keys.listed, partition_keys.life, partition_keys.records]
     for op in effect.ops:
         _append_op(args, op)
-    return evaluate(scripts.COMMIT, place.slot, place.keys, args, isinstance(effect, Stage))
+    return evaluate(scripts.COMMIT, partition_keys.slot, partition_keys.keys, args, isinstance(effect, Stage))
 
 
 def _append_op(args: list[bytes], op: Op) -> None:
@@ -180,11 +180,11 @@ def parse_commit(effect: Commit | Stage, answer: Any) -> Committed | Refused | N
 
 
 def drop(space: Keyspace, effect: Drop) -> Call:
-    place = space.place(effect.partition)
-    args = [place.encoded, place.records]
+    partition_keys = space.place(effect.partition)
+    args = [partition_keys.encoded, partition_keys.records]
     for check in effect.checks:
         _append_op(args, check)
-    return evaluate(scripts.DROP, place.slot, place.keys, args, safe=True)
+    return evaluate(scripts.DROP, partition_keys.slot, partition_keys.keys, args, safe=True)
 
 
 def parse_drop(effect: Drop, answer: Any) -> Committed | Refused:
@@ -211,13 +211,19 @@ def read_server_time(answer: Sequence[bytes]) -> int:
 
 def fetch(space: Keyspace, effect: Fetch) -> Call:
     """Return the call that reads all items of a fetch."""
-    place = space.place(effect.partition)
+    partition_keys = space.place(effect.partition)
     gets = [name(item.kind, item.key) for item in effect.items if isinstance(item, Get)]
     args = [b"%d" % len(gets), *gets]
     for item in effect.items:
         if isinstance(item, Range):
             args += _encode_range(item)
-    return evaluate(scripts.FETCH, place.slot, (*place.keys[:2], place.keys[-1]), args, safe=True)
+    return evaluate(
+        scripts.FETCH,
+        partition_keys.slot,
+        (*partition_keys.keys[:2], partition_keys.keys[-1]),
+        args,
+        safe=True,
+    )
 
 
 def _has_stored_order(item: Range) -> bool:

@@ -62,13 +62,13 @@ class FileWatch:
         self._advanced: _FileState | None = None
         self._advancing: tuple[_FileState | None, int] = None, self._state
         try:
-            found = os.stat(self.path)
+            file = os.stat(self.path)
             self._files = (
-                _identify_file(found),
+                _identify_file(file),
                 _identify_file(os.stat(self._log_path)),
                 _identify_file(os.stat(self._index_path)),
             )
-            self._examined = _change(found)
+            self._examined = _change(file)
             self._stored = self._read_stored()
             self._log_after_commit = b"", 0
         except BaseException:
@@ -94,8 +94,8 @@ class FileWatch:
         if self._advanced == self._examined:
             return
         examined = self._examined
-        found, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
-        self._compare(found, state, self._state + 1)
+        database_id, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
+        self._compare(database_id, state, self._state + 1)
         self._advancing = examined, state
 
     def compare(self, thread: int, commits: int) -> None:
@@ -145,7 +145,7 @@ class FileWatch:
         try:
             writer.execute("BEGIN IMMEDIATE")
             try:
-                found, state = _read_history(writer.execute(_ADVANCE).fetchall())
+                database_id, state = _read_history(writer.execute(_ADVANCE).fetchall())
                 writer.execute("COMMIT")
             finally:
                 if writer.in_transaction:
@@ -154,7 +154,7 @@ class FileWatch:
             raise
         except (apsw.Error, Corrupt) as error:
             raise self._note_replaced("its log was emptied", written=True) from error
-        self._compare(found, state, self._state + 1)
+        self._compare(database_id, state, self._state + 1)
         self._state = state
         if self._log_header()[:4] in _LOG_MAGIC:
             return
@@ -173,22 +173,22 @@ class FileWatch:
         if self._error_text is not None:
             raise DatabaseReplaced(self._error_text)
         now = time.monotonic()
-        found = _stat_file(self.path)
-        if found is None:
+        file = _stat_file(self.path)
+        if file is None:
             raise self._note_replaced("was removed or moved away")
-        if _identify_file(found) != self._files[0]:
+        if _identify_file(file) != self._files[0]:
             raise self._note_replaced("was replaced by another file")
-        if _change(found) != self._examined:
+        if _change(file) != self._examined:
             self._examine_change()
         self._checked_at = now
 
     def _examine_change(self) -> None:
         """Examine a file that was written to: by a checkpoint of the log, or by another program."""
         with self._examine_lock:
-            found = os.stat(self.path)
-            if _change(found) == self._examined:
+            file = os.stat(self.path)
+            if _change(file) == self._examined:
                 return
-            if found.st_size < self._examined[0] and self._read_promised_size() > found.st_size:
+            if file.st_size < self._examined[0] and self._read_promised_size() > file.st_size:
                 raise self._note_replaced("was cut short")
             stored = self._read_stored()
             if self._stored is not None:
@@ -203,10 +203,10 @@ class FileWatch:
                     self._compare(*stored, self._stored[1])
             # While the file is incomplete, the last known history stays valid.
             self._stored = stored or self._stored
-            self._examined = _change(found)
+            self._examined = _change(file)
 
-    def _compare(self, found: bytes, state: int, least: int) -> None:
-        if found != self._id:
+    def _compare(self, database_id: bytes, state: int, least: int) -> None:
+        if database_id != self._id:
             raise self._note_replaced("was overwritten with another database")
         if state < least:
             raise self._note_replaced("was brought back to an older state")
@@ -278,9 +278,9 @@ def _stat_file(path: Path | str) -> os.stat_result | None:
         return None
 
 
-def _identify_file(found: os.stat_result) -> _File:
-    return found.st_dev, found.st_ino
+def _identify_file(file: os.stat_result) -> _File:
+    return file.st_dev, file.st_ino
 
 
-def _change(found: os.stat_result) -> _FileState:
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _change(file: os.stat_result) -> _FileState:
+    return file.st_size, file.st_mtime_ns, file.st_ctime_ns

@@ -20,27 +20,27 @@ _SHOWN = 20
 
 def examine_file(connection: apsw.Connection) -> list[str]:
     """Return the damage found in the file as a whole."""
-    out: list[str] = []
+    damage: list[str] = []
     try:
         lines = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
-        out += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
+        damage += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
         catalogue = f"{schema.PREFIX}thread"
         names = f"SELECT tenant, thread, space, checksum FROM {catalogue} NOT INDEXED"
         damaged = sum(
             checksums.of_partition(Partition(*row[:3])) != row[3] for row in connection.execute(names)
         )
         if damaged:
-            out.append(f"{damaged} rows of the catalogue are not what was written")
+            damage.append(f"{damaged} rows of the catalogue are not what was written")
         for kind in KINDS:
             count_lost = (
                 f"SELECT count(*) FROM {schema.table(kind)} WHERE t NOT IN (SELECT pk FROM {catalogue})"
             )
             ((count,),) = connection.execute(count_lost).fetchall()
             if count:
-                out.append(f"{count} records of kind {kind.name} belong to nothing that the catalogue has")
+                damage.append(f"{count} records of kind {kind.name} belong to nothing that the catalogue has")
     except (apsw.Error, UnicodeDecodeError) as error:
-        out.append(f"SQLite cannot read the whole file: {error}")
-    return out
+        damage.append(f"SQLite cannot read the whole file: {error}")
+    return damage
 
 
 def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
@@ -50,12 +50,12 @@ def examine_partition(connection: apsw.Connection, partition: Partition) -> list
         thread = look_up(connection, partition)
         if thread is None:
             return []
-        total, head, out = _survey(connection, thread, partition)
+        total, head, damage = _survey(connection, thread, partition)
     finally:
         connection.execute("COMMIT")
     if (thread.checksum_sum, thread.head_checksum) != (total, head):
-        out.append(NOT_LATEST)
-    return out
+        damage.append(NOT_LATEST)
+    return damage
 
 
 def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:

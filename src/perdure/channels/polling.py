@@ -22,7 +22,7 @@ _log = logging.getLogger("perdure.channels")
 
 _POLL_S = 5.0
 """Seconds between attempts at a lease that another process holds."""
-_ACCEPTING_S = 1.0
+_ASIDE_S = 1.0
 """Most seconds for which the acceptance of updates is awaited before more are requested."""
 _AGAIN_S = 0.5
 _AGAIN_MAX_S = 5.0
@@ -124,7 +124,7 @@ class Polling:
                 self._open.add(update.number)
                 self._add(update)
         if self._tasks:
-            await asyncio.wait(self._tasks.values(), timeout=_ACCEPTING_S)
+            await asyncio.wait(self._tasks.values(), timeout=_ASIDE_S)
 
     async def _holds(self) -> bool:
         now = time.monotonic()

@@ -130,7 +130,7 @@ def compile_graph(
 def _remove_persistence(graph: Graph) -> Graph:
     """Return a graph as ``langgraph dev`` loads it, without a checkpointer and a store of its own: its runs
     get the store by their configuration."""
-    _warn_of_langgraph_dev(graph.get_name())
+    _tell_of_langgraph_dev(graph.get_name())
     bare = graph.copy({"checkpointer": None, "store": None})
     if graph.store is None:
         return bare
@@ -139,7 +139,7 @@ def _remove_persistence(graph: Graph) -> Graph:
 
 
 @cache
-def _warn_of_langgraph_dev(name: str) -> None:
+def _tell_of_langgraph_dev(name: str) -> None:
     """Log once for each graph: a function that makes a graph is called for each run."""
     _log.warning(
         "DEVELOPMENT: graph %s has no checkpointer of Perdure's within langgraph dev: LangGraph's own server "

@@ -164,7 +164,7 @@ def _find_kept_in_subgraph(
     head = heads.get(namespace)
     if head is not None and head in group and all(c.root is None for c in group.values()):
         kept.add(head)
-    # Those of a run in progress stay, whose root checkpoint is not stored yet.
+    # Checkpoints of a run in progress stay, as its root checkpoint may not be stored yet.
     root_head = heads.get("")
     kept |= {
         c.id
@@ -197,7 +197,7 @@ class _Ancestry:
         self._passed = {name for root in roots.values() for name in root.passed}
 
     def has(self, checkpoint_id: str | None) -> bool:
-        """Return True if the place of a root checkpoint is known, though it may be removed."""
+        """Return True if the place of a root checkpoint is known: it is stored, or noted as removed."""
         return checkpoint_id == ORIGIN or checkpoint_id in self._roots or checkpoint_id in self._passed
 
     def find_ancestors(self, checkpoint_id: str) -> set[str]:
@@ -245,8 +245,8 @@ def _make_plan(
     """Return the plan that keeps checkpoints, given by their ids in each namespace."""
     relinked: dict[Name, CheckpointRecord] = {}
     # A subgraph's checkpoint still names its root after that is removed: if it named an ancestor of the root,
-    # it would count as older than other branches that begin there. So the survivors after the root remember
-    # it.
+    # it would count as older than other branches that begin there. So the survivors after the root note it
+    # in ``passed``.
     named = {
         name
         for namespace, group in groups.items()

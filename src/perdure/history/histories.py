@@ -36,7 +36,7 @@ Messages = Iterable[BaseMessage | Mapping[str, Any]]
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
     """Work that was spent on a task of a session, over all its requests. ``task`` is the application's name
-    of it."""
+    for the task."""
 
     task: str = ""
     used: int = 0

@@ -341,6 +341,7 @@ class WritesPlan:
         loop: The loop in which the task runs, ``None`` if no load preceded.
         bare: The nonce of writes that no load preceded.
         span: The time in which the task ran, if it is to be stored.
+        refused: The error that the call has to raise although the writes are stored.
         beside: The checkpoint, if the same commit is to store it.
         statements: Statements on the application's tables, which the commit of the writes executes.
         given: Notified whether the statements were executed.

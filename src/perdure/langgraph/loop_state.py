@@ -43,11 +43,11 @@ class Loop:
     """One loop over a namespace of a thread, its ``place``.
 
     ``loaded`` is the head that it loaded, ``base`` the checkpoint that it loaded or stored last, ``child``
-    the one that it put, or tried to put, on what it loaded. ``written`` has the channels of the tasks' writes
-    that it loaded or stored, and the keys of their records, by checkpoint, for the latest few checkpoints.
-    ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of tasks are not
-    stored. ``given`` has, by the id of a checkpoint, the statements of the tasks that began with it: the
-    next checkpoint may be stored only when they are executed.
+    the id of the one that it put, or tried to put, on the loaded one. ``written`` has the channels of the
+    tasks' writes that it loaded or stored, and the keys of their records, by checkpoint, for the latest few
+    checkpoints. ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of
+    tasks are not stored. ``given`` has, by the id of a checkpoint, the statements of the tasks that began
+    with it: the next checkpoint may be stored only when they are executed.
     """
 
     nonce: str

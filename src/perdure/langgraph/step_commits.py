@@ -239,7 +239,8 @@ class StepCommits:
                 await arun(resume(program, effect), self._driver)
                 return
             else:
-                # It does not fit one commit: wait until the checkpoint is stored, then plan on that.
+                # The operation does not fit one commit: wait until the checkpoint is stored, then plan on
+                # that.
                 await step.wait()
 
     async def _join(self, step: UnfinishedStep, part: _Part) -> bool:

@@ -80,8 +80,8 @@ def rename_channel(version: int, old: str, new: str) -> ChannelRenamed:
 
     Args:
         version: The schema version that the step leads to.
-        old: The channel's name before.
-        new: Its name since.
+        old: The channel's old name.
+        new: Its new name.
 
     Raises:
         ValueError: The version is below 2, or a name is LangGraph's own.
@@ -98,8 +98,8 @@ def rename_node(version: int, old: str, new: str) -> NodeRenamed:
 
     Args:
         version: The schema version that the step leads to.
-        old: The node's name before.
-        new: Its name since.
+        old: The node's old name.
+        new: Its new name.
 
     Raises:
         ValueError: The version is below 2, or a name cannot be a node's.
@@ -124,8 +124,8 @@ def rename_type(version: int, old: str, new: str) -> TypeRenamed:
 
     Args:
         version: The schema version that the step leads to.
-        old: The type's module and name before, e.g. ``app.models.Order``.
-        new: Its module and name since.
+        old: The type's old module and name, e.g. ``app.models.Order``.
+        new: Its new module and name.
 
     Raises:
         ValueError: The version is below 2, or a name has no module.

@@ -76,8 +76,8 @@ class Template(NamedTuple):
         dicts: all dicts.
         lists: all lists.
         children: numbers of the containers that are inside others.
-        parents: for each of these, the number of the container that it is in.
-        keys: for each of these, its key there.
+        parents: for each child, the number of the container that it is in.
+        keys: for each child, its key there.
         bare: elements that are containers themselves: position and number.
         models: positions of the elements that are objects.
         roots: number of the fields of each object; its extra fields have the number after it.

@@ -192,11 +192,11 @@ class SearchIndex:
         wanted = list(dict.fromkeys(texts))
         return Embedded(*await self.embedder.aembed(wanted, _list_queries(ops), in_threads=in_threads))
 
-    def entry(self, body: bytes, indexed: IndexedTexts, embedded: Embedded) -> bytes:
+    def entry(self, body: bytes, of: IndexedTexts, embedded: Embedded) -> bytes:
         """Return the packed entry of an item that is put, made of its stored value and its texts."""
-        vectors = tuple(map(embedded.texts.__getitem__, indexed.texts))
+        vectors = tuple(map(embedded.texts.__getitem__, of.texts))
         content = search_index.content_of(body)
-        return search_index.pack(IndexEntry(self.mark(indexed.paths), content, indexed.paths, vectors))
+        return search_index.pack(IndexEntry(self.mark(of.paths), content, of.paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Embed texts, for items that are indexed again; an index without vectors returns none. If the

@@ -249,7 +249,7 @@ class Serde:
         )
         answers: list[Any] = []
         with suppress(*_NOT_PLAIN):
-            # One call into C: no other thread runs between the conditions and the packing.
+            # One call into C: no other OS thread runs between the conditions and the packing.
             answers.extend(map(call, steps))
         # If an item is not plain data, packing ends after the conditions, whose answer is used.
         is_held = answers[0] if answers else all(holds())

@@ -94,9 +94,9 @@ def translate(error: psycopg.Error, settings: PostgresUrl) -> PerdureError:
     is_of_vectors = state == "42883" and "vectors_sent" in message
     if state == "42883" and not is_of_vectors:
         return MigrationRequired(
-            f"{settings.name} has no functions of this release in schema {settings.schema!r}: a newer release "
-            "has migrated it since this process opened it, and the process needs that release; or they were "
-            f"removed: run `{settings.migrate}`"
+            f"{settings.name} has no functions of this release in schema {settings.schema!r}: a newer "
+            "release has migrated it since this process opened it, and the process needs that release; or they "
+            f"were removed: run `{settings.migrate}`"
         )
     if state in ("42P01", "3F000", "42703"):
         return MigrationRequired(

@@ -183,8 +183,8 @@ def _read_extension(connection: psycopg.Connection, settings: PostgresUrl) -> Ex
 def _refuse_other_version(settings: PostgresUrl, found: int) -> None:
     if found == 0:
         raise MigrationRequired(
-            f"{settings.name} has no Perdure schema {settings.schema!r}; run `{settings.migrate}`, or connect "
-            "with migrate=True"
+            f"{settings.name} has no Perdure schema {settings.schema!r}; run `{settings.migrate}`, or "
+            "connect with migrate=True"
         )
     if found != SCHEMA_VERSION:
         raise other_version_error(settings.name, found, *schema.find_readable_versions(), settings.migrate)

@@ -95,8 +95,8 @@ def translate(error: psycopg.Error, settings: PostgresUrl) -> PerdureError:
     if state == "42883" and not is_of_vectors:
         return MigrationRequired(
             f"{settings.name} has no functions of this release in schema {settings.schema!r}: a newer "
-            "release has migrated it since this process opened it, and the process needs that release; or they "
-            f"were removed: run `{settings.migrate}`"
+            "release has migrated it since this process opened it, and the process needs that release; or "
+            f"they were removed: run `{settings.migrate}`"
         )
     if state in ("42P01", "3F000", "42703"):
         return MigrationRequired(

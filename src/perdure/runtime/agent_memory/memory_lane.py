@@ -96,10 +96,10 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
         turns = [turn for turn in turns if turn.at > forgotten]
         if not turns:
             return {**_NOTHING, "forgotten": forgotten}
-        summary = await _extend_summary(policy, memory, turns)
+        summary = await _summary(policy, memory, turns)
         found: dict[str, Any] = {"facts": [], "summary": summary, "forgotten": forgotten}
         try:
-            return {**found, "facts": await _extract(policy, memory, turns, has_index=has_index)}
+            return {**found, "facts": await _facts(policy, memory, turns, has_index=has_index)}
         except Exception as error:
             if summary is None:
                 raise
@@ -115,7 +115,7 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
         if await _remove_forgotten(memory, last, found["forgotten"]):
             # The user was forgotten since: turns that are newer than that are extracted again.
             return {"found": {}}
-        kept = await _store(memory, turns, found)
+        kept = await _keep(memory, turns, found)
         if await _remove_forgotten(memory, last, found["forgotten"]):
             return {"found": {}}
         observers.event("memory.kept", graph=last.agent, **kept)
@@ -170,7 +170,7 @@ class _NoFacts(Exception):
         self.found = found
 
 
-async def _extract(
+async def _facts(
     policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn], *, has_index: bool
 ) -> list[dict[str, Any]]:
     """Return the facts of turns of one thread, as plain JSON data."""
@@ -192,7 +192,7 @@ async def _extract(
     return facts
 
 
-async def _extend_summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
+async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
     """Return the summary of a thread, extended by those of its turns that it lacks; ``None`` if it lacks
     none."""
     new = [turn for turn in turns if not turn.is_summarised]
@@ -228,7 +228,7 @@ async def _choose_known(
     return list(chosen.values())[: policy.known]
 
 
-async def _store(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
+async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
     """Store the facts found in turns, except those forgotten since the first turn; return the numbers of
     stored facts and summaries."""
     last = turns[-1]

@@ -67,8 +67,8 @@ def to_input(messages: Sequence[Message]) -> Any:
 
 
 def _merge(inputs: Sequence[Any]) -> Any:
-    """Merge the inputs of several messages: lists are concatenated; of other values under one key the
-    last counts."""
+    """Merge the inputs of several messages: lists are concatenated. Inputs are only joined if the other
+    values that two of them have are equal."""
     whole = inputs[0]
     for more in inputs[1:]:
         if isinstance(whole, Mapping) and isinstance(more, Mapping):

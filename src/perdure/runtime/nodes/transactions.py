@@ -176,7 +176,7 @@ def _pass_to_caller(
         task.id: [value for _, value in task.writes if isinstance(value, TaskStatements)]
         for task in loop.tasks.values()
     }
-    raising = _list_raising_tasks(error) & by_task.keys()
+    raising = _tasks_that_raised(error) & by_task.keys()
     if not raising and any(by_task.values()):
         raise NotAllowed(
             "statements were given in a subgraph that was left by Command(graph=Command.PARENT), by one of "
@@ -189,7 +189,7 @@ def _pass_to_caller(
         statements.end()
 
 
-def _list_raising_tasks(error: BaseException) -> set[str]:
+def _tasks_that_raised(error: BaseException) -> set[str]:
     """Return the ids of the tasks that an error passed, from the configs in LangGraph's frames."""
     configs = (frame.f_locals.get("config") for frame, _ in walk_tb(error.__traceback__))
     values = (config.get("configurable") for config in configs if isinstance(config, dict))

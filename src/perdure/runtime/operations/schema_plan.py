@@ -31,7 +31,7 @@ from perdure.schema.schema import Schema
 
 _OWN = ("__", "branch:", "join:")
 _CHECKED = (str, bool, int, list, dict, set)
-"""Types of channels that a stored value is compared with; the others convert, or accept, more than one."""
+"""Types of channels against which a stored value is checked: other types accept or convert other values."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ThreadPlan:
         version: The schema version that stored its latest checkpoint, ``None`` if that cannot be read.
         pinned: The version that it is pinned to, if any.
         waits_in: The nodes that it waits in or would go on with, by their present names.
-        problems: Values that would be lost or refused, a line each; empty if the thread goes on.
+        problems: Values that would be lost or refused, a line each; empty if the thread can continue.
     """
 
     thread_id: str
@@ -119,10 +119,10 @@ def _find_lost(
 ) -> Iterator[str]:
     """Yield the waiting nodes and interrupts of a thread that the graph would not find: nodes that are gone,
     and interrupts of tasks that it does not make any more."""
-    found = saver.get_tuple(config)
-    if found is None:
+    latest = saver.get_tuple(config)
+    if latest is None:
         return
-    values: Mapping[str, Any] = found.checkpoint["channel_values"]
+    values: Mapping[str, Any] = latest.checkpoint["channel_values"]
     for name in values:
         node = name.removeprefix(BRANCH)
         if name.startswith(BRANCH) and node not in graph.nodes:
@@ -131,7 +131,7 @@ def _find_lost(
         if isinstance(send, Send) and send.node not in graph.nodes:
             yield f"a Send waits for the node {send.node!r}, which the graph does not have; rename_node it"
     made = {task.id for task in state.tasks}
-    asked = {task for task, channel, _ in found.pending_writes or () if channel == INTERRUPT}
+    asked = {task for task, channel, _ in latest.pending_writes or () if channel == INTERRUPT}
     if asked - made:
         yield (
             f"{len(asked - made)} of its interrupts could not be answered any more: the graph does not make "
@@ -143,8 +143,8 @@ def _find_lost(
 
 
 def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iterable[str]) -> Iterator[str]:
-    """Yield the subgraphs with a memory of their own that a step renames to a node which the graph does not
-    have, although it has one of an old name: that one would begin without a memory."""
+    """Yield the problems of subgraphs with a memory of their own: a step gives the memory to a node that the
+    graph does not have, while a node of an old name, which it has, would begin without a memory."""
     names = NamespaceNames(schema.steps)
     if names.are_plain:
         return
@@ -169,7 +169,8 @@ def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iter
 def _find_unfit(
     graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
 ) -> Iterator[str]:
-    """Yield the channels whose stored value the graph does not have or accept."""
+    """Yield the problems of channels that the graph does not have, or whose stored value it does not
+    accept."""
     found = saver.get_tuple(config)
     if found is None:
         values: Mapping[str, Any] = {}

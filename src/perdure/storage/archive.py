@@ -206,7 +206,7 @@ class Archive:
             raise Unavailable(f"{self._path} is an export; it is read, not written to")
         if isinstance(effect, Commit):
             for op in effect.ops:
-                row = self._table(effect.partition, op.kind).get(op.key)
+                row = self._get_table(effect.partition, op.kind).get(op.key)
                 if not evaluation.meets(None if row is None else row.version, op.expect):
                     return Refused(op.kind, op.key)
             self._apply(effect.partition, effect.ops)
@@ -288,9 +288,9 @@ class Archive:
             raise self._changed_error()
         if frame_type == _PUT:
             row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, rest[1])
-            self._table(partition, record_kind)[key] = row
+            self._get_table(partition, record_kind)[key] = row
         else:
-            self._table(partition, record_kind).pop(key, None)
+            self._get_table(partition, record_kind).pop(key, None)
 
     def _changed_error(self) -> BadArchive:
         return BadArchive(f"{self._path} was changed since it was written; export the threads again")
@@ -311,11 +311,11 @@ class Archive:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._changed_error() from error
 
-    def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
+    def _get_table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
         return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
 
     def _fetch(self, partition: Partition, item: Get | Range) -> list[Record]:
-        table = self._table(partition, item.kind)
+        table = self._get_table(partition, item.kind)
         return evaluation.select(item, table, lambda key: self._read_record(table[key]))
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
@@ -336,10 +336,10 @@ class Archive:
                     [_PUT, *_encode_name(partition, op), fields, op.version, op.body]
                 )
                 row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, op.version)
-                self._table(partition, op.kind)[op.key] = row
+                self._get_table(partition, op.kind)[op.key] = row
             elif isinstance(op, Delete):
                 self._write_frame([_DELETE, *_encode_name(partition, op)])
-                self._table(partition, op.kind).pop(op.key, None)
+                self._get_table(partition, op.kind).pop(op.key, None)
 
     def _roll_back(self, partition: Partition) -> None:
         """Cut off what was written of a thread, which has to be the last in the file."""

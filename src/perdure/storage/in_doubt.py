@@ -18,20 +18,20 @@ Answers = Sequence[tuple[Record, ...]]
 
 def evidence(commit: Commit) -> Fetch:
     """Return the reads that show whether a commit was applied."""
-    return Fetch(commit.partition, tuple(Get(op.kind, op.key) for op in _writes(commit)))
+    return Fetch(commit.partition, tuple(Get(op.kind, op.key) for op in _list_writes(commit)))
 
 
 def was_applied(commit: Commit, answers: Answers) -> bool:
     """Return True if the answers to ``evidence`` show all writes, and at least one that identifies the
     commit."""
-    writes = _writes(commit)
+    writes = _list_writes(commit)
     return any(map(_identifies, writes)) and all(map(_is_stored, writes, answers))
 
 
 def is_in_doubt(commit: Commit, answers: Answers) -> bool:
     """Return True if a commit that is not found as written, and is refused when it is repeated, may have been
     applied and overwritten since: some of the writes that identify it are found, or it has none of these."""
-    writes = _writes(commit)
+    writes = _list_writes(commit)
     are_stored = [
         _is_stored(op, records) for op, records in zip(writes, answers, strict=True) if _identifies(op)
     ]
@@ -41,11 +41,11 @@ def is_in_doubt(commit: Commit, answers: Answers) -> bool:
 def is_repeatable(commit: Commit) -> bool:
     """Return True if a commit that was applied is refused, or changes nothing, when it is repeated. A write
     without expectations would undo later writes of others."""
-    writes = [op for op in _writes(commit) if op.kind.grows is None]
+    writes = [op for op in _list_writes(commit) if op.kind.grows is None]
     return not writes or any(op.expect is not Expect.ANY for op in writes)
 
 
-def _writes(commit: Commit) -> list[Put | Delete]:
+def _list_writes(commit: Commit) -> list[Put | Delete]:
     return [op for op in commit.ops if not isinstance(op, Check)]
 
 

@@ -242,7 +242,7 @@ def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_thre
 
     def work() -> None:
         try:
-            answer.set_result(asyncio.run(_within(call(), within_s)))
+            answer.set_result(asyncio.run(_await_within(call(), within_s)))
         except BaseException as error:  # it is raised where the answer is waited for
             answer.set_exception(error)
 
@@ -250,7 +250,7 @@ def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_thre
     return answer.result(within_s + 1.0)
 
 
-async def _within(answer: Coroutine[Any, Any, T], seconds: float) -> T:
+async def _await_within(answer: Coroutine[Any, Any, T], seconds: float) -> T:
     return await asyncio.wait_for(answer, seconds)
 
 

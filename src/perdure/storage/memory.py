@@ -87,21 +87,21 @@ class MemoryDriver:
 
     def _drop(self, effect: Drop) -> Committed | Refused:
         for check in effect.checks:
-            if not evaluation.holds(check, self._table(effect.partition, check.kind).get(check.key)):
+            if not evaluation.holds(check, self._get_table(effect.partition, check.kind).get(check.key)):
                 return Refused(check.kind, check.key)
         self._partitions.pop(effect.partition, None)
         return Committed()
 
-    def _table(self, partition: Partition, kind: Kind) -> Table:
+    def _get_table(self, partition: Partition, kind: Kind) -> Table:
         return self._partitions.get(partition, {}).get(kind.name, {})
 
     def _read(self, partition: Partition, item: Get | Range) -> tuple[Record, ...]:
-        table = self._table(partition, item.kind)
+        table = self._get_table(partition, item.kind)
         return tuple(evaluation.select(item, table, table.__getitem__))
 
     def _commit(self, partition: Partition, ops: tuple[Op, ...]) -> Committed | Refused:
         for op in ops:
-            if not evaluation.holds(op, self._table(partition, op.kind).get(op.key)):
+            if not evaluation.holds(op, self._get_table(partition, op.kind).get(op.key)):
                 return Refused(op.kind, op.key)
         self._write(partition, ops)
         return Committed()
@@ -133,7 +133,7 @@ class MemoryDriver:
         low, high = effect.span
         out: list[tuple[Any, IndexHit]] = []
         for partition in partitions:
-            for record in self._table(partition, effect.kind).values():
+            for record in self._get_table(partition, effect.kind).values():
                 value = record.fields[effect.kind.index or ""]
                 if value is not None and value <= high and (low is None or value >= low):
                     hint = Record(record.kind, record.key, record.fields)

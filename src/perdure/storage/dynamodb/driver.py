@@ -79,12 +79,12 @@ class DynamoDriver:
         if isinstance(effect, Find):
             return find(self._reader, effect)
         if isinstance(effect, Now):
-            return self._now()
+            return self._read_time()
         if isinstance(effect, Drop):
             return self._writer.drop(effect)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
-    def _now(self) -> int:
+    def _read_time(self) -> int:
         clock = self.client.clock
         if not clock.is_fresh:
             table.ask(self.client)

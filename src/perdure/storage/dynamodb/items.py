@@ -148,8 +148,8 @@ def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> It
 def partition_of(item: Item) -> Partition:
     """Return the partition of an item that is in the index for finding."""
     if "n" in item:
-        return keys.decode_partition(_bytes(item["n"]))
-    pk = _bytes(item["pk"])
+        return keys.decode_partition(_read_bytes(item["n"]))
+    pk = _read_bytes(item["pk"])
     return keys.decode_partition(pk[1:] if pk[:1] == b"r" else pk[1 + INCARNATION :])
 
 
@@ -170,7 +170,7 @@ def encode_order_prefix(kind: Kind, prefix: Key) -> bytes:
 
 def place_in(item: Item) -> bytes:
     """Return the full place of a record, given its item."""
-    return _bytes(item["k"] if "k" in item else item["sk"])
+    return _read_bytes(item["k"] if "k" in item else item["sk"])
 
 
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
@@ -209,7 +209,7 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
         body: The body, if it is stored in parts; otherwise the item's own is used.
     """
     if not body and "b" in item:
-        body = _bytes(item["b"])
+        body = _read_bytes(item["b"])
     _, key = places.record_at(place_in(item))
     version = int(item["v"]["N"]) if "v" in item else 0
     return Record(kind, key, _decode_fields(kind, item), version, body)
@@ -218,7 +218,7 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
 def parts_of(item: Item) -> tuple[bytes, int] | None:
     """Return the name and number of the parts in which an item's body is stored, if it is."""
     if "p" in item:
-        return (_bytes(item["p"]), int(item["pn"]["N"]))
+        return (_read_bytes(item["p"]), int(item["pn"]["N"]))
     return None
 
 
@@ -247,7 +247,7 @@ def _decode_fields(kind: Kind, item: Item) -> Mapping[str, Any]:
     return out or NO_FIELDS
 
 
-def _bytes(attribute: Item) -> bytes:
+def _read_bytes(attribute: Item) -> bytes:
     return bytes(attribute["B"])
 
 
@@ -282,7 +282,7 @@ def name_due_bucket(kind: Kind, number: int) -> bytes:
 
 def due_of(kind: Kind, item: Item) -> Record:
     """Return a record with the fields of its index entry: its key and the time at which it is due."""
-    due = keys.decode_integer(_bytes(item["h"])[:8])
+    due = keys.decode_integer(_read_bytes(item["h"])[:8])
     return Record(*places.record_at(place_in(item)), {str(kind.index): due})
 
 
@@ -340,14 +340,14 @@ def root_of(item: Item) -> PartitionRoot:
     for name, (kind, key) in EMBEDDED.items():
         if name in item:
             attributes = item[name]["M"]
-            body = _bytes(attributes["b"]) if "b" in attributes else b""
+            body = _read_bytes(attributes["b"]) if "b" in attributes else b""
             records[name] = Record(
                 kind, key, _decode_fields(kind, attributes), int(attributes["v"]["N"]), body
             )
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
-    incarnation = _bytes(item["inc"]) if "inc" in item else b""
+    incarnation = _read_bytes(item["inc"]) if "inc" in item else b""
     if ITEM.name in item:
         parts = parts_of(item[ITEM.name]["M"])
     else:
         parts = None
-    return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead, parts=parts)
+    return PartitionRoot(incarnation, _read_bytes(item["rev"]), records, dead, parts=parts)

@@ -20,7 +20,7 @@ _ASK_EVERY = 0.25
 _QUICKLY = 2.0
 
 
-def _keys(partition: str, sort: str) -> list[dict[str, str]]:
+def _make_key_schema(partition: str, sort: str) -> list[dict[str, str]]:
     return [
         {"AttributeName": partition, "KeyType": "HASH"},
         {"AttributeName": sort, "KeyType": "RANGE"},
@@ -32,18 +32,18 @@ DEFINITION: dict[str, Any] = {
     "AttributeDefinitions": [
         {"AttributeName": name, "AttributeType": "B"} for name in ("pk", "sk", "o", "g", "h")
     ],
-    "KeySchema": _keys("pk", "sk"),
+    "KeySchema": _make_key_schema("pk", "sk"),
     "LocalSecondaryIndexes": [
         {
             "IndexName": items.BY_ORDER,
-            "KeySchema": _keys("pk", "o"),
+            "KeySchema": _make_key_schema("pk", "o"),
             "Projection": {"ProjectionType": "ALL"},
         }
     ],
     "GlobalSecondaryIndexes": [
         {
             "IndexName": items.FIND,
-            "KeySchema": _keys("g", "h"),
+            "KeySchema": _make_key_schema("g", "h"),
             "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(items.INDEXED)},
         }
     ],

@@ -201,7 +201,7 @@ class Writer:
             {"PutRequest": {"Item": {**key, **expiry, "b": {"B": piece}}}}
             for key, piece in zip(keys, pieces, strict=True)
         ]
-        self._batch(puts, _PARTS_AT_ONCE)
+        self._write_batches(puts, _PARTS_AT_ONCE)
         return {"p": {"B": nonce}, "pn": {"N": str(len(pieces))}}
 
     def _discard(self, partition: Partition, incarnation: bytes, parts: Sequence[Parts]) -> None:
@@ -410,9 +410,11 @@ class Writer:
     # Batches
 
     def _delete(self, keys: Sequence[Item]) -> None:
-        self._batch([{"DeleteRequest": {"Key": {"pk": k["pk"], "sk": k["sk"]}}} for k in keys], _BATCH)
+        self._write_batches(
+            [{"DeleteRequest": {"Key": {"pk": k["pk"], "sk": k["sk"]}}} for k in keys], _BATCH
+        )
 
-    def _batch(self, requests: Sequence[Item], size: int) -> None:
+    def _write_batches(self, requests: Sequence[Item], size: int) -> None:
         groups = [list(requests[at : at + size]) for at in range(0, len(requests), size)]
         self._reader.spread(
             lambda group: self._client.all_of("batch_write_item", group, "UnprocessedItems"), groups

@@ -343,7 +343,7 @@ class PostgresDriver:
         finds = [job for job in group if isinstance(job.effect, Find)]
         clocks = [job for job in group if isinstance(job.effect, Now)]
         self._do_each(finds, lambda job: self._find(cast(Find, job.effect)))
-        self._do_each(clocks[:1], lambda _: self._retry_lost(self._now))
+        self._do_each(clocks[:1], lambda _: self._retry_lost(self._read_time))
         for job in clocks[1:]:
             job.answer, job.error = clocks[0].answer, clocks[0].error
         if fetches:
@@ -377,7 +377,7 @@ class PostgresDriver:
             lambda r: codec.unpack_records(fetches, codec.Rows(r.ntuples, r.get_value)),
         )
 
-    def _now(self) -> int:
+    def _read_time(self) -> int:
         return self._connect().ask(
             StatementCall(self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big"))
         )

@@ -146,11 +146,11 @@ class SqliteDriver:
         """Return the damage found in the records of a partition, or, with ``None``, in the file."""
         if partition is None:
             try:
-                with self._reader(None) as reader:
+                with self._borrow_reader(None) as reader:
                     return integrity.examine_file(reader)
             except Corrupt as error:
                 return [str(error)]
-        with self._reader(partition) as reader:
+        with self._borrow_reader(partition) as reader:
             return integrity.examine_partition(reader, partition)
 
     def trust(self, partition: Partition) -> bool:
@@ -305,7 +305,7 @@ class SqliteDriver:
         )
 
     @contextmanager
-    def _reader(self, partition: Partition | None, *, look: bool = True) -> Iterator[apsw.Connection]:
+    def _borrow_reader(self, partition: Partition | None, *, look: bool = True) -> Iterator[apsw.Connection]:
         self._commits.refuse_when_closed()
         with self._readers_lock:
             self._commits.refuse_when_closed()
@@ -346,7 +346,7 @@ class SqliteDriver:
                 with translate_errors(self._path):
                     self._watch.check()
             return self._clock.now()
-        with self._reader(_partition_of(effect), look=look) as reader:
+        with self._borrow_reader(_partition_of(effect), look=look) as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):

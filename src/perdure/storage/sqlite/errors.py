@@ -49,7 +49,7 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
         new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
     elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
         # Perdure's tables do not fit its statements, or stored text is invalid.
-        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
+        new = Corrupt(f"{where}{path} is damaged ({_describe_reason(error)}); {checksums.ADVICE}")
     elif isinstance(error, apsw.CantOpenError | OSError):
         new = Unavailable(
             f"{path} cannot be opened: {error}; check that it exists and may be read and written"
@@ -68,7 +68,7 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     return new
 
 
-def _reason(error: Exception) -> str:
+def _describe_reason(error: Exception) -> str:
     # The error quotes the invalid text, which may be a user's.
     if isinstance(error, UnicodeDecodeError):
         return "text is not UTF-8"

@@ -375,7 +375,7 @@ class PerdureStore(BaseStore):
                 "'embed' to compare vectors (on a server: store.index in perdure.toml)"
             )
         if not self._driver.capabilities.searches_items:
-            found = items.search(
+            matching = items.search(
                 self._tenant,
                 prefix,
                 judge,
@@ -384,8 +384,8 @@ class PerdureStore(BaseStore):
                 everything=everything,
                 now=now,
             )
-            return (yield from found)
-        found = items.find(
+            return (yield from matching)
+        matching = items.find(
             self._tenant,
             prefix,
             judge,
@@ -396,7 +396,7 @@ class PerdureStore(BaseStore):
             everything=everything,
             now=now,
         )
-        return (yield from found)
+        return (yield from matching)
 
 
 def _drive_one_by_one(programs: Iterable[Program[None]]) -> Program[None]:

@@ -104,7 +104,7 @@ def _load(
     count = len(tree.items)
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
-    found = [read_message_fields(plain_of(item)) for item in tree.items[start:end]]
+    messages = [read_message_fields(plain_of(item)) for item in tree.items[start:end]]
     first = read_message_fields(plain_of(tree.items[0])) if count else {}
     written, origin_of_id = list[_Written](), dict[str, _Origin]()
     pages: list[tuple[int, int | None]] = []
@@ -120,14 +120,14 @@ def _load(
             is_whole = some[0].id is not None and some[0].id == first.get("id")
             if len(some) == 1 or not is_whole:
                 written += [_Written(each, origin) for each in reversed(some)]
-        origins, used = _find_origins(found, written, origin_of_id, skip)
-        if page.cursor is None or len(origins) >= len(found):
+        origins, used = _find_origins(messages, written, origin_of_id, skip)
+        if page.cursor is None or len(origins) >= len(messages):
             break
         below = page.cursor
     page_start, below = next(each for each in reversed(pages) if each[0] <= used)
     return MessagesPage(
         channel,
-        _limit_size([_show_message(each, origins, prices) for each in found]),
+        _limit_size([_show_message(each, origins, prices) for each in messages]),
         start,
         count,
         _make_title(first),

@@ -201,16 +201,19 @@ class _Reading:
         parents = [by_id.get(record.parent_id or "") for record in records if record.source in _STEPPED]
         ids = list(dict.fromkeys(parent.id for parent in parents if parent is not None))
         if records and before is None and records[0].id not in ids:
-            open_at = records[0]
+            open_parent = records[0]
         else:
-            open_at = None
-        if open_at is not None:
-            ids.insert(0, open_at.id)
+            open_parent = None
+        if open_parent is not None:
+            ids.insert(0, open_parent.id)
         tasks: dict[str, dict[str, TaskAuthor]] = {}
         for at in range(0, len(ids), _AT_ONCE):
             tasks |= yield from self._load_authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
         steps: list[ThreadStep] = []
-        if open_at is not None and (open_step := _make_open_step(open_at, tasks[open_at.id])) is not None:
+        if (
+            open_parent is not None
+            and (open_step := _make_open_step(open_parent, tasks[open_parent.id])) is not None
+        ):
             steps.append(open_step)
         steps += [_make_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
         is_rest = len(found) > limit
@@ -403,13 +406,13 @@ def _make_step(
             if any(_is_own(write, record) for write in author.writes)
         ]
     shown = tuple(_make_task(author, start, end) for author in authors if is_of_node(author.path))
-    own = [task.began_at for task in shown if not task.is_call]
-    if not own:
+    begin_times = [task.began_at for task in shown if not task.is_call]
+    if not begin_times:
         began = start
-    elif None in own:
+    elif None in begin_times:
         began = None
     else:
-        began = min(at for at in own if at is not None)
+        began = min(at for at in begin_times if at is not None)
     if began is not None and end is not None and end < began:
         began = None  # The clocks of two writers differ.
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]

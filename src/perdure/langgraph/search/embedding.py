@@ -69,10 +69,10 @@ class TextEmbedder:
                 vectors = self.embeddings.embed_documents(list(texts))
             else:
                 vectors = []
-            found = {query: self.embeddings.embed_query(query) for query in queries}
+            query_vectors = {query: self.embeddings.embed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
-        return self._pack(texts, vectors), self._check_all(found)
+        return self._pack(texts, vectors), self._check_all(query_vectors)
 
     async def aembed(
         self, texts: Sequence[str], queries: Sequence[str], *, in_threads: bool = True
@@ -85,12 +85,12 @@ class TextEmbedder:
                 vectors = await self.embeddings.aembed_documents(list(texts))
             else:
                 vectors = []
-            found = {query: await self.embeddings.aembed_query(query) for query in queries}
+            query_vectors = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await in_own_thread(self._pack, texts, vectors), self._check_all(found)
-        return self._pack(texts, vectors), self._check_all(found)
+            return await in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
+        return self._pack(texts, vectors), self._check_all(query_vectors)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Return the packed vectors of texts. An asynchronous function is run in an event loop of its own, so
@@ -126,8 +126,8 @@ class TextEmbedder:
             raise BadEmbedding(f"embed returned {len(vectors)} vectors for {len(texts)} texts")
         return {text: self._check(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
-    def _check_all(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {query: self._check(vector) for query, vector in found.items()}
+    def _check_all(self, query_vectors: Mapping[str, Any]) -> dict[str, Any]:
+        return {query: self._check(vector) for query, vector in query_vectors.items()}
 
     def _check(self, vector: Any) -> Vector:
         try:

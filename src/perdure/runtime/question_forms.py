@@ -23,14 +23,14 @@ _OPTIONS_MAX = 50
 
 def find_requests(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
-    found = None
+    requests = None
     if isinstance(value, Mapping):
-        found = value.get("action_requests")
-    if not isinstance(found, Sequence) or not found or not all(map(_is_action, found)):
+        requests = value.get("action_requests")
+    if not isinstance(requests, Sequence) or not requests or not all(map(_is_action, requests)):
         return None
     if not isinstance(value.get("review_configs") or (), Sequence):
         return None
-    return [cast(Mapping[str, Any], each) for each in found]
+    return [cast(Mapping[str, Any], each) for each in requests]
 
 
 def _is_action(value: Any) -> bool:
@@ -51,11 +51,11 @@ def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any])
 def find_human_interrupt(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
     if isinstance(value, list) and len(value) == 1:
-        one = value[0]
+        candidate = value[0]
     else:
-        one = value
-    if isinstance(one, Mapping) and _is_action(one.get("action_request")):
-        return one
+        candidate = value
+    if isinstance(candidate, Mapping) and _is_action(candidate.get("action_request")):
+        return candidate
     return None
 
 

@@ -15,37 +15,37 @@ class QueueCache:
     """The inboxes of the threads that this process changed last."""
 
     def __init__(self) -> None:
-        self._known: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
+        self._inboxes: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
 
     def get(self, partition: Partition) -> RememberedInbox | None:
-        return self._known.get(partition)
+        return self._inboxes.get(partition)
 
     def lane(self, partition: Partition) -> Lane | None:
-        known = self._known.get(partition)
-        if known is None:
+        inbox = self._inboxes.get(partition)
+        if inbox is None:
             return None
-        return known.lane
+        return inbox.lane
 
     def note_accepted(self, partition: Partition, accepted: Accepted) -> None:
         """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:
             return
-        before = self._known.get(partition)
+        inbox = self._inboxes.get(partition)
         if accepted.is_first:
-            self._known[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
-        elif before is not None and before.lane.version == accepted.over:
-            messages = (*before.messages, accepted.message)
-            self._known[partition] = RememberedInbox(accepted.lane, before.epoch, messages)
-        elif before is None or before.lane.version < accepted.lane.version:
-            self._known[partition] = RememberedInbox(accepted.lane)
+            self._inboxes[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
+        elif inbox is not None and inbox.lane.version == accepted.over:
+            messages = (*inbox.messages, accepted.message)
+            self._inboxes[partition] = RememberedInbox(accepted.lane, inbox.epoch, messages)
+        elif inbox is None or inbox.lane.version < accepted.lane.version:
+            self._inboxes[partition] = RememberedInbox(accepted.lane)
 
     def note_begun(self, partition: Partition, lane: Lane) -> None:
         """Record that this process stored a message and claimed its run."""
-        self._known[partition] = RememberedInbox(lane)
+        self._inboxes[partition] = RememberedInbox(lane)
 
     def note_ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """Record that this process ended a run, and its epoch."""
-        self._known[partition] = RememberedInbox(lane, None if lane.pending else epoch)
+        self._inboxes[partition] = RememberedInbox(lane, None if lane.pending else epoch)
 
     def forget(self, partition: Partition) -> None:
-        self._known.pop(partition, None)
+        self._inboxes.pop(partition, None)

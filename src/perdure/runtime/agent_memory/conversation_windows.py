@@ -159,12 +159,12 @@ class Conversations:
             leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
-            found = await self._database.arun(finished_summary.load(held.partition))
-            if _choose_usable(found, messages) is not None:
+            document = await self._database.arun(finished_summary.load(held.partition))
+            if _choose_usable(document, messages) is not None:
                 return  # This one waits for the thread's next run, after which another may be due.
             async with self._slots, asyncio.timeout(_PATIENCE_S):
                 made = await conversation.fold(summary, leaving)
-            stored = await self._store(held, summary, made, found)
+            stored = await self._store(held, summary, made, document)
         except NoWindow:
             return  # The thread's next run is refused with this error, which its caller then gets.
         except Exception as error:
@@ -179,7 +179,7 @@ class Conversations:
             self._observers.run_event("conversation.summary_superseded", held)
 
     async def _store(
-        self, held: HeldRun, before: Summary | None, made: Summary, found: Document | None
+        self, held: HeldRun, before: Summary | None, made: Summary, document: Document | None
     ) -> bool:
         """Store a finished summary, unless another one was stored, or the thread deleted, meanwhile."""
         body = {
@@ -189,7 +189,7 @@ class Conversations:
             "keeps": list(made.keeps),
         }
         now = await self._clock.now()
-        finished = FinishedSummary(body, held.run.id, found)
+        finished = FinishedSummary(body, held.run.id, document)
         program = finished_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
         return await self._database.arun(program)
 
@@ -198,14 +198,14 @@ class Conversations:
         return _choose_usable(await self._database.arun(finished_summary.load(partition)), messages)
 
 
-def _choose_usable(found: Document | None, messages: Any) -> Summary | None:
+def _choose_usable(document: Document | None, messages: Any) -> Summary | None:
     """Return a stored summary, unless a thread's messages have this or another newer one already."""
     present = None
     if isinstance(messages, list):
         present = Summary.of(messages)
-    if found is None or found.body["base"] != (None if present is None else present.covers):
+    if document is None or document.body["base"] != (None if present is None else present.covers):
         return None
-    body = found.body
+    body = document.body
     if isinstance(messages, list):
         summarisable = [*messages, *(() if present is None else present.pending)]
     else:

@@ -181,8 +181,8 @@ async def _facts(
     text = transcript(messages)
     current = await memory.afacts()
     stored_texts = {normalise_text(fact.text) for fact in current}
-    known = await _choose_known(policy, memory, text, current, has_index=has_index)
-    for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
+    shown = await _choose_known(policy, memory, text, current, has_index=has_index)
+    for fact in await extract_facts(policy.extract, ExtractionRequest(text, shown)):
         if normalise_text(fact.text) in stored_texts and not fact.supersedes:
             continue
         valid_from = None
@@ -202,9 +202,9 @@ async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[Waiting
             return new[-1].summary
         return None
     thread = turns[-1].thread
-    before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
+    stored = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
     made = fold_summary(
-        before[0] if before else None,
+        stored[0] if stored else None,
         Leaving(messages),
         policy.summarize,
         most=_SUMMARY_TOKENS,

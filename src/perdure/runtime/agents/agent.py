@@ -69,13 +69,13 @@ def to_input(messages: Sequence[Message]) -> Any:
 def _merge(inputs: Sequence[Any]) -> Any:
     """Merge the inputs of several messages: lists are concatenated. Inputs are only joined if the other
     values that two of them have are equal."""
-    whole = inputs[0]
-    for more in inputs[1:]:
-        if isinstance(whole, Mapping) and isinstance(more, Mapping):
-            whole = {**whole, **{key: _combine(whole.get(key), value) for key, value in more.items()}}
+    merged = inputs[0]
+    for other in inputs[1:]:
+        if isinstance(merged, Mapping) and isinstance(other, Mapping):
+            merged = {**merged, **{key: _combine(merged.get(key), value) for key, value in other.items()}}
         else:
-            whole = _combine(whole, more)
-    return whole
+            merged = _combine(merged, other)
+    return merged
 
 
 def _combine(before: Any, after: Any) -> Any:

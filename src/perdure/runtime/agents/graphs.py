@@ -68,18 +68,18 @@ def make_saver(
 
 def make_savers(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
     """Return the checkpointers of agents by name; agents of one schema share one, as for ``make_saver``."""
-    alike: list[list[str]] = []
+    groups: list[list[str]] = []
     for name, agent in agents.items():
-        same = next((names for names in alike if agents[names[0]].schema == agent.schema), None)
-        if same is None:
-            alike.append([name])
+        names_alike = next((names for names in groups if agents[names[0]].schema == agent.schema), None)
+        if names_alike is None:
+            groups.append([name])
         else:
-            same.append(name)
+            names_alike.append(name)
     out: dict[str, PerdureSaver] = {}
-    for names in alike:
-        some = [agents[name] for name in names]
-        made = [agent.graph for agent in some if not isinstance(agent.graph, Factory)]
-        out.update(dict.fromkeys(names, make_saver(database, some, made)))
+    for names in groups:
+        group = [agents[name] for name in names]
+        graphs = [agent.graph for agent in group if not isinstance(agent.graph, Factory)]
+        out.update(dict.fromkeys(names, make_saver(database, group, graphs)))
     return {name: out[name] for name in agents}
 
 
@@ -219,13 +219,13 @@ class Graphs:
         if not isinstance(agent.graph, Factory):
             yield self.graph(name, tenant)
             return
-        given = {**agent.config, **(config or {})}
+        merged = {**agent.config, **(config or {})}
         configurable = {
             **agent.config.get("configurable", {}),
-            **given.get("configurable", {}),
+            **merged.get("configurable", {}),
             "graph_id": name,
         }
-        use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
+        use = Use(access, {**merged, "configurable": configurable}, self.store(tenant), user, context)
         async with agent.graph.open_graph(use) as made:
             agent.check(made)
             yield self._bind(name, made, tenant)

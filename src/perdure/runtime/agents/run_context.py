@@ -49,8 +49,8 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
 
 def mirror(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configurable values, merged over those of the context."""
-    held = context if isinstance(context, Mapping) else {}
-    return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
+    values = context if isinstance(context, Mapping) else {}
+    return {**{name: value for name, value in values.items() if not is_reserved(name)}, **configurable}
 
 
 def _list_keys(schema: Any) -> frozenset[str] | None:

@@ -233,7 +233,7 @@ def _find_tool_call(task_input: Any) -> str | None:
         call = task_input.get("tool_call")
     if call is None and isinstance(task_input, list):
         call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
-    found = call.get("id") if isinstance(call, Mapping) else None
-    if isinstance(found, str):
-        return found
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    if isinstance(call_id, str):
+        return call_id
     return None

@@ -445,12 +445,12 @@ class StreamPublisher:
             self._buffer.publish(f"messages{path}", [message, metadata])
             return
         key = message.id or ""
-        before = self._messages.get(key)
-        if before is None:
+        previous = self._messages.get(key)
+        if previous is None:
             self._buffer.publish("messages/metadata", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
-            if isinstance(before, AIMessageChunk):
-                accumulated = before + message
+            if isinstance(previous, AIMessageChunk):
+                accumulated = previous + message
             else:
                 accumulated = message
             self._messages[key] = accumulated

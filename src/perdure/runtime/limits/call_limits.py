@@ -103,13 +103,13 @@ def keys_of(
         subject: The subject by which the limit counts.
         refuse: Only limits that do or do not refuse runs; all by default.
     """
-    found = [
+    matching = [
         (each, limit)
         for each, limit in limits.items()
         if limit.of == of and limit.counts(name, subject.graph) and refuse in (None, limit.refuse)
     ]
-    found.sort(key=lambda pair: (-len(pair[1].by), pair[0]))
-    return [(each, subject.key(limit, name), subject.user) for each, limit in found]
+    matching.sort(key=lambda pair: (-len(pair[1].by), pair[0]))
+    return [(each, subject.key(limit, name), subject.user) for each, limit in matching]
 
 
 class CallLimits:
@@ -182,20 +182,20 @@ class CallLimits:
 
     def _list_outer_turns(self, run_id: UUID) -> list[CallTurn]:
         """Return the turns of the calls that a call is made within."""
-        around: list[CallTurn] = []
+        turns: list[CallTurn] = []
         parent = self._parents.get(run_id)
         while parent is not None:
-            if (found := self._calls.get(parent)) is not None:
-                around.append(found.turn)
+            if (outer := self._calls.get(parent)) is not None:
+                turns.append(outer.turn)
             parent = self._parents.get(parent)
-        return around
+        return turns
 
     def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
-        found = self._calls.get(run_id)
-        if found is None:
+        call = self._calls.get(run_id)
+        if call is None:
             return 0.0
-        return found.turn.wait_s
+        return call.turn.wait_s
 
     async def begin(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
@@ -279,22 +279,22 @@ class CallLimits:
             error: The error with which it ended.
         """
         self._parents.pop(run_id, None)
-        found = self._calls.pop(run_id, None)
-        if found is None:
+        ended = self._calls.pop(run_id, None)
+        if ended is None:
             return
         is_cut = error is not None and not isinstance(error, Exception)
         calls = [] if response is None else read_calls(response)
         if not calls and response is not None and not is_cut:
-            calls = self._estimate(found, response, has_failed=error is not None)
+            calls = self._estimate(ended, response, has_failed=error is not None)
         tokens = None
         if calls:
             tokens = sum(call.input + call.output for call in calls)
         cost = None
         if response is not None:
-            cost = round(self._compute_cost(found, calls) * MONEY)
+            cost = round(self._compute_cost(ended, calls) * MONEY)
         if not calls and is_cut:
-            cost = self._estimate_cut_call(found, response)
-        self._end(found.turn, tokens, cost)
+            cost = self._estimate_cut_call(ended, response)
+        self._end(ended.turn, tokens, cost)
 
     def _estimate(self, call: _LimitedCall, response: LLMResult, *, has_failed: bool) -> list[ModelCall]:
         """Estimate the usage of a call whose model reports none, such as ``ChatOpenAI`` with an address of
@@ -358,8 +358,8 @@ def _flatten(prompts: Sequence[str | Sequence[BaseMessage]]) -> Prompt:
 
 def _list_answers(response: LLMResult) -> Prompt:
     """Return the messages or texts of a response that are not empty."""
-    found = [getattr(each, "message", each.text) for part in response.generations for each in part]
-    return [each for each in found if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
+    answers = [getattr(each, "message", each.text) for part in response.generations for each in part]
+    return [each for each in answers if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
 
 
 class _InLoop(BaseCallbackHandler):

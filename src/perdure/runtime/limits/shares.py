@@ -454,8 +454,8 @@ class KeyShare:
 
     async def _request(self) -> None:
         now = await self._clock.now()
-        asked = self._loop.time()
-        demand = self._make_demand(asked)
+        asked_at = self._loop.time()
+        demand = self._make_demand(asked_at)
         held = self._held
         # The answer may grant no more than the usage that the demand states, so calls that begin meanwhile
         # must not use more.
@@ -469,9 +469,9 @@ class KeyShare:
         ):
             # The processes disagree on the time: the clock of the database was set.
             self._clock.forget()
-        self._take(taken, demand, now, asked)
+        self._take(taken, demand, now, asked_at)
 
-    def _take(self, taken: Taken, demand: Demand, now: int, asked: float) -> None:
+    def _take(self, taken: Taken, demand: Demand, now: int, asked_at: float) -> None:
         held, use, share = self._held, self._use, taken.share
         if taken.is_first and taken.document is not None:
             held.known = (taken.document,)
@@ -485,24 +485,24 @@ class KeyShare:
         is_short = not share.dearest or share.money < demand.reserved + share.dearest
         held.may_exceed = share.money > 0 and not demand.reserved and is_short
         held.money = share.money - use.paid
-        held.until = asked + (share.until - now) / 1_000_000
-        held.renew_at = min(asked + _RENEW_S, max(asked + 0.05, held.until - 2 * _MARGIN_S))
+        held.until = asked_at + (share.until - now) / 1_000_000
+        held.renew_at = min(asked_at + _RENEW_S, max(asked_at + 0.05, held.until - 2 * _MARGIN_S))
         if share.again is None:
             pause = 0.0
         else:
             pause = (share.again - now) / 1_000_000
-        held.again = asked + max(_PAUSE_S, pause)
+        held.again = asked_at + max(_PAUSE_S, pause)
         if share.frees_at is None:
             held.frees_at = math.inf
         else:
-            held.frees_at = asked + (share.frees_at - now) / 1_000_000
+            held.frees_at = asked_at + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
-            permits.add(asked + (span.start - now) / 1_000_000, span.size)
+            permits.add(asked_at + (span.start - now) / 1_000_000, span.size)
         held.day_ends = None
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
-            held.day_ends, held.again = asked + after, asked + min(after, _USED_UP_S)
+            held.day_ends, held.again = asked_at + after, asked_at + min(after, _USED_UP_S)
             self._waiting.fail(self._budget_error(after))
 
     def _budget_error(self, after: float) -> LimitReached:

@@ -37,7 +37,7 @@ async def select_still_to_give(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     held: HeldRun,
-    given: Command[Any],
+    command: Command[Any],
     database: DatabaseHandle,
 ) -> Command[Any] | None:
     """Return a run's command without the parts that an earlier attempt has stored.
@@ -46,7 +46,7 @@ async def select_still_to_give(
         graph: The graph of the run.
         config: The run's config.
         held: The run, with its lease.
-        given: The command as it was accepted.
+        command: The command as it was accepted.
         database: The handle of the database.
 
     Returns:
@@ -57,20 +57,20 @@ async def select_still_to_give(
     """
     saver, message = graph.checkpointer, held.messages[0]
     if not isinstance(saver, PerdureSaver):
-        return given
+        return command
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
-        given = replace(given, update=None, goto=())
+        command = replace(command, update=None, goto=())
     if message.mode != "answer":
-        # Once an earlier attempt has stored the goto, ``given`` has none: an open question may then come from
-        # the node that it led to, and stays.
-        if given.goto and questions.leaves_question(message.payload):
+        # Once an earlier attempt has stored the goto, ``command`` has none: an open question may then come
+        # from the node that it led to, and stays.
+        if command.goto and questions.leaves_question(message.payload):
             await _refuse_leaving(graph, config, held)
-        if _holds_anything(given):
-            return given
+        if _holds_anything(command):
+            return command
         return None
-    answers = _map_by_id(given.resume, message.options.get(ANSWERS, ()))
+    answers = _map_by_id(command.resume, message.options.get(ANSWERS, ()))
     if answers is None:
-        return await _select_answer_to_pause(graph, saver, config, held, given)
+        return await _select_answer_to_pause(graph, saver, config, held, command)
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
@@ -80,15 +80,15 @@ async def select_still_to_give(
     if only_answer is not None or not held.run.is_fresh:
         levels = await _load_levels(graph, saver, config)
         if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
-            return replace(given, resume=only_answer)
+            return replace(command, resume=only_answer)
         if not held.run.is_fresh:
-            taken = {name for level in levels for name in level.answered}
-            answers = {name: answer for name, answer in answers.items() if name not in taken}
+            answered = {name for level in levels for name in level.answered}
+            answers = {name: answer for name, answer in answers.items() if name not in answered}
     await remove_unnamed(saver, config, held)
     if answers:
-        return replace(given, resume=answers)
-    if _holds_anything(replace(given, resume=None)):
-        return replace(given, resume=None)
+        return replace(command, resume=answers)
+    if _holds_anything(replace(command, resume=None)):
+        return replace(command, resume=None)
     return None
 
 
@@ -122,16 +122,16 @@ async def _select_answer_to_pause(
     saver: PerdureSaver,
     config: RunnableConfig,
     held: HeldRun,
-    given: Command[Any],
+    command: Command[Any],
 ) -> Command[Any] | None:
     """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
     gives it to the interrupt that comes first."""
     if not held.run.is_fresh:
         await remove_unnamed(saver, config, held)
         if any(level.answered for level in await _load_levels(graph, saver, config)):
-            given = replace(given, resume=None)
-    if _holds_anything(given):
-        return given
+            command = replace(command, resume=None)
+    if _holds_anything(command):
+        return command
     return None
 
 
@@ -153,13 +153,13 @@ async def remove_unnamed(
     if not isinstance(saver, PerdureSaver):
         return
     with keep_for_next_load():
-        found = await saver.aget_tuple(config)
-    if found is None or not any(
+        head = await saver.aget_tuple(config)
+    if head is None or not any(
         task_id == NULL_TASK and channel == RESUME and value is not None
-        for task_id, channel, value in found.pending_writes or ()
+        for task_id, channel, value in head.pending_writes or ()
     ):
         return
-    configurable = with_lease(found.config.get("configurable", {}), held.epoch)
+    configurable = with_lease(head.config.get("configurable", {}), held.epoch)
     # A stored None counts as no answer; an answer that is None therefore has to be given by id.
     await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
 
@@ -193,8 +193,8 @@ async def _load_levels(
 
 async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
     """Yield a state, and the states of the subgraphs that its tasks run."""
-    found = await saver.aget_tuple(state.config)
-    yield _Level(state, () if found is None else found.pending_writes or ())
+    stored = await saver.aget_tuple(state.config)
+    yield _Level(state, () if stored is None else stored.pending_writes or ())
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot):
             async for level in _walk_levels(saver, task.state):

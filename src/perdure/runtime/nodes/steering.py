@@ -230,14 +230,14 @@ class Steering:
         """Reserve for a task the messages that came since its last call, and return them as input; ``{}`` if
         none came, or another task has reserved some."""
         taking = self.taking
-        before = taking.held if taking.task_id == task_id else ()
-        came = [message for message in waiting if not before or message.seq > before[-1].seq]
-        if not came or taking.is_held_by_another(task_id):
+        reserved = taking.held if taking.task_id == task_id else ()
+        new = [message for message in waiting if not reserved or message.seq > reserved[-1].seq]
+        if not new or taking.is_held_by_another(task_id):
             return {}
-        update = self._make_input(came)
+        update = self._make_input(new)
         if not isinstance(update, Mapping):
             return {}
-        taking.offer(task_id, (*before, *came))
+        taking.offer(task_id, (*reserved, *new))
         return update
 
     def _make_input(self, messages: Sequence[Message]) -> Any:

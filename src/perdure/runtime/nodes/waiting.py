@@ -176,8 +176,8 @@ def wait_of(
         raise ValueError("a default is the answer at the deadline; give within=…, too")
     if default is not ... and (size := len(encode(default, "default"))) > DEFAULT_MAX:
         raise TooLarge(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
-    given = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
-    times = tuple(sorted(parse_span("remind", _seconds(each)) for each in given))
+    reminders = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
+    times = tuple(sorted(parse_span("remind", _seconds(each)) for each in reminders))
     if len(times) > _REMINDERS_MAX:
         raise ValueError(f"remind has {len(times)} times; a question has at most {_REMINDERS_MAX} reminders")
     if until is not None and times and times[-1] >= until:

@@ -229,13 +229,13 @@ def _sum_versions(
         first: The first of these minutes. A version that began later has its minute, any other its hour.
     """
     finer = {name: entry["since"] for name, entry in _sum_by_version(minutes).items()}
-    found = _sum_by_version(hours)
-    for name, entry in found.items():
+    sums = _sum_by_version(hours)
+    for name, entry in sums.items():
         if entry["since"] >= first:
             entry["since"] = max(entry["since"], finer.get(name, 0))
     named = [
         {"graph": graph or None, "version": version or None, **entry}
-        for (graph, version), entry in found.items()
+        for (graph, version), entry in sums.items()
     ]
     return sorted(named, key=lambda each: (-each["since"], -each["runs"]))
 

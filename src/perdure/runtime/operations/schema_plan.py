@@ -92,18 +92,18 @@ def _plan(
     pinned: int | None = None
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
-        found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
+        loaded = handle_of(database).run(checkpoint_loading.load(partition, "", None))
         version = None
-        if found.checkpoint is not None:
-            version = found.checkpoint.schema
+        if loaded.checkpoint is not None:
+            version = loaded.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.read_pin(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = read_state(graph, config, subgraphs=True)
-        kept = handle_of(database).run(history.namespaces(partition))
+        namespaces = handle_of(database).run(history.namespaces(partition))
         problems = [
             *_find_lost(graph, saver, state, config),
-            *_find_hidden(graph, saver.schema, kept),
+            *_find_hidden(graph, saver.schema, namespaces),
             *_find_unfit(graph, saver, config),
         ]
         if has_history:
@@ -171,11 +171,11 @@ def _find_unfit(
 ) -> Iterator[str]:
     """Yield the problems of channels that the graph does not have, or whose stored value it does not
     accept."""
-    found = saver.get_tuple(config)
-    if found is None:
+    latest = saver.get_tuple(config)
+    if latest is None:
         values: Mapping[str, Any] = {}
     else:
-        values = found.checkpoint["channel_values"]
+        values = latest.checkpoint["channel_values"]
     facts = read(graph)
     for name in values:
         if name not in graph.channels and not name.startswith(_OWN):

@@ -62,21 +62,21 @@ async def find_unfinished(
     """
     database = walk.database
     # All are listed first: a thread whose runs the caller ends leaves the listing of busy threads.
-    found: dict[str, str | None] = {}
+    users_by_thread: dict[str, str | None] = {}
     async with aclosing(walk._replace(status="busy").steps()) as steps:
         async for step in steps:
             if step.row is not None:
-                found[step.row.thread_id] = find_user(step.row.metadata)
-            if len(found) == most:
+                users_by_thread[step.row.thread_id] = find_user(step.row.metadata)
+            if len(users_by_thread) == most:
                 break
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
-        if partition.thread.startswith(walk.prefix) and partition.thread not in found:
+        if partition.thread.startswith(walk.prefix) and partition.thread not in users_by_thread:
             row = await database.arun(look(partition))
             # A thread without a run may not exist yet.
             metadata = {} if row is None else row.metadata
             if walk.sees is None or walk.sees(metadata):
-                found[partition.thread] = find_user(metadata)
-    for thread_id, thread_user in found.items():
+                users_by_thread[partition.thread] = find_user(metadata)
+    for thread_id, thread_user in users_by_thread.items():
         for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id), settings):
             message, its_run = standing.message, standing.run
             run_user = thread_user or user_of_options(message.options)
@@ -103,17 +103,17 @@ async def _list_unfinished(
 ) -> list[Standing]:
     """Return the messages whose runs have not ended and are not ending, the newest first."""
     postponed = await database.arun(scheduled.list_postponed(partition, settings.max_pending))
-    found = [Standing(message, None) for message in postponed]
+    unfinished = [Standing(message, None) for message in postponed]
     after: int | None = None
     while True:
         page = await database.arun(inbox.latest(partition, _PAGE, after, settings.max_batch))
         for standing in page:
             if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
-                return found  # All before it have ended.
+                return unfinished  # All before it have ended.
             if not standing.is_over and standing.joins is None and standing.stop is None:
-                found.append(standing)
+                unfinished.append(standing)
         if len(page) < _PAGE:
-            return found
+            return unfinished
         after = page[-1].message.seq
 
 

@@ -166,15 +166,15 @@ async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) ->
     partition = Partition(walk.tenant, row.thread_id)
     if not await _meets_rest(walk.database, partition, row, query):
         return no_match
-    found = await _find_words(walk.database, partition, row, words_of(query.words or ""))
-    if found is None:
+    part = await _find_words(walk.database, partition, row, words_of(query.words or ""))
+    if part is None:
         return no_match
     cost = None
     if query.cost is not None:
         cost = await _compute_cost(walk.database, partition, query.prices)
         if cost is None or cost < query.cost:
             return no_match
-    return ThreadMatch(step.cursor, row, found or None, cost, step.examined)
+    return ThreadMatch(step.cursor, row, part or None, cost, step.examined)
 
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
@@ -216,8 +216,8 @@ async def _load_user(database: DatabaseHandle, partition: Partition, row: Thread
 
 
 async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:
-    found = await database.arun(tags.list_tags(partition))
-    return any(tag.key[0] == name for tag in found)
+    stored_tags = await database.arun(tags.list_tags(partition))
+    return any(tag.key[0] == name for tag in stored_tags)
 
 
 async def _find_words(

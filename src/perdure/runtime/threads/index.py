@@ -191,7 +191,7 @@ class ThreadIndex:
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        found = places(
+        pages = places(
             self._database,
             self._tenant,
             order or Order(),
@@ -200,7 +200,7 @@ class ThreadIndex:
             enough=enough,
             copies=copies,
         )
-        async for batch in _group_places(found, enough or _FIRST_BATCH):
+        async for batch in _group_places(pages, enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
                 entries = await self._read_copies(batch)

@@ -147,8 +147,8 @@ async def _list(
     if status is not None and status != "busy":
         unsure.extend(await _find_unsure(database, tenant, order, status))
     if not unsure:
-        found = _iterate_pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
-        async for page in found:
+        pages = _iterate_pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
+        async for page in pages:
             yield page
         return
     # With places to merge in, each place has to be visited to count the skipped ones.
@@ -297,9 +297,9 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
 async def _read_unsure(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[SortedThread]:
     """Return the places with the statuses of all threads, without threads that no longer exist."""
     doubtful = [place for place in found if place.listed.status == UNSURE]
-    read = iter(await _read(database, doubtful))
-    known = (next(read) if place.listed.status == UNSURE else place for place in found)
-    return [place for place in known if place is not None]
+    read_places = iter(await _read(database, doubtful))
+    checked = (next(read_places) if place.listed.status == UNSURE else place for place in found)
+    return [place for place in checked if place is not None]
 
 
 def _make_key(by: SortBy) -> Callable[[SortedThread], Any]:

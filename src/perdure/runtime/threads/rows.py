@@ -162,23 +162,23 @@ def row_of(
 def _add_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
     """Return the row with the data of the thread's latest checkpoint."""
     row = row._replace(has_state=True)
-    at = time_of(head)
-    if at is None or not row.has_document:
+    head_time = time_of(head)
+    if head_time is None or not row.has_document:
         (latest, first) = yield from ask(
             Fetch(partition, (Get(CHECKPOINT, ("", head)), Range(CHECKPOINT, ("",), by="seq", limit=1)))
         )
         records = [CheckpointRecord.read(record) for record in (*latest, *first)]
         if not latest:
             return row
-        at = at or _parse_time(records[0])
+        head_time = head_time or _parse_time(records[0])
         if not row.has_document:
-            made = time_of(records[-1].id) or _parse_time(records[-1])
-            row = row._replace(metadata=_read_metadata(records[0]), created_at=row.created_at or made)
-    if row.status == "idle" and (row.run is None or row.run.state != DONE or at > row.run.updated_at):
+            first_time = time_of(records[-1].id) or _parse_time(records[-1])
+            row = row._replace(metadata=_read_metadata(records[0]), created_at=row.created_at or first_time)
+    if row.status == "idle" and (row.run is None or row.run.state != DONE or head_time > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
         if find_asking_tasks(writes):
             row = row._replace(status="interrupted")
-    return row._replace(updated_at=max(row.updated_at, at))
+    return row._replace(updated_at=max(row.updated_at, head_time))
 
 
 def _parse_time(record: CheckpointRecord) -> int:

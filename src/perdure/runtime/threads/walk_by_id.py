@@ -86,11 +86,11 @@ async def walk(
         hits = await database.arun(ask(find))
         skipped = min(to_skip, len(hits))
         to_skip -= skipped
-        found = [hit.partition for hit in hits[skipped:]]
-        rows: list[ThreadRow | None] = [None] * len(found)
+        partitions = [hit.partition for hit in hits[skipped:]]
+        rows: list[ThreadRow | None] = [None] * len(partitions)
         if with_rows or sees is not None:
-            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in found)))
-        for partition, row in zip(found, rows, strict=True):
+            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in partitions)))
+        for partition, row in zip(partitions, rows, strict=True):
             if sees is None or (row is not None and sees(row.metadata)):
                 place = WalkPlace(partition.thread)
                 yield WalkStep(place, partition, row)

@@ -161,12 +161,12 @@ async def _attempt(
     if options.checkpoint_id is not None and not has_begun:
         config = _start_at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
-    before: Sequence[Any] | None = ()
+    earlier_messages: Sequence[Any] | None = ()
     # Read once for memory and conversation: each load before the first step is a request to the database.
     is_read = not has_begun and (agent.memory is not None or agent.conversation is not None)
     stored = await _read_values(graph, config) if is_read else None
     if agent.memory is not None:
-        before = await views.memories.before(agent.memory, graph, config, held, stored)
+        earlier_messages = await views.memories.before(agent.memory, graph, config, held, stored)
     if agent.memory is not None and stored is not None:
         given = await views.memories.input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
@@ -193,7 +193,9 @@ async def _attempt(
     other_sends: Sequence[tuple[str, Any]] = ()
     if agent.memory is not None:
         # A run that waits hands over its turn, too: the run of the answer adds only its own messages.
-        other_sends = await views.memories.end_turn(agent.memory, graph, head_config, held, (before, values))
+        other_sends = await views.memories.end_turn(
+            agent.memory, graph, head_config, held, (earlier_messages, values)
+        )
     if interrupts and is_unnamed:
         await remove_unnamed(graph.checkpointer, head_config, held)
     if interrupts or (snapshot is not None and snapshot.next):
@@ -448,11 +450,11 @@ def config_of(
         views: The observer of the calls of models, and what steers the run.
         context: The graph's context, whose fields are mirrored into the configurable part.
     """
-    given = options.config.get("configurable") or {}
+    given_configurable = options.config.get("configurable") or {}
     configurable = {
         **agent.config.get("configurable", {}),
-        **mirror(context, given),
-        **({USER: user_of(given[USER])} if USER in given else {}),
+        **mirror(context, given_configurable),
+        **({USER: user_of(given_configurable[USER])} if USER in given_configurable else {}),
         "thread_id": ThreadId.of(
             held.partition.thread,
             epoch=held.epoch,

@@ -155,14 +155,14 @@ class Backlog:
         return times[-1] if len(page) == limit else None
 
     def _add_found(self, due: Due, due_at: int, time: float) -> None:
-        before = self._put_off.get(due)
-        if before is not None and before.due_at not in (None, due_at):
+        put_off = self._put_off.get(due)
+        if put_off is not None and put_off.due_at not in (None, due_at):
             # The queue has made progress since it was put off.
             self._drop(due)
-            before = None
-        if before is None:
+            put_off = None
+        if put_off is None:
             self._new.setdefault(due, due_at)
-        elif before.until <= time:
+        elif put_off.until <= time:
             self._retried[due] = due_at
 
     def take(self, running: Mapping[str, int], slots: int, per_tenant: int | None) -> Sequence[Due]:
@@ -197,9 +197,9 @@ class Backlog:
             failed: True after an error: then the queue's due time says nothing about progress.
         """
         due_at = self._tried.pop(due, None)
-        before = self._put_off.get(due)
+        put_off = self._put_off.get(due)
         self._drop(due)
-        times = 0 if before is None else before.times + 1
+        times = 0 if put_off is None else put_off.times + 1
         until = time + self._pause * 2.0 ** min(times, _TIMES_MAX)
         # The due time of a failing queue may move with each failure.
         self._put_off[due] = _PutOff(times, until, None if failed else due_at, reason)
@@ -207,9 +207,9 @@ class Backlog:
             self.counts[reason] += 1
 
     def _drop(self, due: Due) -> None:
-        before = self._put_off.pop(due, None)
-        if before is not None and before.reason is not None:
-            self.counts[before.reason] -= 1
+        put_off = self._put_off.pop(due, None)
+        if put_off is not None and put_off.reason is not None:
+            self.counts[put_off.reason] -= 1
 
     def _drop_all(self, queues: Iterable[Due]) -> None:
         """Reset the backoff of queues."""

@@ -113,14 +113,14 @@ class RunLimits:
         self,
         partition: Partition,
         next_claim: Callable[[Partition], Awaitable[Claim]],
-        known: RememberedInbox | None,
+        inbox: RememberedInbox | None,
     ) -> tuple[HeldRun | Unserved | Limited | None, CallTurn | None]:
         """Claim a thread's next run if its turn has come. Return it with its turn, if it has limits.
 
         Args:
             partition: The thread.
             next_claim: Returns the claim of its next run.
-            known: The thread's inbox as this process remembers it.
+            inbox: The thread's inbox as this process remembers it.
 
         Raises:
             PerdureError: The claim failed, for instance with ``Unavailable``.
@@ -128,7 +128,7 @@ class RunLimits:
         for _ in range(_CLAIMS):
             claim = await next_claim(partition)
             try:
-                planned = await self._database.arun(claim.plan(known))
+                planned = await self._database.arun(claim.plan(inbox))
                 turn = None
                 if isinstance(planned, PlannedClaim):
                     turn = self._find_turn(planned)
@@ -148,7 +148,7 @@ class RunLimits:
                     self._limiter.drop(turn)
             if held is not None:
                 return held, turn
-            known = None
+            inbox = None
         return None, None
 
     def _find_turn(self, planned: PlannedClaim) -> CallTurn | Limited | None:

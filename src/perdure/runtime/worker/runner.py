@@ -180,10 +180,10 @@ class Runner:
         held: HeldRun | Unserved | Limited | None
         held, turn = self._begun.pop(partition, None) or await self._resolve_doubt(partition), None
         if held is None and self.limits is not None:
-            known = self._queues.get(partition)
+            inbox = self._queues.get(partition)
             # A run that has to wait makes no commit, which would be refused if the remembered inbox is old.
             self._queues.forget(partition)
-            held, turn = await self.limits.claim(partition, self._make_claim, known)
+            held, turn = await self.limits.claim(partition, self._make_claim, inbox)
         elif held is None:
             claim = await self._make_claim(partition)
             held = await self._database.arun(claim.take(self._queues.get(partition)))
@@ -380,24 +380,24 @@ class Runner:
         self._notifications.notify_due(held.partition)
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._add_waits(held, self._add_replies(held, ending), asked)
+        questions = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        ending = self._add_waits(held, self._add_replies(held, ending), questions)
         now = await self._clock.now()
         last, puts = await self.buffers.end(held, ending)
         buffer = self.buffers.get(held)
-        fresh, most = self._database.draw_version(), self._database.limits.ops
-        finish = runs.finish(held, ending, now, fresh, most, puts)
+        fresh, max_ops = self._database.draw_version(), self._database.limits.ops
+        finish = runs.finish(held, ending, now, fresh, max_ops, puts)
         # Expired records are looked for in the round trip of the end, where that is possible.
-        look = queue_retention.look_after(held.partition, held.run)
-        found = None
+        fetch = queue_retention.look_after(held.partition, held.run)
+        fetched = None
         try:
-            (lane, replies), found = await self._database.arun_and_fetch(finish, look)
+            (lane, replies), fetched = await self._database.arun_and_fetch(finish, fetch)
         except Followed:
             # Another process began to follow the thread during the run.
             buffer = buffer or await self.buffers.make(held, is_stored=True)
             buffer.keep()
             last, puts = await self.buffers.end(held, ending)
-            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, max_ops, puts))
         # Only the stored note has the times at which its waits are due.
         ending = replace(ending, note=with_waits(ending.note, {}))
         self._note_end(held, ending)
@@ -416,9 +416,9 @@ class Runner:
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
         self._schedule_waits(held)
-        if look is not None:
+        if fetch is not None:
             keep = now - round(self._settings.keep * 1_000_000)
-            await self._database.arun(queue_retention.forget(held.partition, keep, most, found))
+            await self._database.arun(queue_retention.forget(held.partition, keep, max_ops, fetched))
         return lane.is_due(now)
 
     def _add_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:
@@ -485,8 +485,8 @@ class Runner:
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
-        after = await self._database.arun(put_off)
-        self._dispatch.schedule(held.partition, after.lane, now)
+        postponed = await self._database.arun(put_off)
+        self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
     async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:

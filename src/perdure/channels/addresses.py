@@ -18,7 +18,7 @@ class ChatAddress(NamedTuple):
         channel: The name of the channel.
         chat: The provider's id of the chat.
         topic: The provider's id of a topic or thread within the chat; empty for the chat itself.
-        session: The name of the conversation since the last ``/new``; empty for the first one.
+        session: The name of the conversation since the last ``/new``; empty for the first conversation.
     """
 
     channel: str

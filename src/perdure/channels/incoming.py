@@ -41,7 +41,7 @@ class ChatMessage:
     Attributes:
         chat: The provider's id of the chat.
         topic: The provider's id of the topic within it, or empty.
-        position: Its place in the order of the chat; a later message has a greater one.
+        position: Its place in the order of the chat; a later message has a greater position.
         key: The provider's id of the message, by which a second delivery is recognised.
         text: Its text, without a mention of the bot.
         sender: The provider's id of its sender.
@@ -140,7 +140,8 @@ def message_id_of(payload: Any) -> str | None:
 
 
 def edit_of(payload: Any) -> str:
-    """Return the provider's id of the change of a stored payload, empty for a message as it was sent."""
+    """Return the provider's id of the change of a stored payload, empty for a message that was not
+    changed."""
     return str(_read_details(payload).get("edit", ""))
 
 

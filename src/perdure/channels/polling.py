@@ -87,7 +87,7 @@ class Polling:
         self._held_until = 0.0
 
     async def run(self) -> None:
-        """Ask and accept until cancelled. Updates that are still being accepted then are delivered again
+        """Ask and accept until cancelled. Updates whose acceptance is interrupted are delivered again
         later."""
         try:
             while True:

@@ -63,7 +63,7 @@ _REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, Teleg
 R = TypeVar("R")
 
 _POLL_S = 10
-"""Seconds for which Telegram waits for an update before it answers without one."""
+"""Seconds for which Telegram waits for an update before it answers without any."""
 _NOT_ACCEPTED = "Your message could not be accepted. Please send it again later."
 _HAS_WEBHOOK = (
     "Telegram calls a webhook for this bot, so it cannot be polled: use another bot here, or remove the "

@@ -36,7 +36,7 @@ async def body_of(request: Request, most: int) -> bytes:
     """Return the body of a request of at most ``most`` bytes.
 
     Raises:
-        RejectedRequest: It is larger; the rest is not read.
+        RejectedRequest: The body is larger; the rest of it is not read.
     """
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) >= _DIGITS or int(declared) > most):
@@ -56,7 +56,7 @@ def json_of(body: bytes | str) -> Any:
     such halves, and no database stores them.
 
     Raises:
-        ValueError: It is not JSON, or nested too deeply.
+        ValueError: The body is not JSON, or is nested too deeply.
     """
     try:
         return _replace_halves(json.loads(body))

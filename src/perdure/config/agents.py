@@ -49,7 +49,7 @@ class ConversationSettings(NamedTuple):
             root: The project's folder, at which a file's path starts.
 
         Raises:
-            BadSetting: It cannot be used.
+            BadSetting: The policy cannot be used.
             GraphLoadError: There is no object at a place.
         """
         return Conversation(

@@ -121,7 +121,7 @@ def is_synthetic(message: BaseMessage) -> bool:
 
 
 def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
-    """Make a list of messages one that a provider takes, as far as calls, results and ids are concerned.
+    """Change a list of messages so that a provider takes it, as far as calls, results and ids are concerned.
 
     - A call without a result gets one with the status ``error`` and the content ``NO_RESULT``.
     - Results stand right after the message with their call, in their order. If a call has several results,
@@ -342,8 +342,8 @@ def _take_result(ledger: _Ledger, call: _ToolCall) -> BaseMessage:
 
 
 def _is_kept(ledger: _Ledger, place: int) -> bool:
-    """Return True if a message is not removed: only such a message between a call and its result separates
-    them."""
+    """Return True if a message is not removed. Only such messages between a call and its result make the
+    result count as moved."""
     message = ledger.messages[place]
     if isinstance(message, ToolMessage):
         return place in ledger.results

@@ -21,7 +21,7 @@ from perdure.errors import SummaryRefused
 from perdure.model.program import ProgramResult, advance
 
 SUMMARY_ID = "conversation-summary"
-"""Id of the system message with the summary of what was left out."""
+"""Id of the system message with the summary of the messages that are left out."""
 
 SUMMARY_PROMPT = """\
 You keep the summary of a long conversation between a user and an assistant. Extend the summary with the \

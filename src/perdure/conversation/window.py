@@ -155,9 +155,9 @@ def window(
 ) -> Window:
     """Choose the messages of a conversation that a model is sent.
 
-    The list is one that providers take: it is repaired as by ``repair``, its system messages come first and
-    all stay, it begins with a message of the user, and calls stay with their results. The latest message is
-    always part of it. If a turn does not fit as a whole, the user's message and the latest calls stay.
+    The list is one that all providers take: it is repaired as by ``repair``, its system messages come first
+    and all stay, it begins with a message of the user, and calls stay with their results. The latest message
+    is always part of it. If a turn does not fit as a whole, the user's message and the latest calls stay.
 
     The window moves in steps: it grows with the conversation until the limit is reached, then it moves so far
     that ``Limit.keep`` of the room is filled. In between its beginning stays the same, as caches of prompts

@@ -1,7 +1,7 @@
 """Operations of an open database, for programs with an event loop.
 
-``perdure.database.blocking`` has the same ones for programs without; it is generated from this module by
-``python -m tools.write_sync``.
+``perdure.database.blocking`` has the same operations for programs without; it is generated from this module
+by ``python -m tools.write_sync``.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
         known: The facts that the model was shown, in order.
 
     Raises:
-        ExtractionRefused: It is not of the requested form; the message does not repeat it.
+        ExtractionRefused: The answer is not of the requested form; the error does not repeat it.
     """
     text = answer.strip()
     if text.startswith("```") and text.endswith("```"):
@@ -155,7 +155,8 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
     """Return the checked result of an extractor.
 
     Raises:
-        ExtractionRefused: It is not a list of ``ExtractedFact``, or one of these cannot be remembered.
+        ExtractionRefused: The result is not a list of ``ExtractedFact``, or one of these cannot be
+            remembered.
     """
     if inspect.isfunction(extract) or inspect.ismethod(extract):
         function: Any = extract

@@ -34,7 +34,7 @@ MONEY = 1_000_000
 _MINUTE_US = 60_000_000
 _LONGEST_US = 100 * 366 * 24 * 60 * _MINUTE_US
 _CHUNK_CALLS, _CHUNK_PART = 8, 16
-"""Most that a process takes of a budget: the cost of so many calls, and the rest divided by so much."""
+"""Most that a process takes of a budget: the cost of so many calls, and such a fraction of the rest."""
 
 Target = Literal["model", "tool", "run"]
 AtEnd = Literal["refuse", "wait"]

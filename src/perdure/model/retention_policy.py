@@ -135,7 +135,7 @@ class Retention:
         return kept | keep_newest(self.keep_last)(roots)
 
     def find_kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
-        """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
+        """Return the ids of the root checkpoints that ``keep_for`` keeps; those without a time stay."""
         if self.keep_for_us is None:
             return set()
         since = now - self.keep_for_us

@@ -62,7 +62,8 @@ def partition_of(tenant: str, labels: Labels) -> Partition:
 
 
 def matches(labels: Labels, conditions: Iterable[Condition]) -> bool:
-    """Return True if a namespace meets every condition; one shorter than a condition's path does not."""
+    """Return True if a namespace meets every condition; a namespace shorter than a condition's path does
+    not."""
     return all(_matches(labels, condition) for condition in conditions)
 
 

@@ -6,7 +6,7 @@ node. Whether there is one follows from the checkpoint alone. Whether it may be 
 queue: not while a run is open or a message waits, as either may answer or replace it. Only questions that may
 be answered are shown, so every view asks here.
 
-This module decides and reads nothing: the callers gather the facts and carry out what follows.
+This module only decides. It reads nothing: the callers gather the facts, and carry out the decisions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Queue records of a thread: their contents, the time at which they are due, and their lease; pure rules.
 
 A thread has two queues: its inbox, whose messages become runs, and its outbox, whose replies become
-deliveries. They are numbered from 1 without a gap; those up to ``bound`` were taken, the rest is pending.
-Four more records of a thread have only a time: when the next postponed message enters the inbox, when a
-deadline or a reminder of a question is due, when the events of its runs are removed, and until when the
-thread is followed. A fifth one, of a tenant, is due when the first of its crons is, and a sixth one, of a
+deliveries. Messages and replies are numbered from 1 without a gap; those up to ``bound`` were taken, the rest
+is pending. Four more records of a thread have only a time: when the next postponed message enters the inbox,
+when a deadline or a reminder of a question is due, when the events of its runs are removed, and until when
+the thread is followed. A fifth one, of a tenant, is due when the first of its crons is, and a sixth one, of a
 limit's key, when the limit's state may have no effect any more. Times are microseconds of the database's
 clock. A lease only keeps other workers from trying for a while. Safety comes from the epoch, which the
 database checks in the same commit as every write.
@@ -26,6 +26,7 @@ WAITS = "waits"
 FOLLOWED = "followed"
 CRONS = "crons"
 LIMITS = "limits"
+"""Names of the queue records, as they are stored."""
 
 Stop = Literal["interrupt", "rollback"]
 """Treatment of what a stopped run stored: kept (``interrupt``) or removed (``rollback``)."""

@@ -23,7 +23,7 @@ BY_WAIT = "by_wait"
 """Option of an answer that comes from a deadline or a signal and not from a person."""
 
 EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
-"""Answer to a question whose deadline passed without one, and without a default."""
+"""Answer that a question without a default gets when its deadline passes."""
 
 Kind = Literal["question", "sleep", "signal"]
 """The event that ends a wait: an answer, its time alone, or a signal of its name."""

@@ -1,7 +1,7 @@
 """Chunks: immutable bytes, named by the keyed digest of their content.
 
-A chunk is stored in the partition of its thread, and threads never share one. As the digests are keyed, a
-reader of the database without the key cannot test a guess about the content.
+A chunk is stored in the partition of its thread, and threads never share one. If a key is set, the
+digests are keyed, so that a reader of the database cannot test a guess about the content.
 """
 
 from __future__ import annotations

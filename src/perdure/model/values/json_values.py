@@ -88,7 +88,8 @@ def pack_data(data: Any) -> bytes:
 
 
 def unpack(body: bytes, where: object) -> dict[str, Any]:
-    """Decode a stored body; raises ``Corrupt``, with a message that begins with ``where``, if it is none."""
+    """Decode a stored body; raises ``Corrupt``, with a message that begins with ``where``, if it is not an
+    item's value."""
     if not body.startswith(b"{"):
         raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
     try:

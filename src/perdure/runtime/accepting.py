@@ -152,7 +152,7 @@ class Acceptance:
         # The caller may be cancelled, but its claim has to be worked on.
         beginning = asyncio.create_task(self._begin_at_once(accept, terms, inbox))
         self._worker.beginning.add(beginning)
-        beginning.add_done_callback(self._note_begun)
+        beginning.add_done_callback(self._forget_beginning)
         return await asyncio.shield(beginning)
 
     async def _find_inbox(self, accept: Accept) -> RememberedInbox | None:
@@ -239,7 +239,7 @@ class Acceptance:
             self._worker.dispatch.serve_reserved((accept.partition, IN))
             raise
 
-    def _note_begun(self, beginning: asyncio.Task[Ticket]) -> None:
+    def _forget_beginning(self, beginning: asyncio.Task[Ticket]) -> None:
         self._worker.beginning.discard(beginning)
         if not beginning.cancelled():
             # A cancelled caller does not retrieve the error, and asyncio would report it.

@@ -151,7 +151,7 @@ def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
 
 
 class ActivityCounts:
-    """Counts of the runs that end in this process. It is for use from one event loop.
+    """Counts of the runs that end in this process, for use from one event loop.
 
     Args:
         database: the database.

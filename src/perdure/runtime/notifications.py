@@ -73,9 +73,9 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Notifications:
-    """Notifications that one runtime sends and receives; for use from its event loop. It is
-    notified of the due queues of ``tenant``, with ``None`` of all. Without support by the database
-    notifications reach this process only."""
+    """Notifications that one runtime sends and receives; for use from its event loop. The
+    runtime is notified of the due queues of ``tenant``, or with ``None`` of all tenants. Without support by
+    the database notifications reach this process only."""
 
     def __init__(self, database: DatabaseHandle, tenant: str | None) -> None:
         self._database = database

@@ -142,7 +142,7 @@ class Options:
         """Return the options that were stored with a message.
 
         Raises:
-            Corrupt: They are not options of this release.
+            Corrupt: The stored data are not options of this release.
         """
         if stored == {}:
             return _DEFAULT

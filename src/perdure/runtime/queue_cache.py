@@ -15,13 +15,13 @@ class QueueCache:
     """The inboxes of the threads that this process changed last."""
 
     def __init__(self) -> None:
-        self._inboxes: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
+        self._known: BoundedCache[Partition, RememberedInbox] = BoundedCache(_MOST)
 
     def get(self, partition: Partition) -> RememberedInbox | None:
-        return self._inboxes.get(partition)
+        return self._known.get(partition)
 
     def lane(self, partition: Partition) -> Lane | None:
-        inbox = self._inboxes.get(partition)
+        inbox = self._known.get(partition)
         if inbox is None:
             return None
         return inbox.lane
@@ -30,22 +30,22 @@ class QueueCache:
         """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:
             return
-        inbox = self._inboxes.get(partition)
+        inbox = self._known.get(partition)
         if accepted.is_first:
-            self._inboxes[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
+            self._known[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
         elif inbox is not None and inbox.lane.version == accepted.over:
             messages = (*inbox.messages, accepted.message)
-            self._inboxes[partition] = RememberedInbox(accepted.lane, inbox.epoch, messages)
+            self._known[partition] = RememberedInbox(accepted.lane, inbox.epoch, messages)
         elif inbox is None or inbox.lane.version < accepted.lane.version:
-            self._inboxes[partition] = RememberedInbox(accepted.lane)
+            self._known[partition] = RememberedInbox(accepted.lane)
 
     def note_begun(self, partition: Partition, lane: Lane) -> None:
         """Record that this process stored a message and claimed its run."""
-        self._inboxes[partition] = RememberedInbox(lane)
+        self._known[partition] = RememberedInbox(lane)
 
     def note_ended(self, partition: Partition, lane: Lane, epoch: int) -> None:
         """Record that this process ended a run, and its epoch."""
-        self._inboxes[partition] = RememberedInbox(lane, None if lane.pending else epoch)
+        self._known[partition] = RememberedInbox(lane, None if lane.pending else epoch)
 
     def forget(self, partition: Partition) -> None:
-        self._inboxes.pop(partition, None)
+        self._known.pop(partition, None)

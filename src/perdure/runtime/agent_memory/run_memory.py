@@ -185,10 +185,10 @@ class Memories:
     async def _keep_summary(
         self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
     ) -> str | None:
-        """Store the running summary of a thread for the user's other threads, if it has one. It is stored
-        before the run ends, so that it exists once the turn is handed over; if the process ends in between,
-        the next attempt stores it again. If it cannot be stored in time, return it, so that the user's lane
-        stores it and the reply does not wait."""
+        """Store the running summary of a thread for the user's other threads, if it has one. The summary is
+        stored before the run ends, so that it exists once the turn is handed over; if the process ends in
+        between, the next attempt stores it again. If it cannot be stored in time, return it, so that the
+        user's lane stores it and the reply does not wait."""
         summary = Summary.of(messages)
         if summary is None or not summary.text:
             return None

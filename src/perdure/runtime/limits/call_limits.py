@@ -318,8 +318,8 @@ class CallLimits:
 
     def _estimate_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
         """Return the cost of a call that was cancelled, or whose stream was left: its provider reports no
-        usage, but bills it. It is the amount set aside for the call, and at least its prompt and the received
-        part of its answer."""
+        usage, but bills it. The cost is the amount set aside for the call, and at least that of its prompt
+        and the received part of its answer."""
         if not call.turn.is_under_way or not any(
             self._limits[limit].budget is not None for limit in call.turn.limits
         ):

@@ -14,7 +14,8 @@ HORIZON_S = HORIZON_US / 1_000_000
 
 @dataclass(slots=True)
 class CallCounts:
-    """Number of calls that began ``since`` the time ``at``, and their recent rate a second."""
+    """Calls that began: ``since`` is their number after the time ``at``, ``speed`` their recent rate a
+    second."""
 
     at: float = 0.0
     speed: float = 0.0

@@ -88,7 +88,7 @@ class QuestionRules(NodesOnly):
         return rule.wait(len(requests))
 
     def apply(self, interrupts: Sequence[Interrupt], waits: dict[str, Wait]) -> None:
-        """Add the waits of the questions that have none of their own."""
+        """Add a wait for each question that has none of its own, if a rule fits it."""
         for asked in interrupts if self._rules else ():
             if asked.id not in waits and (wait := self.wait_of(asked)) is not None:
                 waits[asked.id] = wait

@@ -70,7 +70,7 @@ class Transaction:
         Raises:
             NotAllowed: The node has ended.
             TooLarge: The statement would exceed the limit of a task's statements.
-            TypeError: It is not a statement, or the database takes no parameter of such a type.
+            TypeError: The argument is not a statement, or the database takes no parameter of such a type.
             ValueError: The parameters are not those of the text, or the text may not stand in a transaction.
         """
         statements = self._statements()

@@ -18,7 +18,7 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     """Return the sizes of the last 92 days as JSON data; times are microseconds since 1970.
 
     Returns:
-        ``now``, and ``samples``, the oldest first, of which the last is taken now: the time ``at`` which it
+        ``now``, and ``samples``, the oldest first, the last one taken now: the time ``at`` which it
         was taken, the ``bytes`` of the database with all tenants, indexes and free space, and the number of
         the tenant's ``threads``. Both are ``None`` where the backend cannot report them without
         reading everything.

@@ -100,7 +100,7 @@ async def remove_user(
             yield Removed(threads=int(removed), cursor=step.cursor)
     async with terms.record() as record:
         threads = 0
-        # A thread whose messages were ended may be listed by now, and was removed then.
+        # A thread whose messages were ended may be listed by now, and so was removed above.
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])

@@ -36,7 +36,7 @@ deleted."""
 
 class ThreadDraft(NamedTuple):
     """A thread that is created with its first message: ``precondition`` is for ``submit``, ``row`` is the
-    thread as that creates it."""
+    thread once it is created."""
 
     precondition: Put
     row: ThreadRow

@@ -166,5 +166,5 @@ class CronService:
 
 
 def queue_of(due_at: int) -> Lane:
-    """Return the queue record that schedules the work of crons, the first of which is due at a time."""
+    """Return the queue record for crons of which the first is due at a time."""
     return Lane(CRONS, last=1, since=due_at, ready_at=due_at)

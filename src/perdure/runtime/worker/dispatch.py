@@ -433,7 +433,7 @@ class Dispatch:
                 self._to_serve_again.add(item)
 
     def _fill_shared(self) -> None:
-        """Serve known due queues in the slots of runs that wait for their runs."""
+        """Serve known due queues for whose runs other runs wait, in the slots of those."""
         if self.is_stopping or not self._backlog:
             return
         for threads in self._awaited.values():

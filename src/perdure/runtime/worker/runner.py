@@ -181,7 +181,8 @@ class Runner:
         held, turn = self._begun.pop(partition, None) or await self._resolve_doubt(partition), None
         if held is None and self.limits is not None:
             inbox = self._queues.get(partition)
-            # A run that has to wait makes no commit, which would be refused if the remembered inbox is old.
+            # A run that has to wait makes no commit that would show a remembered inbox to be old: read it
+            # next time.
             self._queues.forget(partition)
             held, turn = await self.limits.claim(partition, self._make_claim, inbox)
         elif held is None:
@@ -438,8 +439,8 @@ class Runner:
         return replace(ending, note=with_waits(ending.note, begun))
 
     def _schedule_waits(self, held: HeldRun) -> None:
-        """Serve the waits of a run that has ended without a poll, if they are due before one or two polls.
-        Later waits cost this process nothing until they are due."""
+        """If waits of a run that has ended are due within ``_SOON_POLLS`` polls, schedule them here. Later
+        waits cost this process nothing until they are due."""
         begun = self._waits.get(held.run.id, {}).values()
         if any(wait.kind == "signal" for wait in begun):
             self._dispatch.soon((held.partition, TIMER))

@@ -419,7 +419,7 @@ class Receiver:
     async def _close_questions(self, message: ChatMessage, thread_id: str, newer_runs: set[str]) -> None:
         """Close the questions of a thread that are older than a command."""
         runs = await self._runtime.runs(thread_id, limit=1)
-        # A run that is being stopped may still come to a question.
+        # A run that is being stopped may still end at a question.
         is_open = bool(runs) and runs[0].state == OPEN
         asking_run = runs[0].id if is_open else await self._runtime.waiting_run(thread_id)
         if asking_run is None or asking_run in newer_runs:

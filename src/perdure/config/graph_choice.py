@@ -61,7 +61,7 @@ def choose_graphs(
         BadSetting: a source cannot be read or has an invalid setting, or there is no graph.
         GraphLoadError: a word names no graph.
     """
-    # Graphs are only loaded, so it does not matter whether a key is at hand.
+    # Graphs are only loaded, and no stored data is read, so no encryption key is needed.
     configuration = resolve_config(file=file, flags={}, environ=environ, has_key=True)
     set_variables(configuration.env)
     add_import_folders(configuration.import_folders())

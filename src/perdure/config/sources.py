@@ -95,7 +95,7 @@ def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str
         named = value_of(SETTINGS["env"], entry)
         return {name: value for name, value in named.items() if name not in environ}, Layer({})
     if not path.exists():
-        # Images are built without the file; their variables come from outside.
+        # An image does not contain the file: its variables are set from outside.
         return {}, Layer({}, (f"{entry.name}: there is no file {path}",))
     return {name: value for name, value in _read_variables(path).items() if name not in environ}, Layer({})
 

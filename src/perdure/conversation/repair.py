@@ -124,7 +124,7 @@ def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
     """Change a list of messages so that a provider takes it, as far as calls, results and ids are concerned.
 
     - A call without a result gets one with the status ``error`` and the content ``NO_RESULT``.
-    - Results stand right after the message with their call, in their order. If a call has several results,
+    - Results follow right after the message with their call, in their order. If a call has several results,
       the first one stays, or the first real one if a repair added the others. Results without a call are
       removed.
     - Calls and results that are content blocks of Anthropic's become tool calls and messages.

@@ -255,7 +255,7 @@ def _group_units(messages: Sequence[BaseMessage], counter: Counter, *, begins_wi
         count = counter([message])
         last = units[-1] if units else None
         is_turn = is_users(message)
-        # A result stands after its call: the list is repaired.
+        # A result belongs to the unit before it, which has its call: the list is repaired.
         if last is None or not (
             isinstance(message, ToolMessage)
             or (is_turn and is_users(last.messages[-1]))

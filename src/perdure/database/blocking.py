@@ -58,7 +58,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         return sweeper.run(sweeper.apply())
 
     def apply_retention_to(self, thread_id: str, options: RetentionOptions | None = None) -> RetentionResult:
-        """Apply the retention policies to one thread, beside any sweep.
+        """Apply the retention policies to one thread, independently of sweeps.
 
         Raises:
             LookupError: The thread's metadata names a policy that does not exist.
@@ -92,8 +92,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
-            Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
-                run to run had none before the checkpoint.
+            Conflict: The run of an accepted answer has not begun, or a subgraph that keeps its state from run
+                to run had no state before the checkpoint.
         """
         new_id, now = make_checkpoint_id()
         partition = self._handle.partition(thread_id)

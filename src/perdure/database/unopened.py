@@ -1,5 +1,5 @@
-"""Results of ``connect`` and ``connect_sync``: databases that are open within a block; that of ``connect``
-can be awaited instead.
+"""Results of ``connect`` and ``connect_sync``: databases that are open within a block; the result of
+``connect`` can be awaited instead.
 
 They are classes and not generators: a generator ends when the context manager is garbage-collected or the
 event loop that entered it is closed, and would then close the database before its block has ended.

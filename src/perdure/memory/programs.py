@@ -335,7 +335,7 @@ def forget_all(place: Place) -> Steps[int]:
         )
     ]
     removed = 0
-    # Each of the two by itself first: a search of the namespace around them may lack one that is new.
+    # The two inner namespaces first: a search of the user's whole namespace may miss a new one.
     for namespace in (place.facts, place.summaries, place.namespace):
         while True:
             (found,) = yield [SearchOp(namespace, None, _PAGE, 0, None, refresh_ttl=False)]

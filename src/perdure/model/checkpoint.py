@@ -76,7 +76,7 @@ class CheckpointRecord(NamedTuple):
             by any further loop is not part of this checkpoint's history.
         cut: marks a parent link that a removal moved.
         deltas: channels whose value is not stored here but replayed from ancestors' writes.
-        carried: the writes from which ``deltas`` are replayed, by channel, once the ancestors are removed.
+        carried: the data from which ``deltas`` are replayed, by channel, once the ancestors are removed.
         prior: the head that this checkpoint replaced, stored or not, ``""`` if there was none; ``None`` if
             that head was the parent.
         passed: removed root checkpoints between this one and its parent that subgraphs' checkpoints still

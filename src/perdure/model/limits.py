@@ -362,7 +362,7 @@ class RateLeft(NamedTuple):
 
 
 def compute_rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
-    """Return the rest of a rate whose next permit has this moment."""
+    """Return the rest of a rate whose next permit has the moment ``moment``."""
     start = max(moment, _find_earliest(now, interval, burst))
     return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
 

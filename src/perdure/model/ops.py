@@ -259,7 +259,7 @@ class Find(Effect[tuple[IndexHit, ...]]):
 
     The answer is at most ``limit`` hints. A hint may be out of date, even its partition may be gone, so the
     commit that relies on it verifies it. A driver performs ``FindThreads`` and the subclasses of
-    ``FindRecords``; its capabilities say which of the others it performs.
+    ``FindRecords``; its capabilities say which of the other requests it performs.
     """
 
     tenant: str | None
@@ -268,9 +268,9 @@ class Find(Effect[tuple[IndexHit, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class FindThreads(Find):
-    """Find the partitions of a space whose name starts with ``prefix``, those after ``after``, in order of
-    tenant and name. ``prefix`` ends in an ASCII character. No other request orders partitions by their
-    names."""
+    """Find, in one space, the partitions whose name starts with ``prefix``, after the partition ``after`` in
+    the order of tenant and name. ``prefix`` ends in an ASCII character. No other request orders partitions by
+    their names."""
 
     space: str = THREADS
     prefix: str = ""

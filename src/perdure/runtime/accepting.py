@@ -144,13 +144,13 @@ class Acceptance:
             terms.cancel_pending,
             partial(self._worker.runner.graphs.read_asked, partition),
         )
-        inbox = await self._find_inbox(accept)
-        if inbox is None or not self._may_begin(accept, inbox):
-            lane = None if inbox is None else inbox.lane
+        known = await self._find_inbox(accept)
+        if known is None or not self._may_begin(accept, known):
+            lane = None if known is None else known.lane
             accepted, _ = await self._store(accept, accept.store(lane))
             return await self._schedule_run(accept, terms, accepted)
         # The caller may be cancelled, but its claim has to be worked on.
-        beginning = asyncio.create_task(self._begin_at_once(accept, terms, inbox))
+        beginning = asyncio.create_task(self._begin_at_once(accept, terms, known))
         self._worker.beginning.add(beginning)
         beginning.add_done_callback(self._forget_beginning)
         return await asyncio.shield(beginning)
@@ -163,17 +163,17 @@ class Acceptance:
         if isinstance(accept.precondition, Put) and accept.precondition.expect is Expect.ABSENT:
             # A thread that does not exist yet has no inbox, and no epoch.
             return accept_and_claim.NEW
-        inbox = context.queues.get(partition)
+        known = context.queues.get(partition)
         graphs = self._worker.runner.graphs.agents.keys()
-        if inbox is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
-            return inbox
+        if known is not None or not context.works or not accept_and_claim.may_ever_begin(accept, graphs):
+            return known
         if context.database.driver.capabilities.reads_with_commits:
             return accept_and_claim.NEW
         return accept_and_claim.read(
             await context.database.arun(ask(Fetch(partition, accept_and_claim.GETS)))
         )
 
-    def _may_begin(self, accept: Accept, inbox: RememberedInbox) -> bool:
+    def _may_begin(self, accept: Accept, known: RememberedInbox) -> bool:
         """Return True if a message is to be claimed by the commit that stores it, after reserving a slot of
         the worker for its run."""
         context, partition = self._context, accept.partition
@@ -181,12 +181,12 @@ class Acceptance:
         return (
             context.works
             and (limits is None or not limits.has(partition, accept.message))
-            and accept_and_claim.may_begin(accept, inbox, self._worker.runner.graphs.agents.keys())
+            and accept_and_claim.may_begin(accept, known, self._worker.runner.graphs.agents.keys())
             and not context.subscriptions.is_followed(partition)
             and self._worker.dispatch.reserve((partition, IN))
         )
 
-    async def _begin_at_once(self, accept: Accept, terms: AcceptanceTerms, inbox: RememberedInbox) -> Ticket:
+    async def _begin_at_once(self, accept: Accept, terms: AcceptanceTerms, known: RememberedInbox) -> Ticket:
         """Store a message and claim its run in one commit; only store it if the thread is not idle."""
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         saver = runner.graphs.saver(accept.message.graph, partition.tenant)
@@ -197,18 +197,18 @@ class Acceptance:
         gets = accept_and_claim.GETS
         fetch = Fetch(partition, (*gets, *(() if load is None else load.items)))
         try:
-            begun, answers = await self._begin(accept, inbox, fetch)
+            begun, answers = await self._begin(accept, known, fetch)
             if isinstance(begun, Refused) and accept_and_claim.is_of_inbox(begun) and answers is not None:
                 # The inbox is not as remembered or assumed; its present state came with the refusal.
-                inbox = accept_and_claim.read(answers[: len(gets)])
-                if accept_and_claim.may_begin(accept, inbox, runner.graphs.agents.keys()):
-                    begun, answers = await self._begin(accept, inbox, fetch)
+                known = accept_and_claim.read(answers[: len(gets)])
+                if accept_and_claim.may_begin(accept, known, runner.graphs.agents.keys()):
+                    begun, answers = await self._begin(accept, known, fetch)
             if isinstance(begun, Refused):
                 dispatch.release((partition, IN))
                 is_outdated = accept_and_claim.is_of_inbox(begun) and answers is None
                 lane = None
                 if begun.kind is LANE and not is_outdated:
-                    lane = inbox.lane
+                    lane = known.lane
                 accepted, _ = await self._store(accept, accept.store(lane))
                 return await self._schedule_run(accept, terms, accepted)
             accepted, held = begun
@@ -219,7 +219,7 @@ class Acceptance:
             if dispatch.is_stopping:
                 await runner.hand_back(held)
             else:
-                runner.note_claimed(held, inbox.epoch)
+                runner.note_claimed(held, known.epoch)
                 dispatch.serve_reserved((partition, IN))
             self._emit_accepted(accept, accepted)
             return _make_ticket(partition, accepted)
@@ -227,13 +227,13 @@ class Acceptance:
             dispatch.release((partition, IN))
 
     async def _begin(
-        self, accept: Accept, inbox: RememberedInbox, fetch: Fetch
+        self, accept: Accept, known: RememberedInbox, fetch: Fetch
     ) -> tuple[accept_and_claim.Begun | Refused, Answers | None]:
         """Try to store a message and claim its run, and ``fetch`` if that costs no further round trip."""
         runner = self._worker.runner
-        planned = accept_and_claim.plan(accept, runner.claim(accept.partition, accept.now), inbox)
+        planned = accept_and_claim.plan(accept, runner.claim(accept.partition, accept.now), known)
         try:
-            return await self._store(accept, accept_and_claim.begin(accept, planned, inbox), fetch)
+            return await self._store(accept, accept_and_claim.begin(accept, planned, known), fetch)
         except Unavailable:
             runner.note_doubted(planned.held)
             self._worker.dispatch.serve_reserved((accept.partition, IN))

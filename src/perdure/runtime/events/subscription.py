@@ -50,6 +50,7 @@ class Subscriptions:
         self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
+        """For each subscriber of a thread the buffers that it still has to read."""
         self._will_serve: Callable[[Partition], bool] = lambda _: False
         self._next_numbers: BoundedCache[Partition, tuple[int, int]] = BoundedCache(_FREE_MOST)
 
@@ -205,7 +206,7 @@ class Subscriptions:
             news = self._signals.expect(STORED, partition)
             buffer_start = buffer.first - 1 if buffer is not None else None
             finished, buffer = buffer or finished, None
-            # The state is read first: the events of a run that has ended are complete.
+            # The state is read before the events, so that those of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
             if run_id != (run_id := _find_run_id(standing, run_id)):
                 continue

@@ -97,8 +97,8 @@ class Worker:
         self.dispatch.schedule(partition, lane, now, is_known_free=False)
 
     def end_stopped(self, partition: Partition) -> None:
-        """End the thread's run, which was stopped, once no process holds it. A process that works on it ends
-        it sooner."""
+        """End the thread's run, which was stopped, once no process holds it. A process that works on the
+        run ends it sooner."""
         if partition not in self._ending:
             task = self._ending[partition] = asyncio.create_task(self._end_stopped(partition))
             task.add_done_callback(lambda _: self._ending.pop(partition, None))

@@ -90,7 +90,7 @@ class Kind:
         return tuple(names)
 
 
-def _text(name: str, *, nullable: bool = False) -> Column:
+def _declare_text(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "text", nullable)
 
 
@@ -98,11 +98,11 @@ def _declare_integer(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "integer", nullable)
 
 
-def _bytes(name: str) -> Column:
+def _declare_bytes(name: str) -> Column:
     return Column(name, "bytes", nullable=False)
 
 
-def _of_chunks(name: str, *key: Column) -> Kind:
+def _declare_chunk_kind(name: str, *key: Column) -> Kind:
     """Return a kind of records that hold chunks. Storing a chunk again can only raise its generation."""
     return Kind(
         name,
@@ -117,8 +117,8 @@ def _of_chunks(name: str, *key: Column) -> Kind:
 
 HEAD = Kind(
     "head",
-    key=(_text("namespace"),),
-    fields=(_text("checkpoint_id"), _declare_integer("seq")),
+    key=(_declare_text("namespace"),),
+    fields=(_declare_text("checkpoint_id"), _declare_integer("seq")),
     versioned=True,
 )
 """Pointer to the latest checkpoint of a namespace, moved by compare-and-set. It alone decides which one is
@@ -127,17 +127,17 @@ the latest, never the largest id."""
 GC = Kind("gc", key=(), fields=(), versioned=True)
 """Collection generation: every put checks it, every collection raises it."""
 
-EPOCH = Kind("epoch", key=(), fields=(_text("open_run", nullable=True),), versioned=True)
+EPOCH = Kind("epoch", key=(), fields=(_declare_text("open_run", nullable=True),), versioned=True)
 """Fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
 
 CHECKPOINT = Kind(
     "checkpoint",
-    key=(_text("namespace"), _text("checkpoint_id")),
+    key=(_declare_text("namespace"), _declare_text("checkpoint_id")),
     fields=(
         _declare_integer("seq"),
-        _text("parent_id", nullable=True),
-        _text("run_id", nullable=True),
-        _text("source", nullable=True),
+        _declare_text("parent_id", nullable=True),
+        _declare_text("run_id", nullable=True),
+        _declare_text("source", nullable=True),
         _declare_integer("step", nullable=True),
     ),
     body=True,
@@ -147,20 +147,25 @@ CHECKPOINT = Kind(
 )
 """Checkpoint: its place in the tree is in the fields, everything else in the body."""
 
-CHUNK = _of_chunks("chunk", _bytes("digest"))
+CHUNK = _declare_chunk_kind("chunk", _declare_bytes("digest"))
 """Immutable bytes named by their digest, scoped to the thread. Small chunks that are not
 in a pack yet (``perdure.model.values.packs``)."""
 
-BLOB = _of_chunks("blob", _bytes("digest"))
+BLOB = _declare_chunk_kind("blob", _declare_bytes("digest"))
 """Chunk that is too large for a pack."""
 
-PACK = _of_chunks("pack", _declare_integer("block"), _bytes("digest"))
+PACK = _declare_chunk_kind("pack", _declare_integer("block"), _declare_bytes("digest"))
 """Small chunks of a thread in one record (``perdure.model.values.packs``)."""
 
 WRITE = Kind(
     "write",
-    key=(_text("namespace"), _text("checkpoint_id"), _text("task_id"), _declare_integer("idx")),
-    fields=(_text("channel"), _text("task_path"), _text("nonce")),
+    key=(
+        _declare_text("namespace"),
+        _declare_text("checkpoint_id"),
+        _declare_text("task_id"),
+        _declare_integer("idx"),
+    ),
+    fields=(_declare_text("channel"), _declare_text("task_path"), _declare_text("nonce")),
     body=True,
     versioned=True,
 )
@@ -168,20 +173,20 @@ WRITE = Kind(
 
 TAG = Kind(
     "tag",
-    key=(_text("name"),),
-    fields=(_text("namespace"), _text("checkpoint_id")),
+    key=(_declare_text("name"),),
+    fields=(_declare_text("namespace"), _declare_text("checkpoint_id")),
     versioned=True,
 )
 """Named anchor: the checkpoint that it points at is never pruned."""
 
-SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
+SEAL = Kind("seal", key=(_declare_text("name"),), body=True, versioned=True)
 """Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
 In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or
 the account of what an import has stored (``engine.transfer.importing``)."""
 
 ITEM = Kind(
     "item",
-    key=(_text("key"),),
+    key=(_declare_text("key"),),
     fields=(
         _declare_integer("created_at"),
         _declare_integer("updated_at"),
@@ -199,20 +204,20 @@ past its ``expires_at`` is gone for every reader, whether or not its record is s
 
 LANE = Kind(
     "lane",
-    key=(_text("name"),),
+    key=(_declare_text("name"),),
     fields=(
         _declare_integer("due_at", nullable=True),
         _declare_integer("last"),
         _declare_integer("bound"),
         _declare_integer("since", nullable=True),
         _declare_integer("ready_at", nullable=True),
-        _text("run_id", nullable=True),
-        _text("owner", nullable=True),
+        _declare_text("run_id", nullable=True),
+        _declare_text("owner", nullable=True),
         _declare_integer("epoch"),
         _declare_integer("lease_until", nullable=True),
         _declare_integer("retry_at", nullable=True),
-        _text("waiting", nullable=True),
-        _text("stop", nullable=True),
+        _declare_text("waiting", nullable=True),
+        _declare_text("stop", nullable=True),
     ),
     versioned=True,
     index="due_at",
@@ -224,10 +229,10 @@ INBOX = Kind(
     "inbox",
     key=(_declare_integer("seq"),),
     fields=(
-        _text("graph"),
-        _text("channel"),
-        _text("mode"),
-        _bytes("dedupe"),
+        _declare_text("graph"),
+        _declare_text("channel"),
+        _declare_text("mode"),
+        _declare_bytes("dedupe"),
         _declare_integer("accepted_at"),
     ),
     body=True,
@@ -236,22 +241,22 @@ INBOX = Kind(
 """Accepted message. The run that covers its number has its result. Before that run the message can be
 withdrawn; nothing else changes its record."""
 
-DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_declare_integer("seq"),))
+DEDUPE = Kind("dedupe", key=(_declare_bytes("digest"),), fields=(_declare_integer("seq"),))
 """Number of the message that was accepted under a dedupe key. A postponed message has no number yet:
 ``seq`` is then minus the time at which it is due, by which the message's document is found."""
 
 RUN = Kind(
     "run",
-    key=(_text("run_id"),),
+    key=(_declare_text("run_id"),),
     fields=(
         _declare_integer("first"),
         _declare_integer("last"),
-        _text("state"),
-        _text("graph"),
-        _text("channel"),
+        _declare_text("state"),
+        _declare_text("graph"),
+        _declare_text("channel"),
         _declare_integer("epoch"),
         _declare_integer("attempts"),
-        _text("base", nullable=True),
+        _declare_text("base", nullable=True),
         _declare_integer("started_at"),
         _declare_integer("updated_at"),
     ),
@@ -266,12 +271,12 @@ OUTBOX = Kind(
     "outbox",
     key=(_declare_integer("seq"),),
     fields=(
-        _text("run_id"),
+        _declare_text("run_id"),
         _declare_integer("ord"),
-        _text("channel"),
-        _text("state"),
+        _declare_text("channel"),
+        _declare_text("state"),
         _declare_integer("attempts"),
-        _text("provider_id", nullable=True),
+        _declare_text("provider_id", nullable=True),
         _declare_integer("created_at"),
     ),
     body=True,
@@ -282,7 +287,7 @@ OUTBOX = Kind(
 
 EFFECT = Kind(
     "effect",
-    key=(_text("run_id"), _text("task_id"), _declare_integer("idx")),
+    key=(_declare_text("run_id"), _declare_text("task_id"), _declare_integer("idx")),
     body=True,
 )
 """Result of a side effect within a task, so that the effect is not repeated. A second
@@ -290,7 +295,7 @@ record, under the same key with an empty ``run_id``, has the id of the run that 
 
 DOCUMENT = Kind(
     "document",
-    key=(_text("collection"), _text("name")),
+    key=(_declare_text("collection"), _declare_text("name")),
     fields=(_declare_integer("updated_at"),),
     body=True,
     versioned=True,
@@ -310,7 +315,9 @@ LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents are
 copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
 
-EVENT = Kind("event", key=(_declare_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
+EVENT = Kind(
+    "event", key=(_declare_integer("seq"),), fields=(_declare_text("run_id"),), body=True, compact=False
+)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""
 

@@ -44,10 +44,10 @@ def ill_formed_error(name: str) -> Unserialisable:
 
 def require_names(effect: Effect[Any]) -> None:
     """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
-    require_text(_names_of(effect))
+    require_text(_list_names(effect))
 
 
-def _names_of(effect: Effect[Any]) -> list[object]:
+def _list_names(effect: Effect[Any]) -> list[object]:
     """Return the names in a storage request, and other values beside them."""
     if isinstance(effect, Find):
         parts = [getattr(effect, field.name) for field in fields(effect)]

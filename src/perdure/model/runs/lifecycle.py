@@ -150,7 +150,7 @@ class Left(NamedTuple):
     """Facts about the latest checkpoint of a thread whose run ends.
 
     Attributes:
-        is_unmoved: the run has stored no checkpoint, so the latest one is older than the run.
+        is_unmoved: the checkpoint was not stored by the run.
         has_interrupt: the checkpoint has an interrupt without an answer.
         was_paused: the run that asked before this one began had stopped without an interrupt.
     """

@@ -83,7 +83,7 @@ def remember_counts(counter: Counter, most: int = 10_000) -> Counter:
     return count
 
 
-def write_tools_as_text(tools: Sequence[Any]) -> str:
+def format_tools(tools: Sequence[Any]) -> str:
     """Return the definitions of tools as a provider gets them, for counting."""
     shapes = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
     return json.dumps(shapes, default=str)
@@ -92,5 +92,5 @@ def write_tools_as_text(tools: Sequence[Any]) -> str:
 def count_tools(counter: Counter, tools: Sequence[Any]) -> int:
     """Return the number of tokens of tools' definitions: tools, functions, classes or JSON schemas."""
     if tools:
-        return counter([SystemMessage(write_tools_as_text(tools))])
+        return counter([SystemMessage(format_tools(tools))])
     return 0

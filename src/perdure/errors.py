@@ -5,7 +5,7 @@
     │   ├── HeadConflict    a run lost the race for the head of its thread
     │   ├── Fenced          the writer's lease is over, or a run is open and the writer holds no lease
     │   ├── Contention      a commit lost every one of its bounded retries
-    │   ├── Forgotten       a memory was forgotten after the messages that it is taken from
+    │   ├── Forgotten       what was to be remembered was forgotten after its source was written
     │   ├── CannotTakeBack  a rollback needs a checkpoint that is not stored any more
     │   ├── RunInProgress   a run is open or messages wait, and the strategy is to reject
     │   ├── NotWaiting      an answer to a thread that does not wait for it
@@ -14,7 +14,7 @@
     ├── NotAllowed          the call needs a right that was not requested by name
     ├── Corrupt             stored bytes do not match their name
     │   └── DecryptionError stored bytes cannot be decrypted with the given keys, or are not encrypted
-    │       └── KeyMissing  they are encrypted with a key that this process does not have
+    │       └── KeyMissing  stored bytes are encrypted with a key that this process does not have
     ├── Unreadable          stored values are intact, but this program does not build them
     │   ├── TypeNotAllowed  the checkpointer does not build this type
     │   ├── TypeNotFound    the type is missing under its name: renamed, removed, not imported
@@ -22,7 +22,7 @@
     │   ├── ThreadPinned    the thread is kept at an older schema version than the application's
     │   └── MigrationFailed a declared step cannot be applied to the thread
     ├── UndeclaredKey       an input or an update has a key that the graph's state does not declare
-    ├── UnrecordedCall      a replay would have called something outside
+    ├── UnrecordedCall      a replay met a call that the thread has no record of
     ├── StatementRefused    the database refused a statement on the application's own tables
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
@@ -31,7 +31,7 @@
     ├── ReindexRequired     items were indexed by another embedding model
     ├── NoWindow            no valid list of messages can be sent to the model
     │   └── MessageTooLong  a message that has to be sent exceeds the limit
-    ├── SummaryRefused      what was made of a conversation is not a summary
+    ├── SummaryRefused      what was made as a summary of a conversation is none, or has no room
     ├── ExtractionRefused   what an extractor found is not a list of facts
     ├── QuestionExpired     a question, or a wait for a signal, ended without an answer
     ├── QueueFull           a queue is full
@@ -75,8 +75,8 @@ class Contention(Conflict):
 
 
 class Forgotten(Conflict):
-    """A text comes from before the time at which the user's memory of it was forgotten: it is not remembered
-    again from that source."""
+    """The source of a text is older than the time at which the text, or the user, was forgotten: the text is
+    not remembered again from that source."""
 
 
 class CannotTakeBack(Conflict):
@@ -116,7 +116,7 @@ class Corrupt(PerdureError):
 
 
 class DecryptionError(Corrupt):
-    """Stored bytes cannot be decrypted with the given keys, or are in the clear although a key is set."""
+    """Stored bytes cannot be decrypted with the given keys, or are not encrypted although a key is set."""
 
 
 class KeyMissing(DecryptionError):
@@ -178,7 +178,7 @@ class EmbeddingFailed(PerdureError):
 
 
 class BadEmbedding(PerdureError):
-    """The embedding function of the store's index returned something else than a vector for each text;
+    """The embedding function of the store's index returned something other than a vector for each text;
     nothing was stored."""
 
 
@@ -192,8 +192,8 @@ class NoWindow(PerdureError):
 
 class MessageTooLong(NoWindow):
     """A message that has to be sent exceeds the model's limit together with the system messages and tools;
-    the model was not called. ``message_id`` names it, ``tokens`` is the size of the whole, ``limit`` what is
-    allowed."""
+    the model was not called. ``message_id`` is its id, ``tokens`` the size of all that has to be sent,
+    ``limit`` the allowed size."""
 
     message_id: str | None = None
     tokens: int = 0
@@ -201,8 +201,8 @@ class MessageTooLong(NoWindow):
 
 
 class SummaryRefused(PerdureError):
-    """The text that was made of a conversation is not a summary: no text, or empty; or nothing has room for
-    one. The conversation is left as it was."""
+    """The result of summarising a conversation is not text, or is empty, or the limit leaves no room for a
+    summary. The conversation is left as it was."""
 
 
 class ExtractionRefused(PerdureError):

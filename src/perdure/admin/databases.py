@@ -81,7 +81,7 @@ def count_by_data_key(database: Database | SyncDatabase) -> Mapping[str, int]:
         BadSetting: The database is not encrypted.
         Unavailable: The database does not answer.
     """
-    return _keys_of(database).count_values()
+    return _require_keys(database).count_values()
 
 
 def rotate_keys(
@@ -105,10 +105,10 @@ def rotate_keys(
         KeyMissing: The provider does not have the key with which they are wrapped; nothing was changed.
         Unavailable: The provider or the database does not answer.
     """
-    return _keys_of(database).rotate(data_key=data_key, dry_run=dry_run)
+    return _require_keys(database).rotate(data_key=data_key, dry_run=dry_run)
 
 
-def _keys_of(database: Database | SyncDatabase) -> StoredKeys:
+def _require_keys(database: Database | SyncDatabase) -> StoredKeys:
     keys = handle_of(database).keys
     if keys is None:
         raise BadSetting(

@@ -84,10 +84,10 @@ def move(
     into = into or partition
     if partition.space in OF_ITEMS:
         if dry_run:
-            items = transfer_items.compare_items
+            make_program = transfer_items.compare_items
         else:
-            items = transfer_items.move_items
-        program = items(partition, into, options, _now)
+            make_program = transfer_items.move_items
+        program = make_program(partition, into, options, _now)
     else:
         program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, options)
     return run(program, _Between(here.driver, there.driver))

@@ -1,4 +1,4 @@
-"""Checks of declared fields: each states whether it replaces or accumulates, and its reducer is used."""
+"""Checks that each declared field states whether it replaces or accumulates, and that its reducer is used."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _IMMUTABLE = (str, bytes, tuple, frozenset)
 
 
 def declarations(facts: GraphFacts) -> Iterator[AuditFinding | str]:
-    """Yield the findings about a graph's channels, and for each that cannot be examined the reason."""
+    """Yield the findings about a graph's channels, and the reason for each channel that cannot be
+    examined."""
     for channel in facts.channels:
         place = "/".join((*facts.path, channel.name))
         schema, spot = find_field_source(channel.schema, channel.name)

@@ -46,16 +46,17 @@ def audit(
     findings: dict[tuple[str, str, str, str], AuditFinding] = {}
     unchecked: dict[str, None] = {}
     for facts in read_all(graph):
-        for each in _of(facts, serde):
+        for each in _check_graph(facts, serde):
             if isinstance(each, str):
                 unchecked[each] = None
             else:
-                # A function that several nodes share is one fault for each of them, and one line once.
+                # A function that several nodes share is a finding for each of them; equal findings are kept
+                # once.
                 findings.setdefault((each.check.id, each.place, str(each.spot), each.detail), each)
     return without(findings.values(), unchecked, ignore)
 
 
-def _of(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
+def _check_graph(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
     yield from declarations(facts)
     yield from storage(facts, serde)
     yield from updates(facts)

@@ -12,7 +12,7 @@ from perdure.audit.checks import CHECKS, AuditCheck
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A place in the source: the file, and the line from 1; empty and 0 if it is not known."""
+    """A place in the source: the file, and the line, counted from 1; empty and 0 if it is not known."""
 
     file: str = ""
     line: int = 0
@@ -28,8 +28,9 @@ class Spot:
 class AuditFinding:
     """A fault of a graph.
 
-    ``kind`` is ``channel`` or ``node``, and ``place`` its name, after the path of nodes to a subgraph:
-    ``worker/docs``. ``detail`` says what was found there, ``example`` shows values for which a reducer fails.
+    ``kind`` is ``channel`` or ``node``. ``place`` is the name of the channel or node, after the path of nodes
+    to its subgraph: ``worker/docs``. ``detail`` says what was found there, ``example`` shows values for which
+    a reducer fails.
     """
 
     check: AuditCheck
@@ -67,10 +68,10 @@ class Ignore:
 
     @classmethod
     def parse(cls, word: str) -> Ignore:
-        """Return the choice that a word stands for.
+        """Return the check to ignore that a word stands for.
 
         Raises:
-            ValueError: It names no check.
+            ValueError: The word names no check.
         """
         check, _, place = word.partition(":")
         if check not in CHECKS:
@@ -88,8 +89,8 @@ class Ignore:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """Result of an audit: the findings, what could not be examined with the reason, the number of findings
-    that were ignored, and the choices that matched none."""
+    """Result of an audit: the findings, the reasons why something could not be examined, the number of
+    findings that were ignored, and the checks to ignore that matched no finding."""
 
     findings: tuple[AuditFinding, ...]
     unchecked: tuple[str, ...] = ()
@@ -114,10 +115,10 @@ def without(
     """Return a report without the findings to ignore.
 
     Raises:
-        ValueError: A choice names no check.
+        ValueError: An item of ``ignore`` names no check.
     """
     choices = [Ignore.parse(each) if isinstance(each, str) else each for each in ignore]
     found = list(findings)
-    left = [each for each in found if not any(choice.matches(each) for choice in choices)]
+    kept = [each for each in found if not any(choice.matches(each) for choice in choices)]
     unused = tuple(choice for choice in choices if not any(map(choice.matches, found)))
-    return AuditReport(tuple(left), tuple(unchecked), len(found) - len(left), unused)
+    return AuditReport(tuple(kept), tuple(unchecked), len(found) - len(kept), unused)

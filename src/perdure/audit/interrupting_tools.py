@@ -22,7 +22,7 @@ from perdure.audit.interrupts import asks
 from perdure.audit.source import FunctionSource, find_function_spot, is_library, source_of
 from perdure.langgraph.graph_facts import GraphFacts, NodeFacts, list_tool_functions, steps, unwrap
 
-_DEEP = 3
+_DEPTH_MAX = 3
 _CALLS = frozenset({"invoke", "ainvoke"})
 
 
@@ -62,8 +62,8 @@ def _find_tool_nodes(node: NodeFacts) -> Iterator[ToolNode]:
 
 
 def _is_one_call(source: FunctionSource, argument: ast.expr) -> bool:
-    """Return True if an argument is a list of one tool call: of one item that is not the last of another
-    list, which would be the last message."""
+    """Return True if an argument is a list of one tool call. An item that is the last of another list is the
+    last message, not a call."""
     if not isinstance(argument, ast.List) or len(argument.elts) != 1:
         return False
     item = argument.elts[0]
@@ -75,8 +75,8 @@ def _is_one_call(source: FunctionSource, argument: ast.expr) -> bool:
 
 
 def _find_asking(node: ToolNode) -> tuple[str, Spot] | None:
-    """Return the first tool of a tool node that asks, or the function that wraps its tools, and the
-    location."""
+    """Return the name and the place of a tool node's first tool that asks, or of the function that wraps its
+    tool calls if that asks."""
     for name, tool in node.tools_by_name.items():
         for function in list_tool_functions(tool):
             if asks(function):
@@ -115,7 +115,7 @@ def _find_message_path(facts: GraphFacts, name: str) -> str | None:
 
 class _Route:
     """The destinations of a function: the ``names`` of nodes that it returns, which get the state. ``sends``
-    is True if it makes a ``Send``, ``is_unread`` if it returns something else that cannot be determined.
+    is True if it makes a ``Send``, and ``is_unread`` if it returns something that cannot be determined.
 
     Args:
         source: The function.
@@ -127,20 +127,20 @@ class _Route:
         self.is_unread = False
         self._source = source
         self._depth = depth
-        nodes = list(_live(source, *source.body))
+        nodes = list(_walk_reachable(source, *source.body))
         calls = [(source.resolve(node.func), node) for node in nodes if isinstance(node, ast.Call)]
         self.sends = any(made is Send for made, _ in calls)
         if of_commands:
             for made, call in calls:
                 arguments = {each.arg: each.value for each in call.keywords}
                 if made is Command and "graph" not in arguments and "goto" in arguments:
-                    self._read(arguments["goto"], frozenset())
+                    self._read_destination(arguments["goto"], frozenset())
         elif isinstance(source.tree, ast.Lambda):
-            self._read(source.tree.body, frozenset())
+            self._read_destination(source.tree.body, frozenset())
         else:
             for node in nodes:
                 if isinstance(node, ast.Return) and node.value is not None:
-                    self._read(node.value, frozenset())
+                    self._read_destination(node.value, frozenset())
 
     @classmethod
     def of(cls, function: Any, *, of_commands: bool = False) -> _Route | None:
@@ -151,25 +151,25 @@ class _Route:
         return cls(source, of_commands=of_commands)
 
     def leads_to(self, name: str, ends: Any) -> bool:
-        """Return True if a node gets the state. ``ends`` maps results to the nodes for which they stand, if
-        that is declared."""
+        """Return True if this route gives a node the state. ``ends`` maps results to the nodes for which they
+        stand, if that is declared."""
         if any((ends.get(each) if ends else each) == name for each in self.names):
             return True
         return self.is_unread and not self.sends and name in (ends or {}).values()
 
-    def _read(self, value: ast.AST, via: frozenset[str]) -> None:
+    def _read_destination(self, value: ast.AST, via: frozenset[str]) -> None:
         if isinstance(value, ast.Constant):
             self.names.update([value.value] if isinstance(value.value, str) else [])
         elif isinstance(value, ast.IfExp):
-            self._read(value.body, via)
-            self._read(value.orelse, via)
+            self._read_destination(value.body, via)
+            self._read_destination(value.orelse, via)
         elif isinstance(value, ast.BoolOp | ast.List | ast.Tuple):
             for part in value.values if isinstance(value, ast.BoolOp) else value.elts:
-                self._read(part, via)
+                self._read_destination(part, via)
         elif isinstance(value, ast.ListComp | ast.GeneratorExp):
-            self._read(value.elt, via)
+            self._read_destination(value.elt, via)
         elif isinstance(value, ast.NamedExpr | ast.Await | ast.Starred):
-            self._read(value.value, via)
+            self._read_destination(value.value, via)
         elif isinstance(value, ast.Call):
             self._read_call(value, via)
         elif isinstance(constant := self._source.resolve(value), str):
@@ -178,7 +178,7 @@ class _Route:
             found = list(_find_values(self._source, value.id))
             self.is_unread |= not found
             for each in found:
-                self._read(each, via | {value.id})
+                self._read_destination(each, via | {value.id})
         else:
             self.is_unread = True
 
@@ -189,9 +189,9 @@ class _Route:
             if len(arguments) == 2:
                 node, state = arguments
                 if isinstance(state, ast.Name) and state.id in self._source.parameters:
-                    self._read(node, via)  # the whole state is sent
+                    self._read_destination(node, via)  # the whole state is sent
             return
-        source = source_of(called) if self._depth < _DEEP else None
+        source = source_of(called) if self._depth < _DEPTH_MAX else None
         if source is None:
             self.sends = True  # It may make a Send.
         elif not self.sends:
@@ -210,7 +210,7 @@ def _find_values(source: FunctionSource, name: str) -> Iterator[ast.expr]:
             yield value
 
 
-def _live(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
+def _walk_reachable(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
     """Yield nodes and the nodes inside them, without inner functions and without branches that a value from
     outside the function excludes: the same source may be used for several kinds of graphs."""
     for node in nodes:
@@ -218,9 +218,9 @@ def _live(source: FunctionSource, *nodes: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             continue
         if isinstance(node, ast.If) and (is_taken := _evaluate_test(source, node.test)) is not None:
-            yield from _live(source, *(node.body if is_taken else node.orelse))
+            yield from _walk_reachable(source, *(node.body if is_taken else node.orelse))
         else:
-            yield from _live(source, *ast.iter_child_nodes(node))
+            yield from _walk_reachable(source, *ast.iter_child_nodes(node))
 
 
 def _evaluate_test(source: FunctionSource, test: ast.expr) -> bool | None:

@@ -1,7 +1,7 @@
 """Checks of ``interrupt()`` in the source of nodes: answers belong to questions by their position.
 
 A node that is resumed runs again from its start, and the stored answers are given to its interrupts in order.
-So the order and number of the questions may depend on nothing but the state and earlier answers.
+So the order and number of the questions may depend only on the state and earlier answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from perdure.audit.findings import AuditFinding
 from perdure.audit.source import FunctionSource, is_library, source_of, walk
 from perdure.langgraph.graph_facts import GraphFacts
 
-_DEEP = 4
+_DEPTH_MAX = 4
 _PURE = frozenset(
     "abs all any bool dict enumerate filter float format frozenset getattr hasattr int isinstance len list "
     "map max min print range repr reversed round set sorted str sum tuple type zip".split()
@@ -35,7 +35,7 @@ _PURE_METHODS = frozenset(
     "splitlines "
     "startswith strip title union update upper values".split()
 )
-"""Methods that have that property if their object has."""
+"""Methods whose result depends on their arguments and their object alone."""
 
 
 @dataclass
@@ -48,7 +48,8 @@ class _Ask:
 
 @dataclass
 class _Scope:
-    """A function that asks: its calls that ask, and its variables with values that can differ."""
+    """A function that asks: its calls that ask, and its variables whose values can differ when it runs
+    again."""
 
     source: FunctionSource
     asks: list[_Ask] = field(default_factory=list)
@@ -63,7 +64,7 @@ def interrupts(facts: GraphFacts) -> Iterator[AuditFinding]:
         for function in (*node.functions, *node.tools):
             source = source_of(function)
             if source is not None:
-                yield from _of_function(place, source, frozenset((source.function,)))
+                yield from _check_function(place, source, frozenset((source.function,)))
 
 
 def asks(function: Any) -> bool:
@@ -71,19 +72,21 @@ def asks(function: Any) -> bool:
     return isinstance(function, FunctionType) and _asks_inside(function, 0)
 
 
-def _of_function(place: str, source: FunctionSource, seen: frozenset[FunctionType]) -> Iterator[AuditFinding]:
+def _check_function(
+    place: str, source: FunctionSource, seen: frozenset[FunctionType]
+) -> Iterator[AuditFinding]:
     scope = _make_scope(source)
     for each in scope.asks:
-        for check, where, detail in _faults(scope, each):
+        for check, where, detail in _find_faults(scope, each):
             yield AuditFinding(check, "node", place, source.spot(where), detail)
         called = source.resolve(each.call.func)
         if isinstance(called, FunctionType) and called is not interrupt and called not in seen:
             inner = source_of(called)
             if inner is not None:
-                yield from _of_function(place, inner, seen | {called})
+                yield from _check_function(place, inner, seen | {called})
 
 
-def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.AST, str]]:
+def _find_faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.AST, str]]:
     if (caught := _find_catcher(scope.source, ask)) is not None:
         yield checks.SWALLOWED_INTERRUPT, ask.call, f"an interrupt is caught in line {caught}"
     loops = [each for each in ask.around if isinstance(each, _LOOPS)]
@@ -91,8 +94,8 @@ def _faults(scope: _Scope, ask: _Ask) -> Iterator[tuple[checks.AuditCheck, ast.A
         line = getattr(loops[-1], "lineno", ask.call.lineno)
         detail = f"the question of the loop in line {line} is the same in every round"
         yield checks.INTERRUPT_IN_LOOP, ask.call, detail
-    is_several = len(scope.asks) > 1 or bool(loops)
-    for condition in _conditions(ask) if is_several else ():
+    are_several = len(scope.asks) > 1 or bool(loops)
+    for condition in _find_conditions(ask) if are_several else ():
         if (reason := _find_unstable(scope, condition)) is not None:
             yield checks.INTERRUPT_ORDER, ask.call, f"whether or in which order it asks depends on {reason}"
             return
@@ -105,29 +108,29 @@ _LOOPS = (ast.For, ast.AsyncFor, ast.While, *_COMPREHENSIONS)
 def _make_scope(source: FunctionSource) -> _Scope:
     scope = _Scope(source)
     for part in source.body:
-        _collect(scope, part, ())
+        _collect_asks(scope, part, ())
     for _ in range(2):  # a loop may use a variable before the line that assigns it
         for node in source.walk():
             for target, value in _find_assignments(node):
                 if _find_unstable(scope, value) is not None:
-                    scope.unstable.update(_names(target))
+                    scope.unstable.update(_find_changed_names(target))
     return scope
 
 
-def _collect(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...]) -> None:
+def _collect_asks(scope: _Scope, node: ast.AST, around: tuple[ast.AST, ...]) -> None:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
         return
     if isinstance(node, ast.Call) and _is_ask(scope.source, node, 0):
         scope.asks.append(_Ask(node, around))
     for child in ast.iter_child_nodes(node):
-        _collect(scope, child, (*around, node))
+        _collect_asks(scope, child, (*around, node))
 
 
 def _is_ask(source: FunctionSource, call: ast.Call, depth: int) -> bool:
     called = source.resolve(call.func)
     if called is interrupt:
         return True
-    if depth >= _DEEP or not isinstance(called, FunctionType) or is_library(called):
+    if depth >= _DEPTH_MAX or not isinstance(called, FunctionType) or is_library(called):
         return False
     return _asks_inside(called, depth + 1)
 
@@ -141,7 +144,7 @@ def _asks_inside(function: FunctionType, depth: int) -> bool:
 
 
 def _find_catcher(source: FunctionSource, ask: _Ask) -> int | None:
-    """Return the line of the clause that catches an interrupt's exception, ``None`` if it passes."""
+    """Return the line of the clause that catches an interrupt's exception, ``None`` if none does."""
     for at, each in enumerate(ask.around):
         if at + 1 < len(ask.around):
             inner = ask.around[at + 1]
@@ -157,7 +160,7 @@ def _find_catcher(source: FunctionSource, ask: _Ask) -> int | None:
         if isinstance(each, ast.With | ast.AsyncWith) and inner in each.body:
             for item in each.items:
                 call = item.context_expr
-                if not isinstance(call, ast.Call) or _name_of(call.func) != "suppress":
+                if not isinstance(call, ast.Call) or _get_name(call.func) != "suppress":
                     continue
                 if any(_catches(source, argument) for argument in call.args):
                     return each.lineno
@@ -176,16 +179,16 @@ def _catches(source: FunctionSource, expression: ast.expr | None) -> bool:
 
 
 def _varies(call: ast.Call, loop: ast.AST) -> bool:
-    """Return True if a question contains something that a loop changes, or calls something."""
+    """Return True if a question contains a variable that the loop changes, or a call."""
     if isinstance(loop, ast.For | ast.AsyncFor):
-        changed = {*_names(loop.target)}
+        changed = {*_find_changed_names(loop.target)}
     elif isinstance(loop, _COMPREHENSIONS):
-        changed = {name for each in loop.generators for name in _names(each.target)}
+        changed = {name for each in loop.generators for name in _find_changed_names(each.target)}
     else:
         changed = set()
     for node in walk(loop):
         for target, _ in _find_assignments(node):
-            changed.update(_names(target))
+            changed.update(_find_changed_names(target))
     question = [*call.args, *(each.value for each in call.keywords)]
     used = [node for part in question for node in ast.walk(part)]
     return any(
@@ -193,7 +196,7 @@ def _varies(call: ast.Call, loop: ast.AST) -> bool:
     )
 
 
-def _conditions(ask: _Ask) -> Iterator[ast.AST]:
+def _find_conditions(ask: _Ask) -> Iterator[ast.AST]:
     """Yield the expressions that decide whether and how often a call is reached."""
     for at, each in enumerate(ask.around):
         if at + 1 < len(ask.around):
@@ -229,7 +232,7 @@ def _find_unstable(scope: _Scope, expression: ast.AST) -> str | None:
         value = expression.value
         if isinstance(value, ast.Set | ast.SetComp):
             return "the order of a set"
-        if isinstance(value, ast.Call) and _name_of(value.func) in ("set", "frozenset"):
+        if isinstance(value, ast.Call) and _get_name(value.func) in ("set", "frozenset"):
             return "the order of a set"
         return _find_unstable(scope, value)
     for node in walk(expression):
@@ -252,7 +255,7 @@ def _is_stable_call(scope: _Scope, call: ast.Call, depth: int = 0) -> bool:
         return called.__module__ != "random"
     if isinstance(called, FunctionType):
         return called.__module__ == "perdure.runtime.nodes.effects" or _is_pure(called, depth)
-    name = _name_of(call.func)
+    name = _get_name(call.func)
     if isinstance(call.func, ast.Name):
         return name in _PURE and called is not None
     return name in _PURE_METHODS
@@ -261,7 +264,7 @@ def _is_stable_call(scope: _Scope, call: ast.Call, depth: int = 0) -> bool:
 def _is_pure(function: FunctionType, depth: int) -> bool:
     """Return True if a function only calls functions that have the same result each time."""
     source = source_of(function)
-    if source is None or depth >= _DEEP:
+    if source is None or depth >= _DEPTH_MAX:
         return False
     scope = _Scope(source)
     calls = [node for node in source.walk() if isinstance(node, ast.Call)]
@@ -281,10 +284,10 @@ def _find_assignments(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
                 yield item.optional_vars, item.context_expr
 
 
-def _names(target: ast.AST) -> set[str]:
+def _find_changed_names(target: ast.AST) -> set[str]:
     """Return the variables that an assignment changes: ``x`` for ``x``, ``x[i]`` and ``x.y``."""
     if isinstance(target, ast.Tuple | ast.List):
-        return {name for part in target.elts for name in _names(part)}
+        return {name for part in target.elts for name in _find_changed_names(part)}
     while isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
         target = target.value
     if isinstance(target, ast.Name):
@@ -292,7 +295,7 @@ def _names(target: ast.AST) -> set[str]:
     return set()
 
 
-def _name_of(function: ast.AST) -> str:
+def _get_name(function: ast.AST) -> str:
     if isinstance(function, ast.Attribute):
         return function.attr
     return getattr(function, "id", "")

@@ -30,16 +30,16 @@ def updates(facts: GraphFacts) -> Iterator[AuditFinding | str]:
         place = "/".join((*facts.path, node.name))
         for function, is_tool in _find_returning(node):
             if is_library(function):
-                continue  # it is made for many graphs, and returns what this one may not have
+                continue  # a library's function is made for many graphs: this one may lack some of its keys
             source = source_of(function)
             if source is None:
                 name = getattr(function, "__name__", function)
                 yield f"node {place}: the source of {name} is not available"
                 continue
-            found = Returned(source, commands_only=is_tool)
+            returned = Returned(source, commands_only=is_tool)
             if "__root__" not in facts.keys:
-                yield from _find_undeclared(facts, place, found)
-            yield from _find_unknown(facts, place, found)
+                yield from _find_undeclared(facts, place, returned)
+            yield from _find_unknown(facts, place, returned)
     yield from _check_edges(facts)
 
 
@@ -52,24 +52,24 @@ def _find_returning(node: NodeFacts) -> Iterator[tuple[Callable[..., Any], bool]
     yield from ((function, True) for function in node.tools)
 
 
-def _find_undeclared(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+def _find_undeclared(facts: GraphFacts, place: str, returned: Returned) -> Iterator[AuditFinding]:
     seen: set[str] = set()
-    for key, where in found.find_updated():
+    for key, where in returned.find_updated():
         if key not in facts.keys and key not in seen:
             seen.add(key)
             detail = f"it returns {key!r}; the declared keys are {', '.join(sorted(facts.keys)) or 'none'}"
-            yield AuditFinding(checks.UNDECLARED_KEY, "node", place, found.source.spot(where), detail)
+            yield AuditFinding(checks.UNDECLARED_KEY, "node", place, returned.source.spot(where), detail)
 
 
-def _find_unknown(facts: GraphFacts, place: str, found: Returned) -> Iterator[AuditFinding]:
+def _find_unknown(facts: GraphFacts, place: str, returned: Returned) -> Iterator[AuditFinding]:
     known = {*facts.graph.nodes, END}
     seen: set[str] = set()
-    for target, where in found.targets():
+    for target, where in returned.targets():
         if target not in known and target not in seen:
             seen.add(target)
             names = ", ".join(node.name for node in facts.nodes)
             detail = f"it leads to {target!r}; the nodes are {names}"
-            yield AuditFinding(checks.UNKNOWN_NODE, "node", place, found.source.spot(where), detail)
+            yield AuditFinding(checks.UNKNOWN_NODE, "node", place, returned.source.spot(where), detail)
 
 
 def _check_edges(facts: GraphFacts) -> Iterator[AuditFinding]:
@@ -84,8 +84,8 @@ def _check_edges(facts: GraphFacts) -> Iterator[AuditFinding]:
             else:
                 source = source_of(function)
             if source is not None:
-                found = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
-                yield from _find_unknown(facts, "/".join((*facts.path, start)), found)
+                returned = Returned(source, is_edge=True, mapped=frozenset(branch.ends or ()))
+                yield from _find_unknown(facts, "/".join((*facts.path, start)), returned)
 
 
 class Returned:
@@ -93,7 +93,7 @@ class Returned:
 
     Args:
         source: The function.
-        commands_only: Read only what a ``Command`` updates, as for a tool, whose other results are content.
+        commands_only: Read only the updates of a ``Command``, as for a tool, whose other results are text.
         is_edge: Read returned strings as names of nodes.
         mapped: Results that an edge maps to nodes.
     """
@@ -123,56 +123,58 @@ class Returned:
     def find_updated(self) -> Iterator[Key]:
         """Yield the keys of returned updates, each with its place."""
         for value in self._values:
-            yield from self._keys(value, in_command=not self._commands_only)
+            yield from self._find_keys(value, is_update=not self._commands_only)
 
     def targets(self) -> Iterator[Key]:
         """Yield the nodes that are named by ``goto`` and ``Send``, and by the strings of an edge."""
         for value in self._values:
             yield from self._find_targets(value, is_name=self._is_edge)
 
-    def _keys(self, value: ast.AST, *, in_command: bool, via: frozenset[str] = frozenset()) -> Iterator[Key]:
+    def _find_keys(
+        self, value: ast.AST, *, is_update: bool, via: frozenset[str] = frozenset()
+    ) -> Iterator[Key]:
         if isinstance(value, ast.Dict):
-            if in_command:
+            if is_update:
                 yield from self._find_dict_keys(value, via)
         elif isinstance(value, ast.IfExp):
-            yield from self._keys(value.body, in_command=in_command, via=via)
-            yield from self._keys(value.orelse, in_command=in_command, via=via)
+            yield from self._find_keys(value.body, is_update=is_update, via=via)
+            yield from self._find_keys(value.orelse, is_update=is_update, via=via)
         elif isinstance(value, ast.BoolOp):
             for part in value.values:
-                yield from self._keys(part, in_command=in_command, via=via)
+                yield from self._find_keys(part, is_update=is_update, via=via)
         elif isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
             for part in (value.left, value.right):
-                yield from self._keys(part, in_command=in_command, via=via)
+                yield from self._find_keys(part, is_update=is_update, via=via)
         elif isinstance(value, ast.List | ast.Tuple):
             for part in value.elts:
-                yield from self._keys(part, in_command=in_command, via=via)
+                yield from self._find_keys(part, is_update=is_update, via=via)
         elif isinstance(value, ast.NamedExpr):
-            yield from self._keys(value.value, in_command=in_command, via=via)
+            yield from self._find_keys(value.value, is_update=is_update, via=via)
         elif isinstance(value, ast.Call):
-            yield from self._call_keys(value, in_command=in_command, via=via)
+            yield from self._find_call_keys(value, is_update=is_update, via=via)
         elif isinstance(value, ast.Name) and value.id not in via:
-            yield from self._find_variable_keys(value.id, in_command=in_command, via=via | {value.id})
+            yield from self._find_variable_keys(value.id, is_update=is_update, via=via | {value.id})
 
     def _find_dict_keys(self, value: ast.Dict, via: frozenset[str]) -> Iterator[Key]:
-        for key, held in zip(value.keys, value.values, strict=True):
+        for key, unpacked in zip(value.keys, value.values, strict=True):
             if key is None:
-                yield from self._keys(held, in_command=True, via=via)
+                yield from self._find_keys(unpacked, is_update=True, via=via)
             elif (name := self._read_constant(key)) is not None:
                 yield name, key
 
-    def _call_keys(self, call: ast.Call, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
+    def _find_call_keys(self, call: ast.Call, *, is_update: bool, via: frozenset[str]) -> Iterator[Key]:
         made = self.source.resolve(call.func)
         arguments = {each.arg: each.value for each in call.keywords if each.arg is not None}
         if made is Command:
-            # An update of the parent graph has that graph's keys.
+            # An update of the parent graph has that graph's keys, which are not checked here.
             update = arguments.get("update")
             if "graph" not in arguments and update is not None:
-                yield from self._pair_keys(update)
-                yield from self._keys(update, in_command=True, via=via)
-        elif in_command and (made is dict or _has_fields(made)):
+                yield from self._find_pair_keys(update)
+                yield from self._find_keys(update, is_update=True, via=via)
+        elif is_update and (made is dict or _has_fields(made)):
             yield from ((name, value) for name, value in arguments.items())
 
-    def _pair_keys(self, update: ast.AST) -> Iterator[Key]:
+    def _find_pair_keys(self, update: ast.AST) -> Iterator[Key]:
         """Yield the keys of an update in the form of pairs."""
         for pair in update.elts if isinstance(update, ast.List | ast.Tuple) else ():
             if (
@@ -182,17 +184,17 @@ class Returned:
             ):
                 yield name, pair
 
-    def _find_variable_keys(self, name: str, *, in_command: bool, via: frozenset[str]) -> Iterator[Key]:
-        """Yield the keys of a local variable, if all that is assigned to it can be read."""
+    def _find_variable_keys(self, name: str, *, is_update: bool, via: frozenset[str]) -> Iterator[Key]:
+        """Yield the keys in a local variable, if everything that is assigned to it can be read."""
         assigned = [value for target, value in self._find_assignments() if target == name]
         is_parameter = name in self.source.parameters
         if not assigned and not is_parameter:
             return
-        if not all(self._is_read(value, via) for value in assigned):
+        if not all(self._can_read(value, via) for value in assigned):
             return
         for value in assigned:
-            yield from self._keys(value, in_command=in_command, via=via)
-        if not in_command:
+            yield from self._find_keys(value, is_update=is_update, via=via)
+        if not is_update:
             return
         for node in self._nodes:
             targets = node.targets if isinstance(node, ast.Assign) else ()
@@ -205,11 +207,11 @@ class Returned:
                 ):
                     yield key, target
 
-    def _is_read(self, value: ast.AST, via: frozenset[str]) -> bool:
+    def _can_read(self, value: ast.AST, via: frozenset[str]) -> bool:
         if isinstance(value, ast.Dict):
             return True
         if isinstance(value, ast.IfExp):
-            return self._is_read(value.body, via) and self._is_read(value.orelse, via)
+            return self._can_read(value.body, via) and self._can_read(value.orelse, via)
         if isinstance(value, ast.Call):
             made = self.source.resolve(value.func)
             return made is dict or made is Command or _has_fields(made)
@@ -252,13 +254,14 @@ class Returned:
             yield name, value
 
     def _read_constant(self, value: ast.AST) -> str | None:
-        """Return a string that is written, or that a constant outside the function holds."""
+        """Return the string of a literal, or of a constant outside the function; ``None`` for anything
+        else."""
         if isinstance(value, ast.Constant):
-            held = value.value
+            constant = value.value
         else:
-            held = self.source.resolve(value)
-        if isinstance(held, str):
-            return held
+            constant = self.source.resolve(value)
+        if isinstance(constant, str):
+            return constant
         return None
 
 

@@ -42,20 +42,20 @@ def failures(channel: ChannelFacts) -> Iterator[ReducerFailure]:
     """Yield the checks that the reducer of a channel fails, each once.
 
     Raises:
-        Unexamined: No values can be made for it.
+        Unexamined: No values can be made for the reducer.
     """
     if channel.reducer is None:
         return
     examined = _Reducer(channel)
     if channel.kind is ChannelKind.DELTA:
-        yield from examined.delta()
+        yield from examined.check_delta()
     else:
-        yield from examined.binary()
+        yield from examined.check_binary()
 
 
 def growth(channel: ChannelFacts) -> str | None:
-    """Return an example in which the reducer of a channel adds a value that it has already; ``None`` if there
-    is none, or no values can be made."""
+    """Return an example in which the reducer of a channel adds a value that the channel already has; ``None``
+    if there is no such example, or no values can be made."""
     if channel.reducer is None:
         return None
     try:
@@ -72,27 +72,27 @@ class _Reducer:
         self.function: Callable[..., Any] = channel.reducer
         self.name = getattr(unwrap(channel.reducer), "__name__", "reducer")
         self.channel = channel
-        self.type, self.update, self.is_uniform = channel.type, *_update_type(channel)
+        self.type, self.update, self.is_uniform = channel.type, *_find_update_type(channel)
         is_of_langgraph = getattr(unwrap(self.function), "__module__", "") == add_messages.__module__
         if is_of_langgraph and not _holds_messages(self.type):
-            # It makes messages of whatever it gets, and gives those without an id one at random.
+            # ``add_messages`` makes messages of any values, and gives them random ids: test it with messages.
             self.type, self.update, self.is_uniform = list[AnyMessage], list[AnyMessage], True
 
-    def binary(self) -> Iterator[ReducerFailure]:
+    def check_binary(self) -> Iterator[ReducerFailure]:
         """Check a reducer of a value and one update."""
         pair: _Make = lambda s: (s.make(self.type), s.make(self.update))  # noqa: E731
         if (failure := self._fails_always(pair)) is not None:
             yield failure
             return
-        yield from _first(self._find_mutations(pair))
-        # A result that differs each time differs for every grouping too.
-        yield from _first(
+        yield from _take_first(self._find_mutations(pair))
+        # A result that differs each time differs for every grouping too: report only the former.
+        yield from _take_first(
             self._find_instability(pair), self._find_regrouping_faults() if self.is_uniform else iter(())
         )
         if _holds_messages(self.type) and (failure := self._find_repeated_message()) is not None:
             yield failure
 
-    def delta(self) -> Iterator[ReducerFailure]:
+    def check_delta(self) -> Iterator[ReducerFailure]:
         """Check a reducer of a state and a list of writes."""
         kind = getattr(self.channel.channel, "typ", list)
         try:
@@ -104,23 +104,23 @@ class _Reducer:
                 f"arguments ({type(error).__name__})",
             )
             return
-        batch: _Make = lambda s: (s.make(self.type), self._writes(s, 1 + s.size % 3))  # noqa: E731
+        batch: _Make = lambda s: (s.make(self.type), self._make_writes(s, 1 + s.size % 3))  # noqa: E731
         if (failure := self._fails_always(batch)) is not None:
             yield failure
             return
-        yield from _first(self._find_mutations(batch))
-        yield from _first(self._find_instability(batch), self._find_batching_faults())
+        yield from _take_first(self._find_mutations(batch))
+        yield from _take_first(self._find_instability(batch), self._find_batching_faults())
         if _holds_messages(self.type) and (failure := self._find_repeated_message(is_delta=True)) is not None:
             yield failure
 
-    def _writes(self, samples: Samples, count: int) -> list[Any]:
+    def _make_writes(self, samples: Samples, count: int) -> list[Any]:
         return [samples.make(self.update) for _ in range(count)]
 
     def _make_arguments(self, make: _Make) -> Iterator[tuple[Any, ...]]:
         """Yield arguments, small ones first.
 
         Raises:
-            Unexamined: None can be made.
+            Unexamined: No arguments can be made.
         """
         failed: NoSample | None = None
         made = 0
@@ -137,7 +137,7 @@ class _Reducer:
             raise Unexamined(f"no values of type {failed} can be made for {self.name}") from failed
 
     def _fails_always(self, make: _Make) -> ReducerFailure | None:
-        """Return a failure if the reducer takes no values."""
+        """Return a failure if the reducer fails for all values."""
         failed: ReducerFailure | None = None
         for given in self._make_arguments(make):
             try:
@@ -146,7 +146,7 @@ class _Reducer:
                 failed = ReducerFailure(
                     checks.UNUSABLE_REDUCER,
                     f"{self.name} fails for values of the declared type {write_type(self.type)}",
-                    f"{self._call(*given)} raises {type(error).__name__}: {error}",
+                    f"{self._format_call(*given)} raises {type(error).__name__}: {error}",
                 )
             else:
                 return None
@@ -155,13 +155,13 @@ class _Reducer:
     def _find_mutations(self, make: _Make) -> Iterator[ReducerFailure]:
         for given in self._make_arguments(make):
             kept = copy.deepcopy(given)
-            self._result(*given)
+            self._call_reducer(*given)
             for name, before, after in zip(("first", "second"), kept, given, strict=True):
-                if not _equal(before, after):
+                if not _are_equal(before, after):
                     yield ReducerFailure(
                         checks.MUTATING_REDUCER,
                         f"{self.name} changes its {name} argument",
-                        f"after {self._call(*kept)} the {name} argument is {format_value(after)}",
+                        f"after {self._format_call(*kept)} the {name} argument is {format_value(after)}",
                     )
 
     def _find_instability(self, make: _Make) -> Iterator[ReducerFailure]:
@@ -171,7 +171,7 @@ class _Reducer:
                 yield ReducerFailure(
                     checks.UNSTABLE_REDUCER,
                     f"{self.name} returns something else each time",
-                    f"{self._call(*given)} is {format_value(first)}, then {format_value(second)}",
+                    f"{self._format_call(*given)} is {format_value(first)}, then {format_value(second)}",
                 )
 
     def _find_regrouping_faults(self) -> Iterator[ReducerFailure]:
@@ -192,7 +192,11 @@ class _Reducer:
 
     def _find_batching_faults(self) -> Iterator[ReducerFailure]:
         def make(s: Samples) -> tuple[Any, ...]:
-            return s.make(self.type), self._writes(s, 1 + s.size % 2), self._writes(s, 1 + s.size // 3)
+            return (
+                s.make(self.type),
+                self._make_writes(s, 1 + s.size % 2),
+                self._make_writes(s, 1 + s.size // 3),
+            )
 
         for state, xs, ys in self._make_arguments(make):
             apart = self._apply(self._apply(state, xs), ys)
@@ -208,7 +212,7 @@ class _Reducer:
                 )
 
     def growth(self, *, is_delta: bool) -> str | None:
-        """Return a value that becomes another one when it is merged with itself, if there is one."""
+        """Return an example of a value that changes when it is merged with itself, if there is one."""
         # Messages that were stored have ids.
         message: _Make = lambda _: ([HumanMessage("first", id="m1")],)  # noqa: E731
         for (value,) in self._make_arguments(
@@ -217,7 +221,7 @@ class _Reducer:
             update = [value] if is_delta else value
             merged = self._apply(value, update)
             if _differ(merged, value):
-                return f"{self._call(value, update)} is {format_value(merged)}"
+                return f"{self._format_call(value, update)} is {format_value(merged)}"
         return None
 
     def _find_repeated_message(self, *, is_delta: bool = False) -> ReducerFailure | None:
@@ -226,7 +230,7 @@ class _Reducer:
         merged = self._apply([first], [[second]] if is_delta else [second])
         if not isinstance(merged, Sequence) or sum(getattr(m, "id", None) == "m1" for m in merged) < 2:
             return None
-        call = self._call([first], [[second]] if is_delta else [second])
+        call = self._format_call([first], [[second]] if is_delta else [second])
         return ReducerFailure(
             checks.DUPLICATED_MESSAGES,
             f"{self.name} keeps two messages of the same id",
@@ -237,40 +241,40 @@ class _Reducer:
         """Return the result for copies of the arguments; ``_FAILED`` if it or an argument failed."""
         if any(each is _FAILED for each in given):
             return _FAILED
-        return self._result(*copy.deepcopy(given))
+        return self._call_reducer(*copy.deepcopy(given))
 
-    def _result(self, *given: Any) -> Any:
+    def _call_reducer(self, *given: Any) -> Any:
         try:
             return self.function(*given)
         except Exception:
             # A reducer may refuse some values of its type; ``_fails_always`` is about those that refuse all.
             return _FAILED
 
-    def _call(self, *given: Any) -> str:
+    def _format_call(self, *given: Any) -> str:
         return f"{self.name}({', '.join(map(format_value, given))})"
 
 
 def _differ(left: Any, right: Any) -> bool:
-    return left is not _FAILED and right is not _FAILED and not _equal(left, right)
+    return left is not _FAILED and right is not _FAILED and not _are_equal(left, right)
 
 
-def _first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
-    """Yield the first failure of all, if any."""
+def _take_first(*kinds: Iterator[ReducerFailure]) -> Iterator[ReducerFailure]:
+    """Yield the first failure of all iterators, if any."""
     yield from islice(chain.from_iterable(kinds), 1)
 
 
-def _equal(left: Any, right: Any) -> bool:
+def _are_equal(left: Any, right: Any) -> bool:
     if is_same(left, right):
         return True
-    # Objects without an equality of their own are equal if they hold the same.
+    # Objects whose class defines no equality are equal if their attributes are.
     has_own = getattr(type(left), "__eq__", None) is not getattr(object, "__eq__", None)
     if type(left) is not type(right) or has_own or not hasattr(left, "__dict__"):
         return False
     return bool(vars(left) == vars(right))
 
 
-def _update_type(channel: ChannelFacts) -> tuple[Any, bool]:
-    """Return the declared type of a reducer's updates, and whether it is the type of its values, too."""
+def _find_update_type(channel: ChannelFacts) -> tuple[Any, bool]:
+    """Return the declared type of a reducer's updates, and whether its values have this type, too."""
     declared = _get_second_parameter(channel)
     if declared is None or _covers(declared, channel.type):
         return channel.type, True

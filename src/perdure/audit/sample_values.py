@@ -1,7 +1,7 @@
 """Makes values of declared types, small ones first, from a seed: the inputs of the checks of reducers.
 
-A generator of its own rather than Hypothesis's: an audit runs in CI beside the application, where nothing but
-Perdure need be installed, and gives the same answer each time. With small values first, the first
+This generator is used instead of Hypothesis because an audit runs in CI beside the application, where only
+Perdure need be installed, and gives the same result each time. With small values first, the first
 counter-example is a small one, so nothing has to be shrunk.
 """
 
@@ -35,7 +35,7 @@ from pydantic import BaseModel
 
 from perdure.langgraph.graph_facts import bare
 
-_DEEP = 6
+_DEPTH_MAX = 6
 _WORDS = ("a", "b", "c", "dd", "")
 _NUMBERS = (0, 1, 2, 3, -1, 7)
 _SHOWN_MAX = 160
@@ -58,9 +58,9 @@ class Samples:
         Raises:
             NoSample: There is no way to make one.
         """
-        annotation = _plain(annotation)
-        if depth > _DEEP:
-            raise NoSample(_name(annotation))
+        annotation = _resolve_aliases(annotation)
+        if depth > _DEPTH_MAX:
+            raise NoSample(_format_name(annotation))
         origin = typing.get_origin(annotation) or annotation
         arguments = typing.get_args(annotation)
         if origin in (typing.Union, types.UnionType):
@@ -68,18 +68,18 @@ class Samples:
         if origin is typing.Literal:
             return self._random.choice(arguments)
         if origin in _CONTAINERS:
-            return self._container(_CONTAINERS[origin], arguments, depth)
+            return self._make_container(_CONTAINERS[origin], arguments, depth)
         if origin in _MAPPINGS:
             return _MAPPINGS[origin](self._make_pairs(arguments, depth))
         if origin is tuple:
             if not arguments or arguments[-1] is Ellipsis:
-                return self._container(tuple, arguments[:1], depth)
+                return self._make_container(tuple, arguments[:1], depth)
             return tuple(self.make(each, depth + 1) for each in arguments if each != ())
         if origin in _SCALARS:
             return _SCALARS[origin](self._random)
         if isinstance(origin, type):
-            return self._object(origin, depth)
-        raise NoSample(_name(annotation))
+            return self._make_object(origin, depth)
+        raise NoSample(_format_name(annotation))
 
     def _choose_sample(self, options: tuple[Any, ...], depth: int) -> Any:
         order = list(options)
@@ -89,35 +89,35 @@ class Samples:
                 return self.make(option, depth + 1)
             except NoSample:
                 continue
-        raise NoSample(" | ".join(map(_name, options)))
+        raise NoSample(" | ".join(map(_format_name, options)))
 
-    def _count(self) -> int:
+    def _choose_count(self) -> int:
         return self._random.randint(0, self.size)
 
-    def _container(self, kind: Callable[[Any], Any], arguments: tuple[Any, ...], depth: int) -> Any:
+    def _make_container(self, kind: Callable[[Any], Any], arguments: tuple[Any, ...], depth: int) -> Any:
         item = arguments[0] if arguments else str
-        return kind([self.make(item, depth + 1) for _ in range(self._count())])
+        return kind([self.make(item, depth + 1) for _ in range(self._choose_count())])
 
     def _make_pairs(self, arguments: tuple[Any, ...], depth: int) -> dict[Any, Any]:
         if len(arguments) == 2:
             key, value = arguments
         else:
             key, value = (str, arguments[0] if arguments == (int,) else str)
-        return {self.make(key, depth + 1): self.make(value, depth + 1) for _ in range(self._count())}
+        return {self.make(key, depth + 1): self.make(value, depth + 1) for _ in range(self._choose_count())}
 
-    def _object(self, cls: type, depth: int) -> Any:
+    def _make_object(self, cls: type, depth: int) -> Any:
         if issubclass(cls, enum.Enum):
             return self._random.choice(list(cls))
         if issubclass(cls, BaseMessage):
-            return self._message(cls)
+            return self._make_message(cls)
         if cls is Document:
-            return Document(page_content=self._word(), id=self._word() or "d")
+            return Document(page_content=self._choose_word(), id=self._choose_word() or "d")
         if not _has_fields(cls):
-            raise NoSample(_name(cls))
+            raise NoSample(_format_name(cls))
         try:
             hints = typing.get_type_hints(cls, include_extras=True)
         except (NameError, TypeError) as error:
-            raise NoSample(_name(cls)) from error
+            raise NoSample(_format_name(cls)) from error
         hints = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
         if issubclass(cls, BaseModel):
             hints = {name: hint for name, hint in hints.items() if name in cls.model_fields}
@@ -132,25 +132,25 @@ class Samples:
         try:
             return cls(**values)
         except Exception as error:
-            # Conditions of its own, which values at random do not meet.
-            raise NoSample(_name(cls)) from error
+            # The class has conditions that random values do not meet.
+            raise NoSample(_format_name(cls)) from error
 
-    def _message(self, cls: type[BaseMessage]) -> BaseMessage:
+    def _make_message(self, cls: type[BaseMessage]) -> BaseMessage:
         known: tuple[type[BaseMessage], ...] = (HumanMessage, AIMessage, SystemMessage)
         if cls is BaseMessage:
             kind = self._random.choice(known)
         else:
             kind = cls
-        given: dict[str, Any] = {"content": self._word(), "id": f"m{self._random.randint(1, 4)}"}
+        given: dict[str, Any] = {"content": self._choose_word(), "id": f"m{self._random.randint(1, 4)}"}
         if issubclass(kind, ToolMessage):
             given["tool_call_id"] = "call"
         try:
             return kind(**given)
         except Exception as error:
-            # It needs more than a message has.
-            raise NoSample(_name(kind)) from error
+            # The class needs more fields than a message has.
+            raise NoSample(_format_name(kind)) from error
 
-    def _word(self) -> str:
+    def _choose_word(self) -> str:
         return self._random.choice(_WORDS)
 
 
@@ -196,8 +196,8 @@ def _format(value: object) -> str:
     return repr(value)
 
 
-def _plain(annotation: Any) -> Any:
-    """Return a type without ``Annotated`` and the names of aliases and type variables."""
+def _resolve_aliases(annotation: Any) -> Any:
+    """Return a type without ``Annotated``, and with the types that aliases and type variables stand for."""
     while True:
         before = annotation
         annotation = bare(annotation)
@@ -220,7 +220,7 @@ def _has_fields(cls: type) -> bool:
     )
 
 
-def _name(annotation: Any) -> str:
+def _format_name(annotation: Any) -> str:
     if isinstance(annotation, type):
         return f"{annotation.__module__}.{annotation.__qualname__}".removeprefix("builtins.")
     return str(annotation)

@@ -55,17 +55,17 @@ class FunctionSource:
             yield from walk(part)
 
     def spot(self, node: ast.AST | None = None) -> Spot:
-        """Return the place of a node, or of the function."""
+        """Return the place of a node, by default of the function."""
         return Spot(self.file, getattr(node or self.tree, "lineno", 0))
 
     def resolve(self, expression: ast.AST) -> Any:
         """Return the object that a name, or a path of attributes, refers to outside the function; ``None`` if
         it is not known."""
         if isinstance(expression, ast.Attribute):
-            held = self.resolve(expression.value)
-            # Only of modules and classes: attributes of objects may run code.
-            if inspect.ismodule(held) or isinstance(held, type):
-                return vars(held).get(expression.attr)
+            owner = self.resolve(expression.value)
+            # Attributes of modules and classes only: reading those of other objects may run code.
+            if inspect.ismodule(owner) or isinstance(owner, type):
+                return vars(owner).get(expression.attr)
             return None
         if not isinstance(expression, ast.Name):
             return None
@@ -118,9 +118,9 @@ def source_of(function: Callable[..., Any]) -> FunctionSource | None:
     if file is None or tree is None:
         return None
     code = function.__code__
-    found = [each for each in _find_functions(tree) if _is_of(each, code)]
+    found = [each for each in _find_functions(tree) if _matches_code(each, code)]
     if len(found) > 1:
-        # Several lambdas on one line: the one that contains the code's columns.
+        # Several lambdas are on one line: take the one that contains the code's columns.
         found = [each for each in found if _contains(each, code)]
     if len(found) == 1:
         return FunctionSource(function, found[0], file)
@@ -133,8 +133,8 @@ def is_library(function: Any) -> bool:
 
 
 def find_field_source(schema: type | None, name: str) -> tuple[type | None, Spot]:
-    """Return the class that declares a field, a schema or a base of it, with the place; the schema itself if
-    that is not found."""
+    """Return the class that declares a field, which is a schema or one of its bases, and the place; the
+    schema itself if no such class is found."""
     first: Spot | None = None
     waiting: list[Any] = [schema]
     while waiting:
@@ -198,7 +198,7 @@ def _find_functions(tree: ast.Module) -> tuple[Function, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, kinds))
 
 
-def _is_of(node: Function, code: CodeType) -> bool:
+def _matches_code(node: Function, code: CodeType) -> bool:
     if isinstance(node, ast.Lambda):
         return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
     first = min((each.lineno for each in node.decorator_list), default=node.lineno)

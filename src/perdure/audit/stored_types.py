@@ -1,4 +1,4 @@
-"""Checks of the types of a state: their values can be stored, and are read back as what they were."""
+"""Checks that values of a state's types can be stored, and are read back as values of the same type."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def storage(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:
             continue  # never stored
         place = "/".join((*facts.path, channel.name))
         spot = find_field_spot(channel.schema, channel.name)
-        for check, detail in _faults(channel, serde):
+        for check, detail in _find_faults(channel, serde):
             yield AuditFinding(check, "channel", place, spot, detail)
 
 
-def _faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
+def _find_faults(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
     is_found = False
-    for cls in _classes(channel.type):
-        fault = _of_class(cls, serde)
+    for cls in _find_classes(channel.type):
+        fault = _check_class(cls, serde)
         if fault is not None:
             is_found = True
             yield fault
     if is_found or isinstance(channel.channel, EphemeralValue):
         return
-    yield from _of_values(channel, serde)
+    yield from _check_values(channel, serde)
 
 
-def _of_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
+def _check_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
     """Return the fault of a class that a field is declared with, if any."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if cls in _PLAIN or cls in OWN_TYPES or _is_abstract(cls) or any(c.type is cls for c in serde.codecs):
@@ -77,23 +77,23 @@ def _of_class(cls: type, serde: Serde) -> tuple[checks.AuditCheck, str] | None:
     return None
 
 
-def _of_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
-    """Store values of the declared type and read them back. A type that no value can be made of is left to
-    the checks of its class."""
+def _check_values(channel: ChannelFacts, serde: Serde) -> Iterator[tuple[checks.AuditCheck, str]]:
+    """Store values of the declared type and read them back. If no value of the type can be made, only its
+    classes are checked."""
     for attempt in range(_TRIES):
         try:
             value = Samples(f"{channel.name} {attempt}", size=1 + attempt % 3).make(channel.type)
         except NoSample:
             return
         try:
-            payload = serde.unpack(serde.pack(value))
+            read_back = serde.unpack(serde.pack(value))
         except TypeNotAllowed as error:
             yield checks.NOT_ALLOWED, str(error)
             return
         except PerdureError as error:
             yield checks.UNSERIALISABLE, str(error)
             return
-        if (detail := _find_reducer_fault(channel, value, payload)) is not None:
+        if (detail := _find_reducer_fault(channel, value, read_back)) is not None:
             yield checks.CHANGED_BY_STORAGE, detail
             return
 
@@ -116,16 +116,16 @@ def _find_reducer_fault(channel: ChannelFacts, value: Any, read: Any) -> str | N
     return None
 
 
-def _classes(annotation: Any) -> Iterator[type]:
-    """Yield the classes that a field's values can be made of, without those of a typed dict's own name."""
+def _find_classes(annotation: Any) -> Iterator[type]:
+    """Yield the classes of which a field's values can consist, each once."""
     seen: set[type] = set()
-    for cls in (*_origins(annotation), *within(annotation)):
+    for cls in (*_find_origins(annotation), *within(annotation)):
         if isinstance(cls, type) and cls not in seen:
             seen.add(cls)
             yield cls
 
 
-def _origins(annotation: Any) -> Iterator[Any]:
+def _find_origins(annotation: Any) -> Iterator[Any]:
     """Yield the generic classes in an annotation, such as ``defaultdict`` of ``defaultdict[str, int]``."""
     origin = typing.get_origin(annotation)
     if origin is None:
@@ -133,9 +133,9 @@ def _origins(annotation: Any) -> Iterator[Any]:
     if isinstance(origin, type) and origin is not types.UnionType:
         yield origin
     for argument in typing.get_args(annotation):
-        yield from _origins(argument)
+        yield from _find_origins(argument)
 
 
 def _is_abstract(cls: type) -> bool:
-    """Return True for a class that says nothing about the values: an interface, or a base of several."""
+    """Return True for a class that says nothing about its values, such as a protocol or an abstract base."""
     return bool(getattr(cls, "_is_protocol", False)) or cls.__module__ in ("collections.abc", "typing")

@@ -38,18 +38,19 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
             yield from _find_stored_within(graph, place, spot)
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _describe_checkpointer(graph))
-            elif graph.checkpointer is True and (len(calls) > 1 or _in_loop(source, calls[0])):
+            elif graph.checkpointer is True and (len(calls) > 1 or _is_in_loop(source, calls[0])):
                 detail = (
-                    f"{_name(graph)} is called {'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
+                    f"{_format_name(graph)} is called "
+                    f"{'in a loop' if len(calls) == 1 else f'{len(calls)} times'}"
                 )
                 yield AuditFinding(checks.SHARED_SUBGRAPH, "node", place, spot, detail)
-            elif graph.checkpointer is None and not _pauses(graph):
-                detail = f"it calls {_name(graph)}, which is compiled without checkpointer="
+            elif graph.checkpointer is None and not _can_pause(graph):
+                detail = f"it calls {_format_name(graph)}, which is compiled without checkpointer="
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
 
 
 def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[AuditFinding]:
-    """Yield the channels that a node's own graph gets from the graph, adds to, and returns as a whole, so
+    """Yield a finding for each channel that a node's subgraph is given, adds to, and returns as a whole, so
     that the reducer adds everything twice."""
     builder = getattr(graph, "builder", None)
     if builder is None:
@@ -64,21 +65,21 @@ def _find_doubled(facts: GraphFacts, graph: _Graph, place: str) -> Iterator[Audi
     for channel in facts.channels:
         if channel.name in accumulated and (example := growth(channel)) is not None:
             name = "/".join((*facts.path, channel.name))
-            detail = f"{_name(graph)}, the node {place!r}, is given it and returns it as a whole"
+            detail = f"{_format_name(graph)}, the node {place!r}, is given it and returns it as a whole"
             spot = find_field_spot(channel.schema, channel.name)
             yield AuditFinding(checks.DOUBLED_BY_SUBGRAPH, "channel", name, spot, detail, example)
 
 
 def _find_stored_within(graph: _Graph, place: str, spot: Any) -> Iterator[AuditFinding]:
-    """Yield the graphs inside a graph without checkpoints whose steps are stored all the same, by the saver
-    of the outermost graph."""
+    """Yield a finding for each graph whose steps are stored by the saver of the outermost graph, although it
+    is inside a graph without checkpoints."""
     if graph.checkpointer is not False:
         return
     for facts in read_all(graph):
         found = [inner for node in facts.nodes for inner, _, _ in _find_called(node)]
         for inner in (facts.graph, *found):
             if inner.checkpointer is None:
-                detail = f"{_name(graph)} stores no steps, but {_name(inner)} inside it does"
+                detail = f"{_format_name(graph)} stores no steps, but {_format_name(inner)} inside it does"
                 yield AuditFinding(checks.CHECKPOINTED_SUBGRAPH, "node", place, spot, detail)
 
 
@@ -101,13 +102,13 @@ def _find_called(node: NodeFacts) -> Iterator[tuple[_Graph, FunctionSource, list
         yield from ((graph, source, calls) for graph, calls in found.values())
 
 
-def _in_loop(source: FunctionSource, call: ast.Call) -> bool:
+def _is_in_loop(source: FunctionSource, call: ast.Call) -> bool:
     return any(
         isinstance(node, _LOOPS) and any(inner is call for inner in ast.walk(node)) for node in source.walk()
     )
 
 
-def _pauses(graph: _Graph) -> bool:
+def _can_pause(graph: _Graph) -> bool:
     """Return True if a graph, or one inside it, can be interrupted."""
     return any(
         facts.graph.interrupt_before_nodes
@@ -118,10 +119,10 @@ def _pauses(graph: _Graph) -> bool:
 
 
 def _describe_checkpointer(graph: _Graph) -> str:
-    return f"{_name(graph)} is compiled with a {type(graph.checkpointer).__name__}"
+    return f"{_format_name(graph)} is compiled with a {type(graph.checkpointer).__name__}"
 
 
-def _name(graph: _Graph) -> str:
+def _format_name(graph: _Graph) -> str:
     return f"the graph {graph.get_name()!r}"
 
 

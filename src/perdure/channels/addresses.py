@@ -18,7 +18,7 @@ class ChatAddress(NamedTuple):
         channel: The name of the channel.
         chat: The provider's id of the chat.
         topic: The provider's id of a topic or thread within the chat; empty for the chat itself.
-        session: The name of the conversation since the last ``/new``; empty for the first one.
+        session: The name of the conversation since the last ``/new``; empty for the first conversation.
     """
 
     channel: str
@@ -47,8 +47,8 @@ class ChatAddress(NamedTuple):
 def user_of(channel: str, chat: str, sender: str) -> str:
     """Return the id of the user who writes in a chat, empty for a sender who is not known.
 
-    Somebody is one user in a private chat, whose id is the sender's at most providers, and another in each
-    other chat: no group recalls a private chat. Two users never have the same id.
+    A person is one user in private chats (of these the chat's id is the sender's, at most providers) and
+    another user in each group, so that no group recalls a private chat. Two users never have the same id.
     """
     parts = (channel, sender) if chat == sender else (channel, chat, sender)
     if sender:

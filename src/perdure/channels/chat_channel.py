@@ -31,8 +31,8 @@ _log = logging.getLogger("perdure.channels")
 
 
 class SendUncertain(Exception):
-    """Raised by a sender: the provider may or may not have the reply. It has no details, as those of a client
-    library may contain a token or a text."""
+    """Raised by a sender: the provider may or may not have the reply. The error has no details, because
+    details from a client library may contain a token or a text."""
 
 
 @runtime_checkable
@@ -83,12 +83,12 @@ class ChatChannel(ABC):
 
     @property
     def channels(self) -> Mapping[str, Channel]:
-        """Argument for ``Runtime(channels=…)``; those of several bots are merged."""
+        """Argument for ``Runtime(channels=…)``; merge those of several bots into one."""
         return {
             self.name: Channel(
                 send_in=self._send,
                 in_doubt=self._in_doubt,
-                find=self._find_in(self) if isinstance(self, FindsReplies) else None,
+                find=self._make_find(self) if isinstance(self, FindsReplies) else None,
                 split=self._split,
                 ask=questions.question,
                 indicate=self._indicate,
@@ -103,13 +103,15 @@ class ChatChannel(ABC):
                 that opens it later.
             path: The path of the webhook, by default ``/channels/`` and the name of the channel.
         """
-        current = runtime if callable(runtime) else lambda: runtime
+        get_runtime = runtime if callable(runtime) else lambda: runtime
 
         async def handle(request: Request) -> Response:
-            return await self.handle(request, self._receiver(current()))
+            return await self.handle(request, self._receiver(get_runtime()))
 
-        at = path or f"/channels/{self.name}"
-        return [Route(at, endpoint(self.name, handle), methods=self.methods, name=f"channel {self.name}")]
+        route_path = path or f"/channels/{self.name}"
+        return [
+            Route(route_path, endpoint(self.name, handle), methods=self.methods, name=f"channel {self.name}")
+        ]
 
     def poll(self, runtime: Runtime) -> AbstractAsyncContextManager[object]:
         """Return a block in which the provider is asked for messages, if the channel has no webhook.
@@ -143,14 +145,14 @@ class ChatChannel(ABC):
         """Send a text, and the buttons of a question, as one message; return the provider's id for it.
 
         Raises:
-            NotSent: The provider certainly does not have it.
-            Undeliverable: It can never be delivered.
-            SendUncertain: The provider may have it.
+            NotSent: The provider certainly does not have the message.
+            Undeliverable: The message can never be delivered.
+            SendUncertain: The provider may have the message.
         """
 
     async def show_activity(self, address: ChatAddress, message: Message) -> None:
-        """Show in the chat that an answer is being written, until it is cancelled. Without an indicator it
-        returns at once."""
+        """Show in the chat that an answer is being written, until this call is cancelled. A channel without
+        such an indicator returns at once."""
         return
 
     async def notify(self, address: ChatAddress, text: str) -> None:
@@ -182,11 +184,12 @@ class ChatChannel(ABC):
         if text_of(reply.payload) is None:
             raise Undeliverable("the reply has no text")
         sent: str | None = None
-        # One part, unless the run was executed by a process that does not have this channel.
+        # This is one part, unless the run was executed by a process that does not have this channel.
         parts = self._split(reply.payload)
         for number, part in enumerate(parts, 1):
             is_last = number == len(parts)
-            # Only the last part has the id of the reply: a search for it takes no other part for the whole.
+            # Only the last part has the id of the reply, so that a search takes no other part for the whole
+            # reply.
             if is_last:
                 run_id = reply.run_id
             else:
@@ -206,7 +209,7 @@ class ChatChannel(ABC):
                 ) from error
         return sent
 
-    def _find_in(self, provider: FindsReplies) -> Callable[[str, Reply], Awaitable[str | None]]:
+    def _make_find(self, provider: FindsReplies) -> Callable[[str, Reply], Awaitable[str | None]]:
         async def find(thread_id: str, reply: Reply) -> str | None:
             self.backoff.check(ChatAddress.of(thread_id).chat)
             return await provider.find(thread_id, reply)
@@ -221,12 +224,12 @@ class ChatChannel(ABC):
         if text is None:
             return [payload]
         if not isinstance(payload, Mapping):
-            return self._parts(text, payload)
-        *front, last = self._parts(text, payload)
-        plain = {name: held for name, held in payload.items() if name != "question"}
+            return self._split_to_length(text, payload)
+        *front, last = self._split_to_length(text, payload)
+        plain = {name: value for name, value in payload.items() if name != "question"}
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
 
-    def _parts(self, text: str, payload: Any) -> list[str]:
+    def _split_to_length(self, text: str, payload: Any) -> list[str]:
         if questions.buttons(payload):
             most = self.question_length
         else:

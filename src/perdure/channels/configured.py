@@ -30,8 +30,8 @@ def configure_channels(tables: Mapping[str, Mapping[str, Any]], graphs: Collecti
 
 
 def _configure(name: str, table: Mapping[str, Any], graphs: Collection[str]) -> ChatChannel:
-    shared = {key: held for key, held in table.items() if key in _SHARED}
-    own = {key: held for key, held in table.items() if key not in _SHARED}
+    shared = {key: value for key, value in table.items() if key in _SHARED}
+    own = {key: value for key, value in table.items() if key not in _SHARED}
     graph = shared.get("graph")
     if graph not in graphs and (graph is not None or len(graphs) != 1):
         raise BadSetting(
@@ -39,12 +39,12 @@ def _configure(name: str, table: Mapping[str, Any], graphs: Collection[str]) -> 
             + ("" if graph is None else f", not {graph!r}")
         )
     try:
-        return _make(name, own, ChatOptions(**shared))
+        return _make_channel(name, own, ChatOptions(**shared))
     except ValueError as error:
         raise BadSetting(f"channels.{name}: {error}") from error
 
 
-def _make(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
+def _make_channel(name: str, own: dict[str, Any], options: ChatOptions) -> ChatChannel:
     if name == "telegram":
         from perdure.channels import TelegramBot
 

@@ -41,13 +41,13 @@ class ChatMessage:
     Attributes:
         chat: The provider's id of the chat.
         topic: The provider's id of the topic within it, or empty.
-        position: Its place in the order of the chat; a later message has a greater one.
+        position: Its place in the order of the chat; a later message has a greater position.
         key: The provider's id of the message, by which a second delivery is recognised.
         text: Its text, without a mention of the bot.
         sender: The provider's id of its sender.
         sender_name: The name of its sender.
         attachments: Its files.
-        edit: The provider's id of the change, if it is a message that was changed; otherwise empty.
+        edit: The provider's id of the change, if the message was changed after it was sent; otherwise empty.
     """
 
     chat: str
@@ -78,13 +78,13 @@ class ChatMessage:
         return "\n".join(filter(None, (self.text, *(each.line() for each in self.attachments))))
 
     def payload(self, channel: str, *, prefix: str = "") -> dict[str, Any]:
-        """Return the message for a graph; what is known about it is in its ``additional_kwargs``.
+        """Return the message for a graph; its other fields are in the ``additional_kwargs``.
 
         Args:
             channel: The name of the channel.
-            prefix: Text to put before its own.
+            prefix: Text to put before the message's own.
         """
-        about: dict[str, Any] = {
+        details: dict[str, Any] = {
             "name": channel,
             "message_id": self.key,
             "position": self.position,
@@ -92,11 +92,11 @@ class ChatMessage:
             "sender_name": self.sender_name,
         }
         if self.edit:
-            about["edit"] = self.edit
+            details["edit"] = self.edit
         if self.attachments:
-            about["attachments"] = [asdict(each) for each in self.attachments]
+            details["attachments"] = [asdict(each) for each in self.attachments]
         content = prefix + self.content()
-        return {"role": "user", "content": content, "additional_kwargs": {"channel": about}}
+        return {"role": "user", "content": content, "additional_kwargs": {"channel": details}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class ButtonPress:
         position: The place of the question in the order of the chat, or of the press if that is unknown.
         key: The provider's id of the press.
         data: The button's data.
-        question: The provider's id of the message with the button, empty if it does not tell.
+        question: The provider's id of the message with the button, empty if the provider does not give it.
         sender: The provider's id of the person.
     """
 
@@ -124,7 +124,7 @@ class ButtonPress:
 
 def position_of(payload: Any) -> int | None:
     """Return the position of the message of a stored payload, ``None`` if it is not a message of a chat."""
-    found = _about(payload).get("position")
+    found = _read_details(payload).get("position")
     if isinstance(found, int):
         return found
     return None
@@ -133,26 +133,27 @@ def position_of(payload: Any) -> int | None:
 def message_id_of(payload: Any) -> str | None:
     """Return the provider's id of the message of a stored payload, ``None`` if it is not a message of a
     chat."""
-    found = _about(payload).get("message_id")
+    found = _read_details(payload).get("message_id")
     if isinstance(found, str):
         return found
     return None
 
 
 def edit_of(payload: Any) -> str:
-    """Return the provider's id of the change of a stored payload, empty for a message as it was sent."""
-    return str(_about(payload).get("edit", ""))
+    """Return the provider's id of the change of a stored payload, empty for a message that was not
+    changed."""
+    return str(_read_details(payload).get("edit", ""))
 
 
 def is_same(one: Any, other: Any) -> bool:
     """Return True if two payloads of a channel's messages have the same text and files."""
-    return (one["message"]["content"], _about(one).get("attachments")) == (
+    return (one["message"]["content"], _read_details(one).get("attachments")) == (
         other["message"]["content"],
-        _about(other).get("attachments"),
+        _read_details(other).get("attachments"),
     )
 
 
-def _about(payload: Any) -> Mapping[str, Any]:
+def _read_details(payload: Any) -> Mapping[str, Any]:
     try:
         found = payload["message"]["additional_kwargs"]["channel"]
     except (KeyError, TypeError):

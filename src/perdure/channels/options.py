@@ -20,13 +20,13 @@ class ChatOptions:
 
     Args:
         graph: The name of the graph; optional if there is only one.
-        tenant: The tenant of its threads; ``None`` for the database's. Another one needs a runtime with
+        tenant: The tenant of its threads; ``None`` for the database's. Another tenant needs a runtime with
             ``all_tenants``.
         debounce: Seconds to wait for more messages before a run begins.
         max_wait: Maximum seconds of that wait.
         groups: The messages of group chats that are accepted.
-        edits: Whether a changed message is accepted: it replaces the original while that one waits, and is a
-            message of its own later.
+        edits: Whether a changed message is accepted: it replaces the original while the original waits, and
+            becomes a message of its own later.
         allowed: Ids of the chats and senders that are served; empty for all.
         body_bytes: Maximum size of a request of the provider, in bytes.
         new_notice: Reply to ``/new``.

@@ -23,7 +23,7 @@ _log = logging.getLogger("perdure.channels")
 _POLL_S = 5.0
 """Seconds between attempts at a lease that another process holds."""
 _ASIDE_S = 1.0
-"""Seconds for which updates are being accepted before more are requested."""
+"""Most seconds for which the acceptance of updates is awaited before more are requested."""
 _AGAIN_S = 0.5
 _AGAIN_MAX_S = 5.0
 _PATIENCE_S = 30.0
@@ -39,10 +39,10 @@ class PolledUpdate(NamedTuple):
 
 
 class PollingRefused(Exception):
-    """The provider refuses to be asked; the message has the reason and the remedy.
+    """The provider refuses requests for updates; the message has the reason and the remedy.
 
     Args:
-        reason: The sentence.
+        reason: The message.
         pause: Seconds until the next attempt.
     """
 
@@ -57,11 +57,11 @@ class Polling:
     Args:
         name: The name of the channel.
         lease: Decides which process asks.
-        ask: Returns the updates from a number on, or the unconfirmed ones, and confirms all before that
-            number. It waits for some, for less than half the lease, and raises ``PollingRefused`` or another
-            error.
-        take: Makes an update durable. ``RejectedRequest`` with a status of 4xx says that it never will be.
-        refuse: Tells a chat that an update of it was not accepted.
+        ask: Returns the updates from a number on, and confirms all before that number; with ``None`` returns
+            all unconfirmed updates. It waits for updates for less than half the lease, and raises
+            ``PollingRefused`` or another error.
+        take: Makes an update durable. ``RejectedRequest`` with a status of 4xx means that it can never be.
+        refuse: Notifies a chat that one of its updates was not accepted.
     """
 
     def __init__(
@@ -82,40 +82,40 @@ class Polling:
         self._open: set[int] = set()
         self._queues: dict[str, deque[PolledUpdate]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._full: set[str] = set()
-        self._told = "not asked yet"
+        self._full_chats: set[str] = set()
+        self._status = "not asked yet"
         self._held_until = 0.0
 
     async def run(self) -> None:
-        """Ask and accept until cancelled. Updates that are still being accepted then are delivered again
+        """Ask and accept until cancelled. Updates whose acceptance is interrupted are delivered again
         later."""
         try:
             while True:
                 try:
                     await self._step()
                 except PollingRefused as refused:
-                    self._tell(f"{refused}. The next attempt is in {refused.pause:g} s")
+                    self._log_status(f"{refused}. The next attempt is in {refused.pause:g} s")
                     await asyncio.sleep(refused.pause)
                 except NotSent as error:
-                    self._tell(f"{error}; it is asked again")
+                    self._log_status(f"{error}; it is asked again")
                     await asyncio.sleep(max(_AGAIN_MAX_S, error.retry_after or 0.0))
                 except Exception as error:
                     # The text may quote a user, or contain the token.
-                    self._tell(f"updates are not asked for ({type(error).__name__}); it is tried again")
+                    self._log_status(f"updates are not asked for ({type(error).__name__}); it is tried again")
                     await asyncio.sleep(_AGAIN_MAX_S)
         finally:
             await self._stop()
 
     async def _step(self) -> None:
         if not await self._holds():
-            self._tell("another process asks for the updates", logging.INFO)
+            self._log_status("another process asks for the updates", logging.INFO)
             await asyncio.sleep(_POLL_S)
             return
         before = self._find_first_open()
         updates = await self._ask(before)
-        if self._told:
-            self._tell("this process asks for the updates", logging.INFO)
-            self._told = ""
+        if self._status:
+            self._log_status("this process asks for the updates", logging.INFO)
+            self._status = ""
         if before is not None:
             self._seen = {number for number in self._seen if number >= before}
         for update in updates:
@@ -131,12 +131,13 @@ class Polling:
         if now < self._held_until:
             return True
         is_held = await self._lease.hold()
-        # A third of the lease, as a request for updates may take as long again.
+        # Renewed after a third of the lease: a request for updates that begins just before may take as long
+        # again.
         self._held_until = now + LEASE_S / 3 if is_held else 0.0
         return is_held
 
     def _find_first_open(self) -> int | None:
-        """Return the number before which all updates may be confirmed, ``None`` if there are none.
+        """Return the number before which all updates may be confirmed, ``None`` if there are none to confirm.
 
         A number is sent once, not with each request: after a quiet time a provider may number from anywhere,
         and would take lower numbers for confirmed.
@@ -158,7 +159,7 @@ class Polling:
                 await self._take_one(queue[0])
                 self._open.discard(queue.popleft().number)
         finally:
-            # Updates of a task that ends early stay open, and so are not confirmed by this process.
+            # Updates of a task that ends early stay in ``_open``, so that this process does not confirm them.
             del self._queues[chat], self._tasks[chat]
 
     async def _take_one(self, update: PolledUpdate) -> None:
@@ -171,37 +172,37 @@ class Polling:
             except Unavailable:
                 # No chat's updates can be stored now.
                 limit = time.monotonic() + _PATIENCE_S
-                self._tell("updates wait for the database")
+                self._log_status("updates wait for the database")
             except RejectedRequest as error:
                 if error.status < 500:
                     _log.warning("%s: update %d is left out: %s", self._name, update.number, error)
                     return
                 limit = time.monotonic() + _PATIENCE_S
-                self._tell(f"updates wait: {error}")
+                self._log_status(f"updates wait: {error}")
             except Exception as error:
                 kind = type(error).__name__
-                if time.monotonic() >= limit or update.chat in self._full:
+                if time.monotonic() >= limit or update.chat in self._full_chats:
                     _log.error("%s: update %d was not accepted (%s)", self._name, update.number, kind)
                     await self._give_up(update, error)
                     return
                 _log.warning("%s: update %d waits (%s)", self._name, update.number, kind)
             else:
-                self._full.discard(update.chat)
+                self._full_chats.discard(update.chat)
                 return
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_MAX_S)
 
     async def _give_up(self, update: PolledUpdate, error: Exception) -> None:
-        if update.chat in self._full:
+        if update.chat in self._full_chats:
             return
         if isinstance(error, QueueFull):
             # Each later update of this chat would wait as long; its sender is notified once.
-            self._full.add(update.chat)
+            self._full_chats.add(update.chat)
         await self._refuse(update)
 
-    def _tell(self, text: str, level: int = logging.WARNING) -> None:
-        if text != self._told:
-            self._told = text
+    def _log_status(self, text: str, level: int = logging.WARNING) -> None:
+        if text != self._status:
+            self._status = text
             _log.log(level, "%s: %s", self._name, text)
 
     async def _stop(self) -> None:

@@ -1,7 +1,7 @@
 """Lease of the one process that asks a provider for a bot's updates, in the database of the runtime.
 
-It saves the processes of one deployment from disturbing each other. Safety does not depend on it: an update
-that two processes got is one turn.
+It keeps the processes of one deployment from disturbing each other. Safety does not depend on it: an update
+that two processes got becomes one turn.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ DECISIONS: Mapping[Decision, str] = {"approve": "Approve", "edit": "Edit", "reje
 _PREFIX = "perdure"
 _LETTERS: Mapping[str, Decision] = {"a": "approve", "e": "edit", "r": "reject"}
 _SHOWN_MAX = 20_000
-"""Maximum length of a question. Of a longer one the number of further characters is shown, and it cannot be
+"""Maximum length of a question. A longer one is cut, with the number of further characters, and cannot be
 approved in the chat."""
 _PRESS = "Please press one of the buttons."
 
@@ -82,29 +82,29 @@ def parse_button(data: str) -> tuple[str, Decision] | None:
 
 def decisions(value: Any) -> list[Decision]:
     """Return the decisions that an interrupt takes in a chat, none if it is answered by text."""
-    taken = _list_decisions(value)
-    if taken and len(text_of(value)) > _SHOWN_MAX:
+    allowed = _list_decisions(value)
+    if allowed and len(text_of(value)) > _SHOWN_MAX:
         # An action that was not shown cannot be approved.
-        return [each for each in taken if each == "reject"]
-    return taken
+        return [each for each in allowed if each == "reject"]
+    return allowed
 
 
 def _list_decisions(value: Any) -> list[Decision]:
     if (requests := find_requests(value)) is not None:
         allowed = set.intersection(*(read_allowed_decisions(value, request) for request in requests))
-        known: list[Decision] = [each for each in DECISIONS if each in allowed]
+        allowed_here: list[Decision] = [each for each in DECISIONS if each in allowed]
         # One text cannot change the arguments of several actions.
         if len(requests) > 1:
-            return [each for each in known if each != "edit"]
-        return known
+            return [each for each in allowed_here if each != "edit"]
+        return allowed_here
     if (human := find_human_interrupt(value)) is not None:
         config = config_of(human)
-        asked: dict[Decision, str] = {
+        options: dict[Decision, str] = {
             "approve": "allow_accept",
             "edit": "allow_edit",
             "reject": "allow_ignore",
         }
-        return [each for each, name in asked.items() if config.get(name)]
+        return [each for each, name in options.items() if config.get(name)]
     return []
 
 
@@ -131,8 +131,8 @@ def resume_value(value: Any, decision: Decision | None, text: str = "") -> Any:
 def edit_prompt(value: Any) -> str:
     """Return the text that asks for the changed arguments of an action."""
     arguments = find_arguments(value)
-    if len(_texts(arguments)) == 1:
-        return f"Send the new text for {_texts(arguments)[0]!r}."
+    if len(_find_only_text(arguments)) == 1:
+        return f"Send the new text for {_find_only_text(arguments)[0]!r}."
     return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
 
 
@@ -170,8 +170,9 @@ def _answer_human(human: Mapping[str, Any], decision: Decision | None, text: str
 
 
 def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
-    """Return the arguments with the text in place of their only text, or those of the text as JSON."""
-    if len(names := _texts(arguments)) == 1:
+    """Return the changed arguments: if there is one argument and it is text, the text is its new value;
+    otherwise the text is JSON with all arguments."""
+    if len(names := _find_only_text(arguments)) == 1:
         return {**arguments, names[0]: text}
     try:
         changed = json.loads(text)
@@ -184,18 +185,18 @@ def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     return changed
 
 
-def _texts(arguments: Mapping[str, Any]) -> list[str]:
+def _find_only_text(arguments: Mapping[str, Any]) -> list[str]:
     if len(arguments) == 1:
-        return [name for name, held in arguments.items() if isinstance(held, str)]
+        return [name for name, value in arguments.items() if isinstance(value, str)]
     return []
 
 
 def _format_text(value: Any) -> str:
-    whole = text_of(value)
-    left = len(whole) - _SHOWN_MAX
-    if left <= 0:
-        return whole
+    text = text_of(value)
+    rest = len(text) - _SHOWN_MAX
+    if rest <= 0:
+        return text
     hint = ""
     if _list_decisions(value):
         hint = " It cannot be approved here."
-    return f"{whole[:_SHOWN_MAX]}\n\n[{left} more characters are not shown.{hint}]"
+    return f"{text[:_SHOWN_MAX]}\n\n[{rest} more characters are not shown.{hint}]"

@@ -21,11 +21,12 @@ from perdure.model.runs.waits import read_waits
 from perdure.runtime import Runtime
 from perdure.runtime.agents.run_user import USER
 
-_LOOKED_AT = 100
+_PAGE_SIZE = 100
+"""Number of the newest messages, or replies, that are read at once."""
 _PAGES = 10
-"""Pages in which an edited message is looked for."""
+"""Number of pages of messages in which the earlier versions of an edited message are searched."""
 _SETTLING_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Pauses in which the outcome of a question that is just being sent is awaited."""
+"""Pauses before the state of a question that is just being sent is read again."""
 _EDITED = "(edited) "
 _NOT_OPEN = "This question is not open any more."
 
@@ -35,7 +36,7 @@ class Received(NamedTuple):
 
     Attributes:
         notice: Text to show in the chat at once, or empty. It is not stored, and may be lost.
-        is_duplicate: True if it was accepted before, and had no further effect.
+        is_duplicate: True if the delivery was accepted before, and had no further effect.
         decided: The decision that a button press made, or empty.
         ticket_id: The id of the accepted message, or empty.
     """
@@ -90,50 +91,53 @@ class Receiver:
             return Received()
         if message.edit and self._options.edits == "ignore":
             return Received()
-        async with self._in_turn(message.chat, message.topic):
+        async with self._lock_chat(message.chat, message.topic):
             sessions = await self._sessions.of(message.chat, message.topic)
-            thread_id = self._thread_id(message, sessions)
+            thread_id = self._find_thread_id(message, sessions)
             if message.command and not message.edit:
-                return await self._command(message, sessions)
+                return await self._handle_command(message, sessions)
             if message.edit:
                 return await self._accept_edit(message, thread_id)
-            found = await self._find_asked(message, thread_id, sessions)
-            if found is not None and not await self._runtime.threads.was_accepted(thread_id, _key(message)):
+            question = await self._find_answered_question(message, thread_id, sessions)
+            if question is not None and not await self._runtime.threads.was_accepted(
+                thread_id, _make_key(message)
+            ):
                 try:
-                    return await self._answer_question(message, found, sessions)
+                    return await self._answer_question(message, question, sessions)
                 except NotWaiting:
-                    # Somebody else has answered meanwhile: the text is a message like any other.
-                    found = None
-            if _key(message) in sessions.noticed:
-                # It was refused as an answer before, and is not a message after that.
+                    # The question was answered meanwhile: the text is a message like any other.
+                    question = None
+            if _make_key(message) in sessions.noticed:
+                # The message was refused as an answer before, so a second delivery is not accepted as a
+                # message.
                 return Received(is_duplicate=True)
-            return await self._accept(message, thread_id, _key(message))
+            return await self._accept(message, thread_id, _make_key(message))
 
     async def press(self, press: ButtonPress) -> Received:
-        """Accept the press of a button. Delivered again, or the same choice again, it gets the same answer.
-        Raises as ``message`` does."""
-        meant = questions.parse_button(press.data)
-        if meant is None or not self._options.serves(press.chat, press.sender):
+        """Accept the press of a button. A second delivery, or a second press with the same choice, gets the
+        same answer. Raises the errors of ``message``."""
+        button = questions.parse_button(press.data)
+        if button is None or not self._options.serves(press.chat, press.sender):
             return Received()
-        interrupt_id, decision = meant
-        key, edit, notice = f"press {press.key}", f"edit {press.key}", _NOT_OPEN
+        interrupt_id, decision = button
+        key, edit_key, notice = f"press {press.key}", f"edit {press.key}", _NOT_OPEN
         if press.question:
             choice = f"press {press.question} {decision}"
         else:
             choice = key
-        async with self._in_turn(press.chat, press.topic):
+        async with self._lock_chat(press.chat, press.topic):
             sessions = await self._sessions.of(press.chat, press.topic)
-            thread_id = self._thread_id(press, sessions)
+            thread_id = self._find_thread_id(press, sessions)
             if key in sessions.noticed:
                 return Received(notice, is_duplicate=True)
-            asked = await self._press_question(press, thread_id, sessions, interrupt_id)
-            if asked is not None:
+            question = await self._find_pressed_question(press, thread_id, sessions, interrupt_id)
+            if question is not None:
                 try:
-                    if decision == "edit" and "edit" in questions.decisions(asked.value):
-                        is_new = await self._note_notice(press, edit, editing=interrupt_id)
-                        return Received(questions.edit_prompt(asked.value), is_duplicate=not is_new)
-                    value = questions.resume_value(asked.value, decision)
-                    is_duplicate = await self._answer(press, asked, value, choice)
+                    if decision == "edit" and "edit" in questions.decisions(question.value):
+                        is_new = await self._note_notice(press, edit_key, editing=interrupt_id)
+                        return Received(questions.edit_prompt(question.value), is_duplicate=not is_new)
+                    value = questions.resume_value(question.value, decision)
+                    is_duplicate = await self._answer(press, question, value, choice)
                     return Received(is_duplicate=is_duplicate, decided=decision)
                 except questions.UnusableAnswer as error:
                     notice = str(error)
@@ -141,31 +145,31 @@ class Receiver:
                     pass
             if await self._runtime.threads.was_accepted(thread_id, choice):
                 return Received(is_duplicate=True, decided=decision)
-            if edit in sessions.noticed:
-                # The changed arguments, for which it was asked, have come.
+            if edit_key in sessions.noticed:
+                # The changed arguments for which this press asked have come already.
                 return Received(is_duplicate=True)
             is_new = await self._note_notice(press, key)
             return Received(notice, is_duplicate=not is_new)
 
     @asynccontextmanager
-    async def _in_turn(self, chat: str, topic: str) -> AsyncIterator[None]:
+    async def _lock_chat(self, chat: str, topic: str) -> AsyncIterator[None]:
         lock = self._locks.get((chat, topic))
         if lock is None:
             lock = self._locks[chat, topic] = asyncio.Lock()
         async with lock:
             yield
 
-    def _config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
+    def _make_config(self, event: ChatMessage | ButtonPress) -> dict[str, Any] | None:
         """Return the config of a run with its user: the sender, as the provider has signed it."""
         identity = user_of(self._channel, event.chat, event.sender)
         if identity:
             return {"configurable": {USER: {"identity": identity, "is_authenticated": True}}}
         return None
 
-    def _thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
-        return self._thread_of(event, sessions.at(event.position))
+    def _find_thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
+        return self._make_thread_id(event, sessions.at(event.position))
 
-    def _thread_of(self, event: ChatMessage | ButtonPress, session: str) -> str:
+    def _make_thread_id(self, event: ChatMessage | ButtonPress, session: str) -> str:
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
 
     async def _accept(self, message: ChatMessage, thread_id: str, key: str, prefix: str = "") -> Received:
@@ -177,39 +181,38 @@ class Receiver:
             channel=self._channel,
             debounce=self._options.debounce,
             max_wait=self._options.max_wait,
-            config=self._config(message),
+            config=self._make_config(message),
         )
         return Received(is_duplicate=ticket.is_duplicate, ticket_id=ticket.id)
 
     async def _accept_edit(self, message: ChatMessage, thread_id: str) -> Received:
-        """Accept a changed message. It takes the place of its versions that still wait."""
-        if versions := await self._versions(message, thread_id):
+        """Accept a changed message, in place of those of its versions that still wait."""
+        if versions := await self._find_versions(message, thread_id):
             return await self._replace_versions(message, thread_id, versions)
-        if not (original := await self._accept(message, thread_id, _key(message))).is_duplicate:
+        if not (original := await self._accept(message, thread_id, _make_key(message))).is_duplicate:
             # The original was never delivered.
             return original
-        if versions := await self._versions(message, thread_id):
-            # It was accepted meanwhile, as it was or with this change.
+        if versions := await self._find_versions(message, thread_id):
+            # The message was accepted meanwhile, unchanged or with this change.
             return await self._replace_versions(message, thread_id, versions)
         is_replaced = await self._runtime.withdraw(thread_id, original.ticket_id)
         return await self._accept(message, thread_id, f"edit {message.edit}", "" if is_replaced else _EDITED)
 
-    async def _versions(self, message: ChatMessage, thread_id: str) -> list[Standing]:
-        """Return the stored versions of a message, the latest first, as far as they are among the newest
-        messages."""
-        found: list[Standing] = []
+    async def _find_versions(self, message: ChatMessage, thread_id: str) -> list[Standing]:
+        """Return the versions of a message that are among the newest stored messages, the latest first."""
+        versions: list[Standing] = []
         before = None
         for _ in range(_PAGES):
-            page = await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before)
+            page = await self._runtime.messages(thread_id, limit=_PAGE_SIZE, before=before)
             for standing in page:
                 if message_id_of(standing.message.payload) == message.key:
-                    found.append(standing)
+                    versions.append(standing)
                     if not edit_of(standing.message.payload):
-                        return found
-            if len(page) < _LOOKED_AT:
+                        return versions
+            if len(page) < _PAGE_SIZE:
                 break
             before = page[-1].message.seq
-        return found
+        return versions
 
     async def _replace_versions(
         self, message: ChatMessage, thread_id: str, versions: list[Standing]
@@ -227,47 +230,47 @@ class Receiver:
         for each in versions:
             if not each.message.is_withdrawn:
                 is_seen |= not await self._runtime.withdraw(thread_id, each.message.id)
-        made = await self._accept(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
+        received = await self._accept(message, thread_id, f"edit {message.edit}", _EDITED if is_seen else "")
         # Another process may have accepted another change meanwhile: the one accepted last counts.
-        for each in (await self._versions(message, thread_id))[1:]:
+        for each in (await self._find_versions(message, thread_id))[1:]:
             if each.run is None and not each.message.is_withdrawn:
                 await self._runtime.withdraw(thread_id, each.message.id)
-        return made
+        return received
 
     # Questions
 
-    async def _find_asked(
+    async def _find_answered_question(
         self, message: ChatMessage, thread_id: str, sessions: SessionList
     ) -> _Question | None:
-        """Return the question that a text answers: the one that is being edited, or the first one if the text
-        was written after it."""
+        """Return the question that a text answers: the one whose arguments are being edited, or the first
+        open one if the text was written after it."""
         if sessions.editing:
             edited = await self._find_question(thread_id, sessions, sessions.editing)
             if edited is not None:
                 return edited
-        found = await self._find_question(thread_id, sessions)
-        if found is not None and await self._was_shown(found, message.position):
-            return found
+        question = await self._find_question(thread_id, sessions)
+        if question is not None and await self._was_shown(question, message.position):
+            return question
         return None
 
     async def _was_shown(self, asked: _Question, position: int) -> bool:
-        """Return True if a question was in the chat before a place in it."""
-        reply = await self._reply(asked)
+        """Return True if a question was shown in the chat before a position."""
+        reply = await self._find_reply(asked)
         for pause in _SETTLING_S:
             if reply is None or reply.state != SENDING:
                 break
             await asyncio.sleep(pause)
-            reply = await self._reply(asked)
+            reply = await self._find_reply(asked)
         if reply is None or reply.state != SENT:
             return False
-        at = None
+        question_position = None
         if reply.provider_id is not None:
-            at = self._position(reply.provider_id)
-        return at is None or at < position
+            question_position = self._position(reply.provider_id)
+        return question_position is None or question_position < position
 
-    async def _reply(self, asked: _Question) -> Reply | None:
-        """Return the reply that asks a question, ``None`` if it is not among the newest ones."""
-        for reply in await self._runtime.replies(asked.thread_id, limit=_LOOKED_AT):
+    async def _find_reply(self, asked: _Question) -> Reply | None:
+        """Return the reply that asks a question, ``None`` if it is not among the newest replies."""
+        for reply in await self._runtime.replies(asked.thread_id, limit=_PAGE_SIZE):
             if questions.interrupt_of(reply.payload) == asked.interrupt_id:
                 return reply
         return None
@@ -275,7 +278,7 @@ class Receiver:
     async def _find_question(
         self, thread_id: str, sessions: SessionList, interrupt_id: str | None = None
     ) -> _Question | None:
-        """Return the open question for which a thread waits: the named one, or the first."""
+        """Return an open question of a thread: the named one, or the first."""
         question = await self._runtime.question(thread_id)
         if question is None or question.run is None or question.run.id in sessions.closed:
             return None
@@ -293,27 +296,28 @@ class Receiver:
                 return _Question(thread_id, question.run.id, interrupt.id, interrupt.value)
         return None
 
-    async def _press_question(
+    async def _find_pressed_question(
         self, press: ButtonPress, thread_id: str, sessions: SessionList, interrupt_id: str
     ) -> _Question | None:
-        """Return the open question that was shown with a button, ``None`` if that one is not open any more. A
-        node that asks again does so under the same id, and a button approves only what it was shown with."""
-        asked = await self._find_question(thread_id, sessions, interrupt_id)
-        if asked is None or not press.question:
-            return asked
-        replies = await self._runtime.replies(thread_id, limit=_LOOKED_AT)
-        shown = [each for each in replies if questions.interrupt_of(each.payload) == interrupt_id]
-        its = [each.payload for each in shown if each.provider_id == press.question]
-        if its and its[0] != shown[0].payload:
+        """Return the open question that was shown with a button, ``None`` if it is not open any more. A node
+        that asks again asks under the same id, and a button must only decide the question with which it was
+        shown."""
+        question = await self._find_question(thread_id, sessions, interrupt_id)
+        if question is None or not press.question:
+            return question
+        replies = await self._runtime.replies(thread_id, limit=_PAGE_SIZE)
+        question_replies = [each for each in replies if questions.interrupt_of(each.payload) == interrupt_id]
+        pressed = [each.payload for each in question_replies if each.provider_id == press.question]
+        if pressed and pressed[0] != question_replies[0].payload:
             return None
-        return asked
+        return question
 
     async def _answer_question(
         self, message: ChatMessage, asked: _Question, sessions: SessionList
     ) -> Received:
         """Accept a text as the answer to a question."""
         is_edit = sessions.editing == asked.interrupt_id
-        key = _key(message)
+        key = _make_key(message)
         try:
             value = questions.resume_value(asked.value, "edit" if is_edit else None, message.content())
         except questions.UnusableAnswer as error:
@@ -325,17 +329,17 @@ class Receiver:
     async def _answer(self, event: ChatMessage | ButtonPress, asked: _Question, value: Any, key: str) -> bool:
         """Accept the answer to a question, and return True if it was accepted before.
 
-        It is withdrawn if its question or session was closed by a command meanwhile: the command, in another
-        process, did not see the answer."""
+        The answer is withdrawn if a command has closed its question or session meanwhile: a command in
+        another process did not see the answer."""
         ticket = await self._runtime.answer(
             asked.thread_id,
             value,
             interrupt_id=asked.interrupt_id,
             dedupe_key=key,
-            config=self._config(event),
+            config=self._make_config(event),
         )
         sessions = await self._sessions.of(event.chat, event.topic)
-        if asked.run_id in sessions.closed or self._thread_id(event, sessions) != asked.thread_id:
+        if asked.run_id in sessions.closed or self._find_thread_id(event, sessions) != asked.thread_id:
             await self._runtime.withdraw(asked.thread_id, ticket.id)
         if sessions.editing == asked.interrupt_id and not ticket.is_duplicate:
             await self._sessions.end_editing(event.chat, event.topic, asked.interrupt_id)
@@ -344,105 +348,107 @@ class Receiver:
     async def _note_notice(
         self, event: ChatMessage | ButtonPress, key: str, *, editing: str | None = None
     ) -> bool:
-        """Note that a notice is the whole answer to a delivery; return False if it was before."""
+        """Note that a delivery is answered by a notice alone; return False if that was noted before."""
         return await self._sessions.note_notice(event.chat, event.topic, key, editing)
 
     # Commands
 
-    async def _command(self, message: ChatMessage, sessions: SessionList) -> Received:
-        begun = sessions.until(message.position)
+    async def _handle_command(self, message: ChatMessage, sessions: SessionList) -> Received:
+        session_names = sessions.until(message.position)
         is_new = message.command == "new"
-        # A provider's times may be too coarse to tell a message after a /new from one before it.
-        ended = begun[-1:] if is_new else begun[-2:]
-        last = [await self._stop(message, session) for session in ended]
+        # A provider's times may be too coarse to tell a message after a /new from one before it: so a /stop
+        # ends the session before the /new, too.
+        to_end = session_names[-1:] if is_new else session_names[-2:]
+        last = [await self._stop_session(message, session) for session in to_end]
         if is_new:
-            start = max(message.position, *last)
-            is_new = await self._sessions.begin(message.chat, message.topic, message.position, start)
+            begins_after = max(message.position, *last)
+            is_new = await self._sessions.begin(message.chat, message.topic, message.position, begins_after)
             if is_new:
                 received = Received(self._options.new_notice)
             else:
                 received = Received(is_duplicate=True)
         else:
             received = Received(self._options.stop_notice)
-        for session in ended:
-            thread_id = self._thread_of(message, session)
+        for session in to_end:
+            thread_id = self._make_thread_id(message, session)
             # Another process may have accepted an answer before its question was closed.
             await self._end_older(message, thread_id, only_answers=True)
             await self._end_waits(message, thread_id)
         return received
 
-    async def _stop(self, message: ChatMessage, session: str) -> int:
-        """End the run of a session, close its questions and withdraw what waits, as far as its messages are
-        older than the command. Return the greatest position of the examined messages."""
-        thread_id = self._thread_of(message, session)
-        last, newer = await self._end_older(message, thread_id)
-        await self._close(message, thread_id, newer)
+    async def _stop_session(self, message: ChatMessage, session: str) -> int:
+        """End the run of a session, withdraw its waiting messages and close its questions, if they are older
+        than the command. Return the greatest position of the examined messages."""
+        thread_id = self._make_thread_id(message, session)
+        last, newer_runs = await self._end_older(message, thread_id)
+        await self._close_questions(message, thread_id, newer_runs)
         return last
 
     async def _end_older(
         self, message: ChatMessage, thread_id: str, *, only_answers: bool = False
     ) -> tuple[int, set[str]]:
-        """End the run of a thread and withdraw what waits, as far as its messages are older than a command.
-        Return the greatest position of the examined messages, and the runs of newer ones."""
-        last, before, newer = 0, None, set[str]()
-        while page := await self._runtime.messages(thread_id, limit=_LOOKED_AT, before=before):
+        """End the run of a thread and withdraw its waiting messages, if they are older than a command. Return
+        the greatest position of the examined messages, and the runs of newer messages."""
+        last, before, newer_runs = 0, None, set[str]()
+        while page := await self._runtime.messages(thread_id, limit=_PAGE_SIZE, before=before):
             for standing in page:
-                at = position_of(standing.message.payload)
-                last = max(last, at or 0)
+                position = position_of(standing.message.payload)
+                last = max(last, position or 0)
                 # An answer has no position: its run continues an older question.
-                if at is None or (at <= message.position and not only_answers):
-                    await self._end(thread_id, standing)
+                if position is None or (position <= message.position and not only_answers):
+                    await self._end_message(thread_id, standing)
                 elif standing.run is not None:
-                    newer.add(standing.run.id)
+                    newer_runs.add(standing.run.id)
             if page[-1].run is not None and page[-1].run.state != OPEN:
-                # Older runs have ended before it.
+                # The runs of older messages have ended before this one.
                 break
             before = page[-1].message.seq
-        return last, newer
+        return last, newer_runs
 
-    async def _end(self, thread_id: str, standing: Standing) -> None:
+    async def _end_message(self, thread_id: str, standing: Standing) -> None:
         runtime, message = self._runtime, standing.message
         if standing.run is None and not message.is_withdrawn:
-            # Not ``cancel``, which takes along what would be one run with it, newer than the command or not.
+            # Not ``cancel``: it also withdraws messages that would share the run, even if newer than the
+            # command.
             for end in (runtime.withdraw, runtime.stop, runtime.withdraw):
                 if await end(thread_id, message.id):
                     break
         elif standing.run is not None and standing.run.state == OPEN:
             await self._runtime.stop(thread_id, standing.run.id)
 
-    async def _close(self, message: ChatMessage, thread_id: str, newer: set[str]) -> None:
+    async def _close_questions(self, message: ChatMessage, thread_id: str, newer_runs: set[str]) -> None:
         """Close the questions of a thread that are older than a command."""
         runs = await self._runtime.runs(thread_id, limit=1)
-        # A run that is being stopped may still come to a question.
+        # A run that is being stopped may still end at a question.
         is_open = bool(runs) and runs[0].state == OPEN
-        asks = runs[0].id if is_open else await self._runtime.waiting_run(thread_id)
-        if asks is None or asks in newer:
+        asking_run = runs[0].id if is_open else await self._runtime.waiting_run(thread_id)
+        if asking_run is None or asking_run in newer_runs:
             return
-        for reply in await self._runtime.replies(thread_id, limit=_LOOKED_AT):
-            if reply.run_id != asks or reply.provider_id is None:
+        for reply in await self._runtime.replies(thread_id, limit=_PAGE_SIZE):
+            if reply.run_id != asking_run or reply.provider_id is None:
                 continue
-            at = self._position(reply.provider_id)
-            if at is not None and at > message.position:
+            position = self._position(reply.provider_id)
+            if position is not None and position > message.position:
                 return
-        await self._sessions.close(message.chat, message.topic, asks)
+        await self._sessions.close(message.chat, message.topic, asking_run)
 
     async def _end_waits(self, message: ChatMessage, thread_id: str) -> None:
-        """End what a thread whose question was closed still waits for: at its deadline or its signal it would
-        go on."""
-        asks = await self._runtime.waiting_run(thread_id)
+        """End the waits of a thread whose question was closed: otherwise it would go on at a deadline or a
+        signal."""
+        asking_run = await self._runtime.waiting_run(thread_id)
         standing = None
-        if asks is not None:
-            standing = await self._runtime.find(thread_id, asks)
+        if asking_run is not None:
+            standing = await self._runtime.find(thread_id, asking_run)
         run = None if standing is None else standing.run
         if run is None or not read_waits(run.note):
             return
         sessions = await self._sessions.of(message.chat, message.topic)
         if run.id in sessions.closed:
-            key = f"{_key(message)} ends"
+            key = f"{_make_key(message)} ends"
             await self._runtime.submit(
                 thread_id, None, command={"goto": "__end__"}, dedupe_key=key, graph=run.graph
             )
 
 
-def _key(message: ChatMessage) -> str:
+def _make_key(message: ChatMessage) -> str:
     return f"message {message.key}"

@@ -13,8 +13,8 @@ _SWEEP_AT = 1024
 class ChatBackoff:
     """Times until which chats take no messages, in the memory of this process.
 
-    The time of the next attempt is stored with the thread; this spares the provider calls for other threads
-    of the same chat.
+    The time of a thread's next attempt is stored with the thread; the times here also hold back calls for
+    other threads of the same chat.
 
     Args:
         clock: The time in seconds.
@@ -31,10 +31,10 @@ class ChatBackoff:
             raise NotSent("the chat takes no messages for a while", retry_after=left)
 
     def note_limit(self, chat: str, seconds: float) -> NotSent:
-        """Note that the provider asked for a pause, and return the error to raise. It is at most as long as
-        the pause of ``NotSent``, so that an absurd one does not silence the chat."""
-        limited, now = NotSent("the provider limits the rate of messages", retry_after=seconds), self._clock()
+        """Note that the provider asked for a pause, and return the error to raise. The pause is limited as in
+        ``NotSent``, so that an absurdly long one does not silence the chat."""
+        error, now = NotSent("the provider limits the rate of messages", retry_after=seconds), self._clock()
         if len(self._until) >= _SWEEP_AT:
             self._until = {name: until for name, until in self._until.items() if until > now}
-        self._until[chat] = max(self._until.get(chat, 0.0), now + (limited.retry_after or 0.0))
-        return limited
+        self._until[chat] = max(self._until.get(chat, 0.0), now + (error.retry_after or 0.0))
+        return error

@@ -1,7 +1,8 @@
-"""Sessions of a chat: the conversations that ``/new`` separates, and which questions are edited or closed.
+"""Sessions of a chat: the conversations that ``/new`` separates, and the questions that are being edited or
+are closed.
 
-A message belongs to the session that had begun at its place in the chat, however late it is delivered: a
-second delivery of a message from before a ``/new`` finds the thread that has the first one.
+A message belongs to the latest session that had begun at its place in the chat, however late it is delivered:
+so a second delivery of a message from before a ``/new`` finds the thread that has the first delivery.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class SessionList(NamedTuple):
     """Sessions of a chat.
 
     Attributes:
-        begun: The position of each ``/new``, and the position after which its session begins.
+        begun: For each ``/new`` its position, and the position after which its session begins.
         editing: The interrupt whose changed arguments are awaited as text, or empty.
         closed: The runs whose questions were closed by ``/stop`` or ``/new``.
-        noticed: The keys of deliveries to which a notice was the whole answer.
+        noticed: The keys of deliveries that were answered by a notice alone.
     """
 
     begun: tuple[tuple[int, int], ...] = ()
@@ -37,7 +38,7 @@ class SessionList(NamedTuple):
 
     @classmethod
     def read(cls, document: Document | None) -> SessionList:
-        """Decode what is stored of a chat."""
+        """Decode the stored document of a chat."""
         if document is None:
             return cls()
         body: Mapping[str, Any] = document.body
@@ -94,8 +95,8 @@ class Sessions:
         return SessionList.read(await self._database.arun(program))
 
     async def begin(self, chat: str, topic: str, at: int, after: int) -> bool:
-        """Begin a session by the ``/new`` at a position, for messages after another one. Return False if that
-        ``/new`` has begun one before."""
+        """Begin the session of the ``/new`` at position ``at``, for messages after position ``after``. Return
+        False if it was begun before."""
         is_new = False
 
         def add(before: Document | None) -> Mapping[str, Any] | None:
@@ -110,7 +111,7 @@ class Sessions:
         return is_new
 
     async def note_notice(self, chat: str, topic: str, key: str, editing: str | None = None) -> bool:
-        """Note that a notice is the whole answer to a delivery. Return False if that was noted before.
+        """Note that a delivery is answered by a notice alone. Return False if that was noted before.
 
         Args:
             chat: The provider's id of the chat.
@@ -133,8 +134,8 @@ class Sessions:
         return is_new
 
     async def end_editing(self, chat: str, topic: str, interrupt_id: str) -> None:
-        """Note that an interrupt has its answer: the node's next question has the same id, and a text does
-        not answer it."""
+        """Note that the changed arguments of an interrupt have come. The node's next question has the same
+        id, and a text must not count as its changed arguments."""
 
         def clear(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
@@ -145,12 +146,12 @@ class Sessions:
         await self._change(chat, topic, clear)
 
     async def close(self, chat: str, topic: str, run_id: str) -> None:
-        """Note that the questions of a run are not open any more."""
+        """Note that the questions of a run are closed."""
 
         def note(before: Document | None) -> Mapping[str, Any] | None:
             sessions = SessionList.read(before)
-            is_noted = run_id in sessions.closed
-            if is_noted:
+            is_closed = run_id in sessions.closed
+            if is_closed:
                 return None
             return sessions._replace(closed=(*sessions.closed, run_id)).dump()
 

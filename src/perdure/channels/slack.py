@@ -50,8 +50,8 @@ class _Read(NamedTuple):
 class SlackApp(ChatChannel):
     """App at Slack.
 
-    Each reply has its id in its metadata, so a reply whose outcome is unknown is looked for in the channel
-    before it is sent again (``"reconcile"``), which needs the scopes ``channels:history``,
+    Each message has the id of its reply in its metadata, so a reply whose outcome is unknown is looked for in
+    the channel before it is sent again (``"reconcile"``), which needs the scopes ``channels:history``,
     ``groups:history`` and ``im:history``.
 
     Args:
@@ -86,7 +86,7 @@ class SlackApp(ChatChannel):
         super().__init__(name, options, in_doubt)
         log = logging.getLogger("perdure.channels.slack.client")
         log.setLevel(logging.INFO)  # debug messages contain texts
-        # A repeated request of the client would be a second message, so it repeats none.
+        # A repeated request would be a second message, so the client repeats none.
         self.client = AsyncWebClient(
             token,
             base_url=api_url or _API,
@@ -115,7 +115,7 @@ class SlackApp(ChatChannel):
             if received.notice:
                 await self.notify(ChatAddress(self.name, read.press.chat, read.press.topic), received.notice)
             if received.decided:
-                await self._without_buttons(read.press, read.text, received)
+                await self._replace_buttons(read.press, read.text, received)
         if read.message is not None:
             received = await receiver.message(read.message)
             if received.notice:
@@ -155,14 +155,16 @@ class SlackApp(ChatChannel):
 
     async def _answer_command(self, command: ChatMessage, receiver: Receiver) -> Response:
         if not channel_of(command.chat).startswith("D"):
-            # Slack does not tell from which thread of a channel a command comes.
+            # Slack does not tell from which thread of a channel a command comes, so the session is not
+            # known.
             notice = f"In a channel, mention me in the thread: @… {command.text}"
         else:
             notice = (await receiver.message(command)).notice
         return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
 
-    async def _without_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
-        """Show the decision in place of the buttons; the next message shows it at the latest."""
+    async def _replace_buttons(self, press: ButtonPress, text: str, received: Received) -> None:
+        """Show the decision in place of the buttons. A failure is ignored: the next message shows the
+        outcome."""
         decided = f"{text}\n[{received.decided}]"
         call = self.client.chat_update(
             channel=channel_of(press.chat), ts=press.question, text=decided, blocks=[]
@@ -184,7 +186,7 @@ class SlackApp(ChatChannel):
         call = self.client.chat_postMessage(
             channel=channel_of(address.chat),
             text=_escape(text),
-            blocks=_blocks(text, reply.payload),
+            blocks=_make_blocks(text, reply.payload),
             thread_ts=address.topic or None,
             metadata={"event_type": _METADATA, "event_payload": {"id": reply.id}},
         )
@@ -230,18 +232,18 @@ class SlackApp(ChatChannel):
         try:
             return await call
         except SlackApiError as error:
-            raise self._failure(chat, error) from None
+            raise self._make_error(chat, error) from None
         except aiohttp.ClientConnectorError:
             raise NotSent("no connection to Slack") from None
         except Exception as error:
-            # The SDK raises several kinds for an answer that is not JSON, or does not have the documented
-            # form.
+            # The SDK raises several kinds of errors for an answer that is not JSON, or does not have the
+            # documented form.
             raise SendUncertain(f"Slack did not answer as documented ({type(error).__name__})") from None
 
-    def _failure(self, chat: str, error: SlackApiError) -> Exception:
+    def _make_error(self, chat: str, error: SlackApiError) -> Exception:
         response: Any = error.response
         is_read = isinstance(response, AsyncSlackResponse)
-        # For an answer that it cannot read, the SDK has the response of its HTTP client.
+        # If the SDK cannot read an answer, the error has the response of its HTTP client.
         status, headers = response.status_code if is_read else response.status, response.headers
         code = None
         if is_read and isinstance(response.data, dict):
@@ -263,7 +265,7 @@ def _escape(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def _blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:
+def _make_blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:
     """Return the blocks of a question with buttons, ``None`` for a plain reply."""
     shown = questions.buttons(payload)
     if not shown:

@@ -60,7 +60,7 @@ def message_of(body: Mapping[str, Any], groups: Groups) -> ChatMessage | None:
             return None
         edit = str(event["event_ts"])
     if message.get("bot_id") or not message.get("user") or message.get("subtype") not in _WRITTEN:
-        # The deleted first message of a thread becomes a "tombstone".
+        # A message of a bot, or no message: the deleted first message of a thread becomes a "tombstone".
         return None
     text = str(message.get("text") or "")
     bots = [str(each["user_id"]) for each in body.get("authorizations") or () if each.get("is_bot")]
@@ -113,8 +113,8 @@ def command_of(form: Mapping[str, str], sent_at: str) -> ChatMessage | None:
         return None
     return ChatMessage(
         chat=chat_of(form["team_id"], form["channel_id"]),
-        # Slack gives a command no timestamp, and never sends it again: it is placed after all messages of its
-        # second.
+        # Slack gives a command no timestamp, and never sends it again, so it is placed after all messages of
+        # its second.
         position=int(sent_at) * 1_000_000 + 999_999,
         key=form.get("trigger_id", ""),
         text=f"/{found.group(1).lower()}",

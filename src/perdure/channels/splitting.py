@@ -23,13 +23,13 @@ def split_text(text: str, most: int, length: Callable[[str], int] = len) -> list
     """
     parts: list[str] = []
     text, start = text.strip(), 0
-    # Only one part is examined: the rest does not matter, and may be long.
+    # Only as much as one part can hold is examined: the whole text may be long.
     while length(rest := text[start : start + most + 1]) > most:
         end = _count_fitting(rest, most, length)
         for mark in _BREAKS:
-            at = rest.rfind(mark, end // 2, end)
-            if at > 0:
-                end = at + len(mark)
+            break_start = rest.rfind(mark, end // 2, end)
+            if break_start > 0:
+                end = break_start + len(mark)
                 break
         parts.append(rest[:end].rstrip())
         start += end

@@ -63,7 +63,7 @@ _REFUSALS = (TelegramBadRequest, TelegramForbiddenError, TelegramNotFound, Teleg
 R = TypeVar("R")
 
 _POLL_S = 10
-"""Seconds for which Telegram waits for an update before it answers without one."""
+"""Seconds for which Telegram waits for an update before it answers without any."""
 _NOT_ACCEPTED = "Your message could not be accepted. Please send it again later."
 _HAS_WEBHOOK = (
     "Telegram calls a webhook for this bot, so it cannot be polled: use another bot here, or remove the "
@@ -76,7 +76,8 @@ _OTHER_PROGRAM = (
 
 
 class _GetUpdates(TelegramMethod[list[dict[str, Any]]]):
-    """Request for updates as plain data: one that cannot be read leaves the others readable."""
+    """Request for updates as plain data, so that an update that cannot be read does not make the others
+    fail."""
 
     __returning__ = list[dict[str, Any]]
     __api_method__ = "getUpdates"
@@ -87,7 +88,7 @@ class _GetUpdates(TelegramMethod[list[dict[str, Any]]]):
 
 
 def _chat_of(update: Mapping[str, Any]) -> str:
-    """Return the id of the chat of an update, or "" if there is none to be found."""
+    """Return the id of the chat of an update, "" if none is found."""
     found: Any = update.get("callback_query", update)
     for name in ("message", "edited_message"):
         if isinstance(found, Mapping) and isinstance(message := found.get(name), Mapping):
@@ -107,7 +108,7 @@ class TelegramBot(ChatChannel):
     Args:
         token: The bot's token.
         secret: The secret token of its webhook: 16 to 256 letters, digits, ``_`` and ``-``.
-        polling: Ask Telegram for updates, within the block of ``poll``, in place of a webhook. There is no
+        polling: Ask Telegram for updates, within the block of ``poll``, in place of a webhook. The bot has no
             secret and no route then.
         name: The name of the channel.
         options: The options that all channels share.
@@ -152,7 +153,7 @@ class TelegramBot(ChatChannel):
             raise ValueError("the token of a Telegram bot has the form 123456:ABC…; copy it again") from None
         except Exception as error:
             # aiogram raises several kinds of errors for a token that cannot be read; their messages may
-            # repeat it.
+            # repeat the token.
             raise ValueError(
                 f"the token of a Telegram bot cannot be used ({type(error).__name__}); copy it again"
             ) from None
@@ -242,16 +243,16 @@ class TelegramBot(ChatChannel):
                     reason = _OTHER_PROGRAM
                 return PollingRefused(reason, _PATIENCE_S)
 
-        found = await self._call("", ask())
-        if isinstance(found, PollingRefused):
-            raise found
-        return [PolledUpdate(each["update_id"], _chat_of(each), each) for each in found]
+        updates = await self._call("", ask())
+        if isinstance(updates, PollingRefused):
+            raise updates
+        return [PolledUpdate(each["update_id"], _chat_of(each), each) for each in updates]
 
     async def _take(self, content: Any, receiver: Receiver) -> None:
-        """Store what an update says.
+        """Accept an update.
 
         Raises:
-            RejectedRequest: It is not an update, or Telegram does not answer who the bot is.
+            RejectedRequest: The content is not an update, or Telegram does not answer who the bot is.
         """
         try:
             update = Update.model_validate(content, context={"bot": self.bot})
@@ -268,7 +269,7 @@ class TelegramBot(ChatChannel):
         if message.from_user is not None and message.from_user.is_bot:
             return
         if edit and message.location is not None:
-            # A live location moves; that is not a message.
+            # A live location has moved; that is not a changed message.
             return
         if message.chat.type != "private" and not await self._is_ours(message):
             return
@@ -352,9 +353,9 @@ class TelegramBot(ChatChannel):
         try:
             sent = await self._call(address.chat, send_text(address.chat))
         except TelegramMigrateToChat as moved:
-            # The group has become another chat; Telegram keeps the old id in its updates no longer.
+            # The group has become another chat; Telegram does not use the old id in its updates any more.
             sent = await self._call(address.chat, send_text(str(moved.migrate_to_chat_id)))
-        # A success need not have a result for aiogram, whatever its types say.
+        # aiogram may return no result for a success, although its types say that there is one.
         if (message_id := getattr(sent, "message_id", None)) is None:
             raise SendUncertain("Telegram did not answer as documented (no message)")
         return str(message_id)
@@ -386,7 +387,7 @@ class TelegramBot(ChatChannel):
                 raise NotSent("no connection to Telegram") from None
             raise SendUncertain("Telegram did not answer") from None
         except Exception as error:
-            # aiogram raises other kinds than its own for an answer that is not text, or has no description.
+            # aiogram raises other errors than its own for an answer that is not text, or has no description.
             raise SendUncertain(f"Telegram failed ({type(error).__name__})") from None
 
 

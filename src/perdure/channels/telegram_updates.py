@@ -43,23 +43,23 @@ def message_of(message: Message, username: str, edit: str) -> ChatMessage:
 
 
 def attachments_of(message: Message) -> Iterator[Attachment]:
-    """Yield the files of a message, the largest size of a photo."""
+    """Yield the files of a message; of a photo, the largest of its sizes."""
     if message.photo:
         largest = max(message.photo, key=lambda size: size.width * size.height)
         yield Attachment(
             kind="photo", reference=largest.file_id, mime_type="image/jpeg", size=largest.file_size
         )
     for kind in _FILES:
-        held = getattr(message, kind)
-        if held is None or (kind == "document" and message.animation is not None):
+        file = getattr(message, kind)
+        if file is None or (kind == "document" and message.animation is not None):
             # An animation is also sent as a document.
             continue
         yield Attachment(
             kind=kind,
-            reference=held.file_id,
-            name=getattr(held, "file_name", None),
-            mime_type=getattr(held, "mime_type", None),
-            size=held.file_size,
+            reference=file.file_id,
+            name=getattr(file, "file_name", None),
+            mime_type=getattr(file, "mime_type", None),
+            size=file.file_size,
         )
 
 
@@ -72,12 +72,12 @@ def is_addressed(message: Message, username: str, bot_id: int) -> bool:
     text = message.text or message.caption or ""
     entities: Sequence[MessageEntity] = message.entities or message.caption_entities or ()
     for entity in entities:
-        named = entity.extract_from(text).lower()
-        if entity.type == "mention" and named == f"@{username}".lower():
+        mentioned = entity.extract_from(text).lower()
+        if entity.type == "mention" and mentioned == f"@{username}".lower():
             return True
         if entity.type == "text_mention" and entity.user is not None and entity.user.id == bot_id:
             return True
-        if entity.type == "bot_command" and named.partition("@")[2] in ("", username.lower()):
+        if entity.type == "bot_command" and mentioned.partition("@")[2] in ("", username.lower()):
             return True
     return False
 

@@ -16,7 +16,8 @@ from perdure.errors import PerdureError, QueueFull, Unavailable
 _log = logging.getLogger("perdure.channels")
 
 _DIGITS = 19
-"""A number with as many digits is larger than any body; Python refuses to convert thousands of them."""
+"""A length of this many digits exceeds every limit. Python refuses to convert texts of thousands of
+digits."""
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -35,7 +36,7 @@ async def body_of(request: Request, most: int) -> bytes:
     """Return the body of a request of at most ``most`` bytes.
 
     Raises:
-        RejectedRequest: It is larger, which is known before all of it was read.
+        RejectedRequest: The body is larger; the rest of it is not read.
     """
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and (len(declared) >= _DIGITS or int(declared) > most):
@@ -51,33 +52,33 @@ async def body_of(request: Request, most: int) -> bytes:
 
 
 def json_of(body: bytes | str) -> Any:
-    """Return the JSON of a body. Half of a surrogate pair becomes U+FFFD: clients leave it of an emoji that
-    they cut, and no database stores it.
+    """Return the JSON of a body. Half of a surrogate pair becomes U+FFFD: clients that cut an emoji leave
+    such halves, and no database stores them.
 
     Raises:
-        ValueError: It is not JSON, or nested too deeply.
+        ValueError: The body is not JSON, or is nested too deeply.
     """
     try:
-        return _well_formed(json.loads(body))
+        return _replace_halves(json.loads(body))
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 
 
-def _well_formed(value: Any) -> Any:
+def _replace_halves(value: Any) -> Any:
     if isinstance(value, str):
         return _HALF.sub("\ufffd", value)
     if isinstance(value, list):
         items: list[Any] = value
-        return [_well_formed(each) for each in items]
+        return [_replace_halves(each) for each in items]
     if isinstance(value, dict):
         fields: dict[str, Any] = value
-        return {_well_formed(name): _well_formed(each) for name, each in fields.items()}
+        return {_replace_halves(name): _replace_halves(each) for name, each in fields.items()}
     return value
 
 
 def endpoint(channel: str, handle: Handle) -> Handle:
-    """Return an endpoint that answers errors so that the provider sends again what was not stored: 503 if it
-    may succeed later, 4xx if it never will. Nothing of the request is logged."""
+    """Return an endpoint that answers errors so that the provider repeats a request that was not stored: 503
+    if a repetition may succeed, 4xx if it never will. Nothing of the request is logged."""
 
     async def answer(request: Request) -> Response:
         try:

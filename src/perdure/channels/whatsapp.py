@@ -30,7 +30,8 @@ from perdure.runtime.worker.delivery import InDoubt
 
 _TIMEOUT_S = 15.0
 _LIMITED_S = 6.0
-"""Pause of a chat that is limited: WhatsApp names none, and admits one message to a person every 6 s."""
+"""Pause of a chat whose rate is limited: WhatsApp names no duration, and admits one message to a person
+every 6 s."""
 _PATIENCE_S = 60.0
 """Pause before another attempt with a token that WhatsApp refuses."""
 _TYPING_S = 20.0
@@ -77,10 +78,10 @@ class WhatsAppPhone(ChatChannel):
         if in_doubt not in ("resend", "hold"):
             raise ValueError(f"in_doubt is 'resend' or 'hold' for WhatsApp, not {in_doubt!r}")
         given = {"phone_id": phone_id, "token": token, "app_secret": app_secret, "verify_token": verify_token}
-        if empty := next((name for name, held in given.items() if not held.strip()), None):
+        if empty := next((name for name, value in given.items() if not value.strip()), None):
             raise ValueError(f"{empty} is empty; copy it from the WhatsApp page of your app at Meta")
         super().__init__(name, options, in_doubt)
-        # Its debug messages contain texts.
+        # The debug messages of pywa contain texts.
         logging.getLogger("pywa.api").setLevel(logging.INFO)
         self._session = httpx.AsyncClient(timeout=_TIMEOUT_S)
         self.client = WhatsApp(phone_id, token, session=self._session)
@@ -112,11 +113,11 @@ class WhatsAppPhone(ChatChannel):
             raise RejectedRequest(400, "the body is not an update of WhatsApp") from None
         for event in events:
             if isinstance(event, ButtonPress):
-                done = await receiver.press(event)
+                received = await receiver.press(event)
             else:
-                done = await receiver.message(event)
-            if done.notice:
-                await self.notify(ChatAddress(self.name, event.chat), done.notice)
+                received = await receiver.message(event)
+            if received.notice:
+                await self.notify(ChatAddress(self.name, event.chat), received.notice)
         return Response()
 
     # Outgoing to WhatsApp
@@ -150,5 +151,6 @@ class WhatsAppPhone(ChatChannel):
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError):
             raise NotSent("no connection to WhatsApp") from None
         except Exception as error:
-            # pywa raises several kinds for an answer that is not JSON, or does not have the documented form.
+            # pywa raises several kinds of errors for an answer that is not JSON or not of the documented
+            # form.
             raise SendUncertain(f"WhatsApp did not answer as documented ({type(error).__name__})") from None

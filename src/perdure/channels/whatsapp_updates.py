@@ -13,7 +13,7 @@ _FILES = ("image", "video", "audio", "document", "sticker")
 
 def read_updates(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage | ButtonPress]:
     """Yield the messages and pressed buttons sent to a phone number, in order. Statuses of messages,
-    reactions and messages of groups are left out.
+    reactions, and messages of groups are left out.
 
     Args:
         body: The body of the request.
@@ -21,7 +21,7 @@ def read_updates(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage
 
     Raises:
         LookupError: The body lacks a field that WhatsApp documents.
-        ValueError: A time is none of WhatsApp's.
+        ValueError: A time is not a timestamp of WhatsApp.
     """
     for entry in body["entry"]:
         for change in entry["changes"]:
@@ -33,10 +33,10 @@ def read_updates(body: Mapping[str, Any], phone_id: str) -> Iterator[ChatMessage
             }
             for message in value.get("messages", ()):
                 if "group_id" not in message:
-                    yield _of(message, str(names.get(message["from"]) or ""))
+                    yield _read_message(message, str(names.get(message["from"]) or ""))
 
 
-def _of(message: Mapping[str, Any], name: str) -> ChatMessage | ButtonPress:
+def _read_message(message: Mapping[str, Any], name: str) -> ChatMessage | ButtonPress:
     chat, key, position = str(message["from"]), str(message["id"]), int(message["timestamp"])
     kind = message["type"]
     reply = message.get("interactive", {}).get("button_reply", {})

@@ -43,7 +43,7 @@ app = typer.Typer(
 # A service manager may start a program without standard streams; then nothing is printed.
 sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
 sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-# Piped listings need whole ids, not a table cut to 80 columns; and an id such as user:key:7 has no emoji.
+# Piped listings need whole ids, not a table cut to 80 columns; and :key: in an id is not an emoji.
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 200)
 err = Console(stderr=True, highlight=False, emoji=False)
 
@@ -67,7 +67,7 @@ class DataPlace:
     keys: str | KeyProvider | None = None
 
     def with_key(self) -> DataPlace:
-        """Return the place with the provider of its keys, to use it several times."""
+        """Return the place with the provider of its keys, so that several uses open the provider once."""
         return replace(self, keys=keys_of(self.keys))
 
 
@@ -86,7 +86,7 @@ Keys = Annotated[
 ]
 
 
-def _thread_id(value: str) -> str:
+def _check_thread_id(value: str) -> str:
     """Return a thread's id; refuse the URL of a database, which belongs to ``--db``."""
     if value.partition("://")[0] in SCHEMES and "://" in value:
         raise typer.BadParameter(f"{redact(value)} is a database; pass it as --db, and the thread's id here")
@@ -94,7 +94,7 @@ def _thread_id(value: str) -> str:
 
 
 ThreadId = Annotated[
-    str, typer.Argument(help="The thread's id, as in configurable.thread_id", callback=_thread_id)
+    str, typer.Argument(help="The thread's id, as in configurable.thread_id", callback=_check_thread_id)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line")]
 
@@ -123,15 +123,15 @@ def warn(text: str) -> None:
 
 
 def add_listing(group: typer.Typer, listing: Callable[..., None]) -> None:
-    """Add a group's command that lists, as ``ls``, and under the name ``list``, which the help leaves out."""
+    """Add a group's listing command as ``ls``, and as ``list``, which the help leaves out."""
     group.command("ls")(listing)
     group.command("list", hidden=True)(listing)
 
 
 def complete_commands(group: typer.Typer) -> None:
     """Give the commands of a group, and of the groups in it, the options of a ``DataPlace`` if they take one,
-    and let their help fill the width of the terminal: lines of a docstring are shorter or longer than that.
-    Indented lines stay as they are."""
+    and let their help fill the width of the terminal: the line breaks of a docstring are removed, except in
+    paragraphs with indented lines."""
     for command in group.registered_commands:
         if command.callback is not None:
             command.help = command.help or reflow(command.callback.__doc__ or "")
@@ -192,7 +192,8 @@ def require_consent(question: str, yes: bool) -> None:
 
 @contextmanager
 def show_progress_bar(amount: str) -> Iterator[Progress | None]:
-    """Show a bar on a terminal, with ``amount``, a template of Rich's, beside it; ``None`` without one."""
+    """Show a progress bar with ``amount``, a template of Rich's, beside it. Yield ``None`` without a
+    terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -225,7 +226,8 @@ def print_json(entry: dict[str, Any]) -> None:
 def print_all(
     entries: Iterable[dict[str, Any]], as_json: bool, show: Callable[[dict[str, Any]], object], nothing: str
 ) -> None:
-    """Print entries, each as JSON or by ``show``; for people ``nothing`` if there are none."""
+    """Print entries, each as JSON or by ``show``. If there are none, print the text ``nothing``, but not as
+    JSON."""
     is_empty = True
     for entry in entries:
         is_empty = False
@@ -241,7 +243,8 @@ def print_table(
     row: Callable[[dict[str, Any]], Iterable[str]],
     nothing: str,
 ) -> None:
-    """Print entries, each as JSON, or as the rows of a table; for people ``nothing`` if there are none."""
+    """Print entries, each as JSON, or as the rows of a table. If there are none, print the text ``nothing``,
+    but not as JSON."""
     print_all(entries, as_json, lambda entry: table.add_row(*map(escape, row(entry))), nothing)
     if table.row_count:
         out.print(table)
@@ -263,14 +266,15 @@ def collect_fields(record: DataclassInstance) -> dict[str, Any]:
 def json_text(
     value: Any, *, ascii_only: bool = True, sort_keys: bool = False, indent: int | None = None
 ) -> str:
-    """Return a value as JSON. Values without a JSON form are shown by their type and text, and such keys as
-    text.
+    """Return a value as JSON. Values without a JSON form are shown by their type and text, and keys without
+    one as text.
 
     Args:
         value: Plain data of a state, a message or a call.
-        ascii_only: Escape all other characters.
+        ascii_only: Escape characters outside of ASCII.
         sort_keys: Order the keys of objects.
-        indent: The spaces by which parts are indented, each on a line of its own; one line without it.
+        indent: Number of spaces by which parts are indented, each on its own line; without it, all is on one
+            line.
     """
 
     def dumps(data: Any) -> str:
@@ -286,7 +290,7 @@ def json_text(
     try:
         return dumps(value)
     except (TypeError, ValueError):
-        # Infinite numbers, and keys that are not text or cannot be ordered, are rare.
+        # Infinite numbers, and keys that are not text or cannot be ordered, are rare: try without first.
         return dumps(_with_json_forms(value))
 
 
@@ -294,13 +298,13 @@ def _with_json_forms(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return {"type": "float", "value": str(value)}
     if isinstance(value, dict):
-        return dict(zip(map(_key, value), map(_with_json_forms, value.values()), strict=True))
+        return dict(zip(map(_make_text_key, value), map(_with_json_forms, value.values()), strict=True))
     if isinstance(value, list | tuple):
         return list(map(_with_json_forms, value))
     return value
 
 
-def _key(name: Any) -> str:
+def _make_text_key(name: Any) -> str:
     if isinstance(name, str):
         return name
     return json_text(name, ascii_only=False)
@@ -346,18 +350,18 @@ def url_of(url: str | None) -> str:
     if url is None:
         from perdure.config.resolve import DEVELOPMENT_URL
 
-        known = ""
+        hint = ""
         if Path(DEVELOPMENT_URL.removeprefix("sqlite:///")).is_file():
-            known = f". The threads of perdure dev in this folder are in {DEVELOPMENT_URL}"
+            hint = f". The threads of perdure dev in this folder are in {DEVELOPMENT_URL}"
         raise BadUrl(
             "which database? Pass --db sqlite:///threads.db, set PERDURE_DB or DATABASE_URL, or write "
-            f"database_url in perdure.toml{known}"
+            f"database_url in perdure.toml{hint}"
         )
     return url
 
 
 def _read_setting_here(key: str) -> str | None:
-    """Return a setting of ``perdure.toml`` in the current folder, if there is the file and it has it."""
+    """Return a setting of ``perdure.toml`` in the current folder, if the file exists and has it."""
     path = Path("perdure.toml")
     if not path.is_file():
         return None
@@ -386,17 +390,18 @@ def keys_of(keys: str | KeyProvider | None) -> KeyProvider | None:
     current folder; ``None`` without any. A provider is returned as it is.
 
     Raises:
-        BadSetting: There is none of this name, or the file is invalid.
+        BadSetting: There is no provider of this name, or the file is invalid.
         DecryptionError: A key file contains no key.
     """
     return open_named_keys(_read_setting_here("keys") if keys is None else keys)
 
 
 def open_named_keys(keys: str | KeyProvider | None) -> KeyProvider | None:
-    """Return the provider of encryption keys that was passed, and no other; ``None`` without one.
+    """Return the provider of encryption keys that was passed, not that of ``perdure.toml``; ``None`` without
+    one.
 
     Raises:
-        BadSetting: There is none of this name.
+        BadSetting: There is no provider of this name.
         DecryptionError: A key file contains no key.
     """
     if not isinstance(keys, str):

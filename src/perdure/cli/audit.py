@@ -57,7 +57,7 @@ def audit(
       perdure audit app:graph --ignore bare-collection:docs
     """
     if list_checks:
-        _list(as_json)
+        _print_checks(as_json)
         return
     import asyncio
 
@@ -127,7 +127,7 @@ def _print(name: str, report: AuditReport, as_json: bool) -> None:
     say(f"{prefix}{found}{ignored}")
 
 
-def _list(as_json: bool) -> None:
+def _print_checks(as_json: bool) -> None:
     from perdure.audit import CHECKS
 
     for check in CHECKS.values():

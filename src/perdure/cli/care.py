@@ -83,21 +83,21 @@ def run_(
         once = True
     place = place.with_key()
     flags = {"keep_last": keep_last, "keep_for": keep_for, "idle": idle, "share": share, "every": every}
-    settings = _settings(config, flags, place.keys is not None)
+    settings = _load_settings(config, flags, place.keys is not None)
     if once:
         if not _sweep_once(settings, place, all_tenants, dry_run, as_json):
             raise typer.Exit(1)
         return
-    is_known = False
+    was_reached = False
     while True:
         try:
             _sweep_once(settings, place, all_tenants, dry_run, as_json)
         except Unavailable as error:
             # A database that was never reached is a mistake; one that was reached before will come back.
-            if not is_known:
+            if not was_reached:
                 raise
             warn(f"{error}; the next sweep is tried in {settings.every:g} s")
-        is_known = True
+        was_reached = True
         _wait(settings.every)
 
 
@@ -119,9 +119,14 @@ def status(
     if state.finished_at is None:
         out.print("No sweep has ended here yet.")
     else:
-        out.print(f"The last sweep ended at {_time(state.finished_at)}: {_describe_sweep(state.last, False)}")
+        out.print(
+            f"The last sweep ended at {_format_time(state.finished_at)}: {_describe_sweep(state.last, False)}"
+        )
     if not state.is_over:
-        say(f"A sweep is under way since {_time(state.started_at)}: {_describe_sweep(state.swept, False)}")
+        say(
+            f"A sweep is under way since {_format_time(state.started_at)}: "
+            f"{_describe_sweep(state.swept, False)}"
+        )
 
 
 def prune_threads(
@@ -133,7 +138,7 @@ def prune_threads(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Prune threads, all of the database's tenant if none are named, and print what was removed.
+    """Prune the named threads, or all of the database's tenant without names, and print what was removed.
 
     Args:
         database: the database.
@@ -144,7 +149,7 @@ def prune_threads(
         as_json: print JSON objects.
 
     Raises:
-        BadSetting: it is not a duration.
+        BadSetting: ``older_than`` is not a duration.
         Exit: another process sweeps the tenant's threads, or a thread could not be pruned.
     """
     from perdure.model.retention_policy import Retention, RetentionRules
@@ -179,12 +184,12 @@ def prune_threads(
 
 def _wait(seconds: float) -> None:
     until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        # A longer sleep than the system's clock can count is an error.
-        time.sleep(min(left, 86400.0))
+    while (remaining := until - time.monotonic()) > 0:
+        # Sleep in parts, as a longer sleep than the system's clock can count is an error.
+        time.sleep(min(remaining, 86400.0))
 
 
-def _settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> RetentionSettings:
+def _load_settings(config: Path | None, flags: dict[str, Any], has_key: bool) -> RetentionSettings:
     from perdure.config.retention import load
 
     return load(file=config, flags=flags, environ=os.environ, has_key=has_key)
@@ -251,5 +256,5 @@ def _describe_sweep(swept: RetentionResult, dry_run: bool) -> str:
     return text
 
 
-def _time(at: int) -> str:
+def _format_time(at: int) -> str:
     return to_datetime(at).isoformat(timespec="seconds")

@@ -80,7 +80,7 @@ def dev(
             "a file in .perdure"
         )
     with listen(asked.http.host, asked.http.port) as listener:
-        # Later processes are announced under the same address, whatever the configuration says then.
+        # Later processes are announced under the same address, even if the configuration has changed.
         port = listener.getsockname()[1]
         terms = DevelopmentTerms(
             load=partial(_load, {**flags, "host": asked.http.host, "port": port}),

@@ -75,7 +75,7 @@ def init(
 
 
 def _write(folder: Path, names: Sequence[str]) -> None:
-    """Write all of these files or, where one fails, none."""
+    """Write all of these files or, if one fails, none."""
     from importlib.metadata import version
 
     release = version("perdure")
@@ -96,7 +96,7 @@ def _write(folder: Path, names: Sequence[str]) -> None:
 
 def _list_next_commands(folder: Path) -> list[str]:
     """Return the commands that run the project, after those that install missing packages."""
-    python, perdure = _programs()
+    python, perdure = _choose_programs()
     if folder == Path():
         commands = []
     else:
@@ -111,10 +111,10 @@ def _list_next_commands(folder: Path) -> list[str]:
     return [*commands, f"{python} -m pytest", f"{perdure} dev"]
 
 
-def _programs() -> tuple[str, str]:
+def _choose_programs() -> tuple[str, str]:
     """Return the words that start this interpreter and this command in the user's shell."""
     if "UV_RUN_RECURSION_DEPTH" in os.environ:
-        # uv has put the environment on the path for this process alone.
+        # uv has put the environment on the path of this process alone, so the shell needs uv again.
         return "uv run python", "uv run perdure"
     here = Path(sys.executable).parent
     is_on_path = [

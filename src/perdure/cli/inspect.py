@@ -87,8 +87,8 @@ def inspect(
 
     from perdure.web.listening import listen
 
-    found, allowed = url_of(url), _permissions(allow or [])
-    places = _places(graph or [], as_configured=bool(allowed))
+    database_url, allowed = url_of(url), _parse_permissions(allow or [])
+    places = _find_places(graph or [], as_configured=bool(allowed))
     if (allowed and not places) or (work and not allowed):
         raise BadSetting("actions need both: --graph module:graph, and --allow with what may be done")
     if all_tenants and tenant:
@@ -105,20 +105,20 @@ def inspect(
     with listen(host, port) as listener:
         try:
             if allowed - {REPLAY}:
-                asyncio.run(_serve_for_acting(found, tenant, key, given, (listener, host, browser)))
+                asyncio.run(_serve_for_acting(database_url, tenant, key, given, (listener, host, browser)))
             else:
-                _serve_for_reading(found, tenant, key, given, (listener, host, browser))
+                _serve_for_reading(database_url, tenant, key, given, (listener, host, browser))
         except KeyboardInterrupt:
             # uvicorn raises the signal again after its shutdown.
             err.print("Stopped.")
 
 
-_Place = tuple[socket.socket, str, bool]
+_Listening = tuple[socket.socket, str, bool]
 
 
 class _Given(NamedTuple):
-    """The graphs' places by name, that of the graph to compare with, the permissions, whether to run,
-    whether every tenant's threads are shown, and the prices of models."""
+    """The graphs' places by name, the place of the graph to compare with, by its name; the permissions;
+    whether to run graphs here; whether every tenant's threads are shown; and the prices of models."""
 
     places: dict[str, str]
     compared: dict[str, str]
@@ -134,7 +134,9 @@ class _Given(NamedTuple):
         return "only read"
 
 
-def _serve_for_reading(url: str, tenant: str, key: KeyProvider | None, given: _Given, place: _Place) -> None:
+def _serve_for_reading(
+    url: str, tenant: str, key: KeyProvider | None, given: _Given, listening: _Listening
+) -> None:
     import asyncio
 
     from perdure.database.base import handle_of
@@ -154,7 +156,7 @@ def _serve_for_reading(url: str, tenant: str, key: KeyProvider | None, given: _G
             allowed=given.allowed,
             prices=given.prices,
         )
-        asyncio.run(serve(access, place[0], _make_presentation(url, place, given.rights)))
+        asyncio.run(serve(access, listening[0], _make_presentation(url, listening, given.rights)))
     finally:
         database.close()
 
@@ -168,7 +170,7 @@ async def _load(places: dict[str, str]) -> dict[str, Agent]:
 
 
 async def _serve_for_acting(
-    url: str, tenant: str, key: KeyProvider | None, given: _Given, place: _Place
+    url: str, tenant: str, key: KeyProvider | None, given: _Given, listening: _Listening
 ) -> None:
     from perdure.database.base import handle_of
     from perdure.database.opening import connect
@@ -191,17 +193,17 @@ async def _serve_for_acting(
             allowed=given.allowed,
             prices=given.prices,
         )
-        await serve(access, place[0], _make_presentation(url, place, given.rights))
+        await serve(access, listening[0], _make_presentation(url, listening, given.rights))
 
 
-def _make_presentation(url: str, place: _Place, rights: str) -> Presentation:
+def _make_presentation(url: str, listening: _Listening, rights: str) -> Presentation:
     from perdure.config.hosts import in_url, is_loopback
 
-    listener, host, browser = place
+    listener, host, browser = listening
     near = is_loopback(host)
     address = f"http://{in_url(host)}:{listener.getsockname()[1]}/inspect/"
 
-    def ready() -> None:
+    def show_ready() -> None:
         err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)
         err.print(f"[dim]database[/] {escape(redact(url))}, {rights}", soft_wrap=True)
         if not near:
@@ -209,10 +211,10 @@ def _make_presentation(url: str, place: _Place, rights: str) -> Presentation:
 
     from perdure.inspector.serve import Presentation
 
-    return Presentation(near, ready, address if browser else None)
+    return Presentation(near, show_ready, address if browser else None)
 
 
-def _permissions(names: list[str]) -> frozenset[str]:
+def _parse_permissions(names: list[str]) -> frozenset[str]:
     from perdure.inspector.access import PERMISSIONS
 
     unknown = [name for name in names if name not in (*PERMISSIONS, ALL)]
@@ -222,7 +224,8 @@ def _permissions(names: list[str]) -> frozenset[str]:
 
 
 def _choose_compared(word: str | None, places: dict[str, str]) -> dict[str, str]:
-    """Return the graph to compare with by its name, which is its place if none is given."""
+    """Return the place of the graph to compare with, by the graph's name, which is the place if none is
+    given."""
     if word is None:
         return {}
     name, is_named, place = word.partition("=")
@@ -233,7 +236,7 @@ def _choose_compared(word: str | None, places: dict[str, str]) -> dict[str, str]
     return {name: place}
 
 
-def _places(words: list[str], *, as_configured: bool) -> dict[str, str]:
+def _find_places(words: list[str], *, as_configured: bool) -> dict[str, str]:
     """Return the graphs' places by name: those that are named or, if wanted, those of the configuration."""
     from perdure.config.sources import LANGGRAPH, OWN
 

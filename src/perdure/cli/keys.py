@@ -55,8 +55,8 @@ def list_keys(
     is still under an old key is named with the remedy.
     """
     with open_database(DataPlace(db, keys=keys)) as database:
-        found = _keys_in(database)
-        state = _check(database) if check else None
+        found = _read_keys(database)
+        state = _read_state(database) if check else None
     if as_json:
         _print_json(found, {}, state)
         return
@@ -78,7 +78,7 @@ class _KeyState(NamedTuple):
     values: Mapping[str, int]
 
 
-def _check(database: SyncDatabase) -> _KeyState:
+def _read_state(database: SyncDatabase) -> _KeyState:
     from perdure import admin
 
     wrapping_key = admin.rotate_keys(database, dry_run=True).wrapping_key
@@ -129,7 +129,7 @@ def rotate(
     from perdure import admin
 
     with open_database(DataPlace(db, keys=keys)) as database:
-        before = _keys_in(database)
+        before = _read_keys(database)
         after = admin.rotate_keys(database, data_key=data_key, dry_run=dry_run)
     if as_json:
         _print_json(after, {"wrapping_key_before": before.wrapping_key, "dry_run": dry_run}, None)
@@ -151,7 +151,7 @@ def rotate(
         )
 
 
-def _keys_in(database: SyncDatabase) -> EncryptionKeys:
+def _read_keys(database: SyncDatabase) -> EncryptionKeys:
     from perdure import admin
 
     found = admin.encryption_keys(database)

@@ -31,7 +31,7 @@ limits = typer.Typer(
 Name = Annotated[str, typer.Argument(help="The name of the limit, as it is declared")]
 
 
-def _parts_of_key(values: list[str] | None) -> list[str] | None:
+def _check_key_parts(values: list[str] | None) -> list[str] | None:
     if wrong := [value for value in values or () if "=" not in value]:
         raise typer.BadParameter(f"a part of a key is e.g. user=ada, not {wrong[0]!r}")
     return values
@@ -42,7 +42,7 @@ Key = Annotated[
     typer.Option(
         "--key",
         help="A part of the key, e.g. user=ada or model=gpt-4o; once for each field of `by`",
-        callback=_parts_of_key,
+        callback=_check_key_parts,
     ),
 ]
 
@@ -69,7 +69,9 @@ def list_limits(
     for each, amounts in sorted(changed.items()):
         if name in (None, each):
             shown = {"limit": each, "set": dict(amounts)}
-            print_json(shown) if as_json else say(f"{make_legible(each)}  is set to {_amounts(amounts)}")
+            print_json(shown) if as_json else say(
+                f"{make_legible(each)}  is set to {_describe_amounts(amounts)}"
+            )
     if not as_json and last is not None:
         out.print(f"There are more keys than {limit}; raise --limit, or name a limit.")
     if not as_json and not found and not changed:
@@ -87,7 +89,9 @@ def show(
     from perdure.runtime.operations import limit_states
 
     with open_database(place) as database:
-        found = run_coroutine(limit_states.read_entry(handle_in(database), place.tenant, name, _key_of(key)))
+        found = run_coroutine(
+            limit_states.read_entry(handle_in(database), place.tenant, name, _parse_key(key))
+        )
     if as_json:
         print_json(found)
         return
@@ -146,7 +150,7 @@ def set_(
     elif clear:
         say(f"{make_legible(name)}: what is configured counts again")
     else:
-        say(f"{make_legible(name)}: {_amounts(given)}")
+        say(f"{make_legible(name)}: {_describe_amounts(given)}")
 
 
 def reset(
@@ -162,24 +166,24 @@ def reset(
     """
     from perdure.runtime.operations import limit_states
 
-    parts = _key_of(key)
+    parts = _parse_key(key)
     with open_database(place) as database:
         run_coroutine(limit_states.reset(handle_in(database), place.tenant, name, parts))
     if as_json:
         print_json({"limit": name, "key": parts, "reset": True})
     else:
-        say(f"{make_legible(name)}{_of(parts)}: begins anew")
+        say(f"{make_legible(name)}{_describe_key(parts)}: begins anew")
 
 
-def _key_of(parts: list[str] | None) -> dict[str, str]:
+def _parse_key(parts: list[str] | None) -> dict[str, str]:
     return dict(part.split("=", 1) for part in parts or ())
 
 
-def _of(key: dict[str, str]) -> str:
+def _describe_key(key: dict[str, str]) -> str:
     return "".join(f" of {make_legible(what)} {make_legible(name)}" for what, name in key.items())
 
 
-def _amounts(amounts: Any) -> str:
+def _describe_amounts(amounts: Any) -> str:
     return ", ".join(
         f"{make_legible(field)} {make_legible(json_text(value))}" for field, value in amounts.items()
     )
@@ -208,7 +212,7 @@ def _print(entry: dict[str, Any]) -> None:
     if entry["waiting"]:
         parts.append(f"{entry['waiting']:,} waiting")
     what = {"model": "calls of models", "tool": "calls of tools", "run": "runs"}[entry["of"]]
-    say(f"{make_legible(entry['limit'])}{_of(entry['key'])}  {what}: {'; '.join(parts)}")
+    say(f"{make_legible(entry['limit'])}{_describe_key(entry['key'])}  {what}: {'; '.join(parts)}")
 
 
 add_listing(limits, list_limits)

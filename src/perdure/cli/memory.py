@@ -35,7 +35,8 @@ memory = typer.Typer(
 
 
 def check_user(user: str | None) -> str | None:
-    """Return the id of a user as it was passed; raise ``BadParameter`` if no memory can have it."""
+    """Return the id of a user as it was passed; raise ``BadParameter`` if it is not valid for a
+    memory."""
     from perdure.memory.users import namespace_of
 
     if user is not None:
@@ -90,7 +91,7 @@ def list_memory(
     """List the users with memories, or the memories of one user, oldest first."""
     from perdure.memory import Memory, users
 
-    root = _root(namespace)
+    root = _make_root(namespace)
     with open_store(place) as kept:
         if user is None:
             for name in users(kept.store(), root=root):
@@ -99,8 +100,8 @@ def list_memory(
                 else:
                     typer.echo(quote_id(name))
             return
-        known = Memory(kept.store(), user, root=root)
-        facts, summaries = known.facts(history=history), known.summaries()
+        user_memory = Memory(kept.store(), user, root=root)
+        facts, summaries = user_memory.facts(history=history), user_memory.summaries()
         if not facts and not summaries:
             refuse_elsewhere(kept, place.tenant, user, root)
     if as_json:
@@ -113,9 +114,9 @@ def list_memory(
         ended = ""
         if fact.known_until is not None:
             ended = f" (until {fact.known_until:%Y-%m-%d})"
-        typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_line(fact.text)}{ended}")
+        typer.echo(f"{fact.id}  {fact.known_from:%Y-%m-%d}  {_format_line(fact.text)}{ended}")
     for summary in summaries:
-        typer.echo(f"thread {quote_id(summary.thread)}  {summary.at:%Y-%m-%d}  {_line(summary.text)}")
+        typer.echo(f"thread {quote_id(summary.thread)}  {summary.at:%Y-%m-%d}  {_format_line(summary.text)}")
     if not facts and not summaries:
         out.print("Nothing is known of this user.")
 
@@ -133,7 +134,7 @@ def export_memory(
     """Print all that is known of a user, with its history, as one JSON object."""
     from perdure.memory import Memory
 
-    root = _root(namespace)
+    root = _make_root(namespace)
     with open_store(place) as kept:
         exported = Memory(kept.store(), user, root=root).export()
         if not exported["facts"] and not exported["summaries"]:
@@ -161,21 +162,21 @@ def forget(
     from perdure.memory import Memory
     from perdure.runtime.agent_memory.memory_turns import lane_of
 
-    root, place = _root(namespace), place.with_key()
+    root, place = _make_root(namespace), place.with_key()
     with (
         open_database(place) as database,
         open_store(place) as kept,
     ):
-        known = Memory(kept.store(), user, root=root)
+        user_memory = Memory(kept.store(), user, root=root)
         if id is None:
             what = "all that is known of"
         else:
             what = f"{quote_id(id)} of"
         require_consent(f"Remove {what} the user {quote_id(user)}?", yes)
         if id is None:
-            # First, so that no waiting turn adds memories during the removal.
+            # Remove the turns first, so that no waiting turn adds memories during the removal.
             database.checkpointer().delete_thread(lane_of(user))
-        removed = known.forget(id)
+        removed = user_memory.forget(id)
         if not removed:
             refuse_elsewhere(kept, place.tenant, user, root)
     if as_json:
@@ -188,8 +189,8 @@ def forget(
 
 @contextmanager
 def open_store(place: DataPlace) -> Iterator[SyncDatabase]:
-    """Open the database of the store in which servers and workers with these settings keep memories: one of
-    its own, if the settings name one, or else that of the threads.
+    """Open the database in which servers and workers with these settings keep memories: the store's own
+    database, if the settings name one, or else that of the threads.
 
     Raises:
         BadSetting: The settings are invalid.
@@ -221,11 +222,11 @@ def refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str
         )
 
 
-def _root(namespace: Sequence[str] | None) -> tuple[str, ...]:
+def _make_root(namespace: Sequence[str] | None) -> tuple[str, ...]:
     from perdure.memory.users import ROOT
 
     return tuple(namespace or ROOT)
 
 
-def _line(text: str) -> str:
+def _format_line(text: str) -> str:
     return quote_id(" ".join(text.split()))

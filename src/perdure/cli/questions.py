@@ -64,13 +64,13 @@ def list_questions(
     from perdure.runtime.operations import entries
 
     with open_walk(place, prefix) as found:
-        asked = run_coroutine(_all(found.walk, user, parse_since(older, found.now), with_waits=waits))
+        asked = run_coroutine(_find_all(found.walk, user, parse_since(older, found.now), with_waits=waits))
     asked.sort(key=lambda each: each.since)
     shown = map(entries.make_question_entry, asked[:limit])
     print_all(shown, as_json, partial(_print, found.now), "No thread waits for an answer.")
 
 
-async def _all(
+async def _find_all(
     walk: ThreadWalk, user: str | None, before: int | None, *, with_waits: bool
 ) -> list[AskedQuestion]:
     from perdure.runtime.operations import open_questions

@@ -1,4 +1,4 @@
-"""Commands on a thread's queue: messages, runs and replies, failures, and trying what failed again.
+"""Commands on a thread's queue: messages, runs and replies, failures, and repeating what failed.
 
 Content that people wrote is shown only on request.
 """
@@ -42,7 +42,7 @@ _PAGE = 100
 _LONGEST_S = 100 * 366 * 86400
 
 
-def _seconds(value: float) -> float:
+def _check_seconds(value: float) -> float:
     if not 0 <= value <= _LONGEST_S:
         raise typer.BadParameter(f"{value} is not a number of seconds up to a hundred years")
     return value
@@ -70,9 +70,9 @@ def inbox(
     def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
         return inboxes.latest(partition, count, last.message.seq if last else None)
 
-    found = _newest(place, partition, limit, page)
+    found = _read_newest(place, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
-    _print((_message(each, text) for each in found), headings, "No messages.", as_json, text)
+    _print((_describe_message(each, text) for each in found), headings, "No messages.", as_json, text)
 
 
 def runs(
@@ -90,9 +90,9 @@ def runs(
     def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
         return running.latest(partition, count, last.first if last else None)
 
-    found = _newest(place, partition, limit, page)
+    found = _read_newest(place, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
-    _print(map(_run, found), headings, "No runs.", as_json)
+    _print(map(_describe_run, found), headings, "No runs.", as_json)
 
 
 def outbox(
@@ -111,9 +111,9 @@ def outbox(
     def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
         return outboxes.replies(partition, count, last.seq if last else None)
 
-    found = _newest(place, partition, limit, page)
+    found = _read_newest(place, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
-    _print((_reply(each, text) for each in found), headings, "No replies.", as_json, text)
+    _print((_describe_reply(each, text) for each in found), headings, "No replies.", as_json, text)
 
 
 def dead(
@@ -135,15 +135,17 @@ def dead(
 
     rows: list[dict[str, Any]] = []
     with open_database(place) as database:
-        partitions = _choose(database, place.tenant, thread_id)
+        partitions = _choose_partitions(database, place.tenant, thread_id)
         hidden = len(partitions) == 1 or not sys.stderr.isatty()
         for partition in track(partitions, "Looking", console=err, transient=True, disable=hidden):
             found = handle_in(database).run(inboxes.read_failures(partition))
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])
             name = partition.thread
-            rows += [{"thread": name, "what": "run", **_run(run)} for run in found.runs]
-            rows += [{"thread": name, "what": "reply", **_reply(reply, text)} for reply in found.replies]
+            rows += [{"thread": name, "what": "run", **_describe_run(run)} for run in found.runs]
+            rows += [
+                {"thread": name, "what": "reply", **_describe_reply(reply, text)} for reply in found.replies
+            ]
     headings = ("thread", "what", "number", "run", "state", "channel", "attempts", "since", "error")
     _print(rows, headings, "Nothing was given up.", as_json, text)
 
@@ -152,7 +154,10 @@ def stuck(
     older: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="Count queues that have been due for longer", callback=_seconds
+            min=0,
+            metavar="SECONDS",
+            help="Count queues that have been due for longer",
+            callback=_check_seconds,
         ),
     ] = 60.0,
     *,
@@ -178,7 +183,7 @@ def stuck(
     rows: list[dict[str, Any]] = []
     for one in found.stuck:
         entry = make_stuck_entry(one)
-        since = _time(entry.pop("since"))
+        since = _format_time(entry.pop("since"))
         rows.append({**entry, "oldest": since})
     headings = ("problem", "what", "name", "threads", "oldest", "attempts", "tenant", "example")
     _print(rows, headings, "Nothing is stuck.", as_json)
@@ -244,7 +249,7 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
     from perdure.errors import PerdureError, Unavailable
 
     tried = refused = 0
-    for partition in _choose(database, tenant, thread_id):
+    for partition in _choose_partitions(database, tenant, thread_id):
         found = handle_in(database).run(inboxes.read_failures(partition))
         if thread_id is not None:
             _refuse_unknown(database, partition, found.runs)
@@ -264,7 +269,7 @@ def _run_all_again(database: SyncDatabase, tenant: str, thread_id: str | None) -
         raise typer.Exit(1)
 
 
-def _choose(database: SyncDatabase, tenant: str, thread_id: str | None) -> list[Partition]:
+def _choose_partitions(database: SyncDatabase, tenant: str, thread_id: str | None) -> list[Partition]:
     """Return the thread that is named, or else all threads of the tenant."""
     from perdure import admin
 
@@ -273,7 +278,7 @@ def _choose(database: SyncDatabase, tenant: str, thread_id: str | None) -> list[
     return [each for each in admin.partitions(database, tenant) if each.space == THREADS]
 
 
-def _newest(
+def _read_newest(
     place: DataPlace,
     partition: Partition,
     limit: int,
@@ -299,25 +304,25 @@ def _refuse_unknown(database: SyncDatabase, partition: Partition, found: Sequenc
         raise missing_thread(partition)
 
 
-def _message(standing: Standing, text: bool) -> dict[str, Any]:
+def _describe_message(standing: Standing, text: bool) -> dict[str, Any]:
     message, run = standing.message, standing.run
     row = {
         "number": message.seq,
         "id": message.id,
-        "accepted": _time(message.accepted_at),
+        "accepted": _format_time(message.accepted_at),
         "graph": message.graph,
         "channel": message.channel,
         "mode": message.mode,
         "state": run.state if run is not None else "pending",
         "run": run.id if run is not None else None,
-        "bytes": _size(message.payload),
+        "bytes": _count_bytes(message.payload),
     }
     if text:
         return {**row, "payload": message.payload}
     return row
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _describe_run(run: Run) -> dict[str, Any]:
     return {
         "run": run.id,
         "messages": f"{run.first}-{run.last}" if run.last > run.first else str(run.first),
@@ -325,13 +330,13 @@ def _run(run: Run) -> dict[str, Any]:
         "graph": run.graph,
         "channel": run.channel,
         "attempts": run.attempts,
-        "started": _time(run.started_at),
-        "updated": _time(run.updated_at),
+        "started": _format_time(run.started_at),
+        "updated": _format_time(run.updated_at),
         "error": run.note.get("error"),
     }
 
 
-def _reply(reply: Reply, text: bool) -> dict[str, Any]:
+def _describe_reply(reply: Reply, text: bool) -> dict[str, Any]:
     row = {
         "number": reply.seq,
         "key": reply.id,
@@ -340,8 +345,8 @@ def _reply(reply: Reply, text: bool) -> dict[str, Any]:
         "state": reply.state,
         "attempts": reply.attempts,
         "provider id": reply.provider_id,
-        "created": _time(reply.created_at),
-        "bytes": _size(reply.payload),
+        "created": _format_time(reply.created_at),
+        "bytes": _count_bytes(reply.payload),
         "error": reply.error,
     }
     if text:
@@ -356,7 +361,7 @@ def _print(
     if as_json:
         for row in rows:
             fields = {name.replace(" ", "_"): value for name, value in row.items()}
-            # Without the console, which would break the line on a narrow screen.
+            # Print without the console, which would break the line on a narrow screen.
             print_json(fields)
         return
     if not rows:
@@ -371,11 +376,11 @@ def _print(
         cells = [shown.get(heading) for heading in headings]
         if text:
             cells.append(json_text(row["payload"], ascii_only=False) if "payload" in row else None)
-        table.add_row(*(escape(_plain(cell)) for cell in cells))
+        table.add_row(*(escape(_format_cell(cell)) for cell in cells))
     out.print(table)
 
 
-def _plain(cell: Any) -> str:
+def _format_cell(cell: Any) -> str:
     """Return a cell's text."""
     if cell is None:
         return ""
@@ -389,11 +394,11 @@ class _Time(str):
     __slots__ = ()
 
 
-def _time(micros: int) -> _Time:
+def _format_time(micros: int) -> _Time:
     return _Time(to_datetime(micros).isoformat(timespec="milliseconds"))
 
 
-def _size(payload: Any) -> int:
+def _count_bytes(payload: Any) -> int:
     from perdure.model.runs.messages import encode
 
     return len(encode(payload, "payload"))

@@ -85,7 +85,7 @@ def replay(
         to_the_end=to_the_end,
         ignore=frozenset(ignore or ()),
         live_tools=frozenset(live_tool or ()),
-        context=_context(context),
+        context=_parse_context(context),
         whole_process=True,
     )
     agent = asyncio.run(load_agent(find(graph)))
@@ -118,7 +118,7 @@ async def _replay(
         return await replay_thread(database, agent, thread_id, options=options, on_step=on_step)
 
 
-def _context(text: str | None) -> dict[str, Any] | None:
+def _parse_context(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:

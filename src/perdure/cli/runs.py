@@ -65,7 +65,7 @@ def check_span(value: str | None) -> str | None:
     return value
 
 
-def _state(value: str | None) -> str | None:
+def _check_state(value: str | None) -> str | None:
     from perdure.runtime.operations.run_search import STATES
 
     if value is not None and value not in STATES:
@@ -74,15 +74,15 @@ def _state(value: str | None) -> str | None:
 
 
 def _check_since(value: str | None) -> str | None:
-    """Return a span or a time as it was given; ``BadParameter`` if it is neither."""
-    if value is not None and _time_in(value, 0) is not None:
+    """Return a span or a time as it was given; raise ``BadParameter`` if it is neither."""
+    if value is not None and _parse_time(value, 0) is not None:
         return value
     return check_span(value)
 
 
-def _time_in(text: str, now: int) -> int | None:
-    """Return the time that a text names, in microseconds since 1970: of a date, or the last one of a clock in
-    this machine's time zone; ``None`` if the text names none."""
+def _parse_time(text: str, now: int) -> int | None:
+    """Return the time that a text names, in microseconds since 1970: that of a date, or for a clock time the
+    last moment with it in this machine's time zone. Return ``None`` for other text."""
     current = datetime.fromtimestamp(now / 1_000_000).astimezone()
     try:
         if _CLOCK_TIME.fullmatch(text):
@@ -119,14 +119,14 @@ GraphVersion = Annotated[
 Prefix = Annotated[str, typer.Option(help="Only threads whose id begins with this")]
 
 
-class _Open(NamedTuple):
+class _OpenedWalk(NamedTuple):
     database: SyncDatabase
     walk: ThreadWalk
     now: int
 
 
 @contextmanager
-def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_Open]:
+def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_OpenedWalk]:
     """Open a database with a walk over a tenant's threads, and read the database's time."""
     from perdure.model.ops import Now
     from perdure.model.program import ask
@@ -135,16 +135,17 @@ def open_walk(place: DataPlace, prefix: str = "") -> Iterator[_Open]:
     with open_database(place) as database:
         handle = handle_in(database)
         now = handle.run(ask(Now()))
-        yield _Open(database, ThreadWalk(handle, place.tenant, prefix=prefix), now)
+        yield _OpenedWalk(database, ThreadWalk(handle, place.tenant, prefix=prefix), now)
 
 
 def parse_since(since: str | None, now: int) -> int | None:
-    """Return a time in microseconds since 1970 from a time or from a span before now; ``None`` for none."""
+    """Return the time, in microseconds since 1970, that a text names as a time or as a span before now;
+    ``None`` without a text."""
     from perdure.model.retention_policy import parse_duration
 
     if since is None:
         return None
-    named = _time_in(since, now)
+    named = _parse_time(since, now)
     if named is None:
         return now - parse_duration(since)
     return named
@@ -154,7 +155,7 @@ def list_runs(
     *,
     status: Annotated[
         str | None,
-        typer.Option(help="open, waiting, done, failed, interrupted or rolled_back", callback=_state),
+        typer.Option(help="open, waiting, done, failed, interrupted or rolled_back", callback=_check_state),
     ] = None,
     user: User = None,
     since: Since = None,
@@ -190,7 +191,7 @@ def list_runs(
             state=state, user=user, since=parse_since(since, found.now), error=error, version=version
         )
         if by_error:
-            groups = run_coroutine(_group(found.walk, query))
+            groups = run_coroutine(_load_groups(found.walk, query))
             print_all(groups[:limit], as_json, _print_group, "No run has failed.")
             return
         faults: list[str] = []
@@ -201,12 +202,12 @@ def list_runs(
         if as_json:
             print_json(entries.run_entry(run))
         else:
-            say(_line(run, found.now))
+            say(_format_run(run, found.now))
     if not listed and not as_json:
         say("No runs.")
 
 
-async def _group(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
+async def _load_groups(walk: ThreadWalk, query: RunQuery) -> list[dict[str, Any]]:
     from perdure.runtime.operations import entries, failures
     from perdure.runtime.operations.run_search import search
 
@@ -353,16 +354,16 @@ def rerun(
         raise typer.Exit(1)
 
 
-async def _rerun_standing(found: _Open, query: RunQuery, as_json: bool) -> tuple[int, int]:
+async def _rerun_standing(found: _OpenedWalk, query: RunQuery, as_json: bool) -> tuple[int, int]:
     from perdure.runtime.operations import entries, reruns
 
     accepted = stay = 0
     faults: list[str] = []
 
-    async def again(run: FoundRun) -> tuple[str, bool]:
+    async def repeat_found(run: FoundRun) -> tuple[str, bool]:
         return await repeat(found.database, Partition(found.walk.tenant, run.thread_id), run.run.id)
 
-    async with aclosing(reruns.rerun_standing(found.walk, query, again)) as steps:
+    async with aclosing(reruns.rerun_standing(found.walk, query, repeat_found)) as steps:
         async for step in steps:
             if step.fault is not None:
                 faults.append(step.fault)
@@ -424,7 +425,8 @@ def stop(
 
 
 async def repeat(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:
-    """Run a failed run again, for a worker; return the new run's id, and whether it had been repeated."""
+    """Accept a failed run again, for a worker to run; return the new run's id, and whether the failed run was
+    repeated before."""
     from perdure.runtime.operations.reruns import rerun as rerun_one
 
     read_asked = partial(database.checkpointer(tenant=partition.tenant).read_asked, partition)
@@ -432,7 +434,7 @@ async def repeat(database: SyncDatabase, partition: Partition, run_id: str) -> t
 
 
 def repeat_one(database: SyncDatabase, partition: Partition, run_id: str) -> dict[str, Any]:
-    """Run a failed run again, as ``repeat`` does; return what became of it as JSON data."""
+    """Accept a failed run again, as ``repeat`` does; return the outcome as JSON data."""
     again, was_repeated = run_coroutine(repeat(database, partition, run_id))
     return {
         "thread_id": partition.thread,
@@ -455,7 +457,7 @@ def print_rerun(entry: dict[str, Any], as_json: bool) -> None:
     say(f"{line}{how} scheduled to run again, as {quote_id(entry['again'])}")
 
 
-def _line(found: FoundRun, now: int) -> str:
+def _format_run(found: FoundRun, now: int) -> str:
     run, failure = found.run, found.failure
     line = f"{age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {quote_id(found.thread_id)}"
     if run.state == "open":

@@ -107,18 +107,18 @@ def serve(
         )
     listener = listen(asked.http.host, asked.http.port)
 
-    def ready() -> None:
+    def announce_ready() -> None:
         announce_address(asked, listener.getsockname()[1])
 
     with listener:
         if workers > 1:
-            ready()
+            announce_ready()
             level = log_level.upper()
             code = serve_many(asked, listener, workers, works=works, log_level=level)
             if code:
                 raise typer.Exit(code)
         else:
-            run_server(asked, listener, works=works, ready=ready)
+            run_server(asked, listener, works=works, ready=announce_ready)
     err.print("Stopped. Every accepted run is stored.")
 
 

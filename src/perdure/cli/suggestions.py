@@ -27,7 +27,7 @@ _COMMANDS = (
     ("retry", "rerun", "redo"),
     ("worker", "work", "run"),
 )
-"""Synonyms, some of which are names of commands."""
+"""Rows of synonyms; some of the words in a row are names of commands."""
 
 _OPTIONS = (
     ("--yes", "-y", "--force", "-f", "--no-input", "--assume-yes"),
@@ -73,26 +73,28 @@ class Group(TyperGroup):
 
 
 def _find_meant_command(ctx: Any, word: str) -> str:
-    here, root = _names(ctx.command), ctx.find_root()
+    here, root = _list_names(ctx.command), ctx.find_root()
     found = [f"{ctx.command_path} {name}" for name in _find_synonyms(word, here, _COMMANDS)]
-    found += [f"{root.command_path} {name}" for name in _names(root.command) if name == word]
+    found += [f"{root.command_path} {name}" for name in _list_names(root.command) if name == word]
     found = found or [f"{ctx.command_path} {name}" for name in _find_similar(word, here, _COMMANDS)]
     if found:
-        return _question(found)
-    places = [(root.command_path, _names(root.command))]
-    places += [(f"{root.command_path} {name}", _names(root.command.commands[name])) for name in places[0][1]]
+        return _ask_which(found)
+    places = [(root.command_path, _list_names(root.command))]
+    places += [
+        (f"{root.command_path} {name}", _list_names(root.command.commands[name])) for name in places[0][1]
+    ]
     for look in (_find_synonyms, _find_similar):
         elsewhere = [f"{path} {name}" for path, names in places for name in look(word, names, _COMMANDS)]
         if elsewhere:
-            return _question(elsewhere)
+            return _ask_which(elsewhere)
     return f"There are {', '.join(sorted(here))}."
 
 
-def _names(command: Any) -> list[str]:
+def _list_names(command: Any) -> list[str]:
     return [name for name, each in getattr(command, "commands", {}).items() if not each.hidden]
 
 
-def _question(commands: Iterable[str]) -> str:
+def _ask_which(commands: Iterable[str]) -> str:
     *others, last = [f"`{command}`" for command in commands]
     return f"Did you mean {', '.join(others)} or {last}?" if others else f"Did you mean {last}?"
 
@@ -104,7 +106,7 @@ def _suggest_option(error: Any) -> None:
     command = getattr(getattr(error, "ctx", None), "command", None)
     if command is None or not hasattr(error, "message"):
         return
-    options = list(_options(command))
+    options = list(_list_options(command))
     name = getattr(error, "option_name", None)
     if name is not None and hasattr(error, "possibilities"):
         error.possibilities = (
@@ -112,7 +114,7 @@ def _suggest_option(error: Any) -> None:
             or _find_similar(name, options, _OPTIONS)
             or error.possibilities
         )
-        is_of_commands = hasattr(command, "commands") and name in _below(command)
+        is_of_commands = hasattr(command, "commands") and name in _list_options_below(command)
         if is_of_commands and not error.possibilities and _BEHIND not in error.message:
             error.message += _BEHIND
     elif "--db" in options and "unexpected extra argument" in error.message:
@@ -121,26 +123,26 @@ def _suggest_option(error: Any) -> None:
             error.message = f"{redact(url[0])} is a database; pass it as --db"
 
 
-def _options(command: Any) -> Iterator[str]:
+def _list_options(command: Any) -> Iterator[str]:
     for parameter in command.params:
         if parameter.param_type_name == "option" and not parameter.hidden:
             yield from (parameter.opts[0], *parameter.secondary_opts)
 
 
-def _below(group: Any) -> set[str]:
+def _list_options_below(group: Any) -> set[str]:
     """Return the options of all commands of a group."""
     commands = group.commands.values()
-    return {*(option for each in commands for option in _options(each))}.union(
-        *(_below(each) for each in commands if hasattr(each, "commands"))
+    return {*(option for each in commands for option in _list_options(each))}.union(
+        *(_list_options_below(each) for each in commands if hasattr(each, "commands"))
     )
 
 
 def _find_synonyms(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return the names that mean the same as a word, or are it."""
+    """Return the names that are synonyms of a word, or the word itself."""
     row = next((row for row in words if word.lower() in row), (word,))
     return [name for name in names if name in row]
 
 
 def _find_similar(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
-    """Return the names that are written much like a word."""
+    """Return the names whose spelling is similar to that of a word."""
     return get_close_matches(word, names)

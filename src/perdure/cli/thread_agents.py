@@ -49,7 +49,7 @@ def print_agents(found: Mapping[str, Any]) -> None:
     out.print("\n[bold]subagents[/]")
     table = Table("name", "state", "since", "step", "asked for", "namespace", box=None, pad_edge=False)
     for each in found["subagents"]:
-        at = ", ".join(map(quote_id, each["nodes"]))
+        nodes = ", ".join(map(quote_id, each["nodes"]))
         step = "" if each["step"] is None else str(each["step"])
         micros = each["began_at"]
         # A time that is ahead of this machine's clock is not shown.
@@ -61,7 +61,7 @@ def print_agents(found: Mapping[str, Any]) -> None:
             escape(quote_id(each["name"])),
             _STATES.get(each["state"], each["state"]),
             f"{span(passed)} ago" if passed > 0 else "",
-            escape(f"{step} {at}".strip()),
+            escape(f"{step} {nodes}".strip()),
             escape(quote_id(each["task"])),
             escape(quote_id(each["namespace"])),
         )

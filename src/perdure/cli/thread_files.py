@@ -47,23 +47,32 @@ def files(
         partition = handle.partition(thread_id)
         if path is None:
             database.show(thread_id, checkpoint, namespace)
-        # All of one checkpoint, whatever is stored meanwhile.
-        at = checkpoint
+        # Read all of one checkpoint, even if others are stored meanwhile.
+        read_checkpoint = checkpoint
         while path is None:
             page = handle.run(
-                load_files(partition, handle.digest, namespace=namespace, checkpoint_id=at, after=after)
+                load_files(
+                    partition, handle.digest, namespace=namespace, checkpoint_id=read_checkpoint, after=after
+                )
             )
             listed += page.files
             if page.cursor is None:
                 break
-            at, after = page.checkpoint_id, page.cursor
+            read_checkpoint, after = page.checkpoint_id, page.cursor
         while path is not None:
             found = handle.run(
-                load_file(partition, handle.digest, path, namespace=namespace, checkpoint_id=at, start=start)
+                load_file(
+                    partition,
+                    handle.digest,
+                    path,
+                    namespace=namespace,
+                    checkpoint_id=read_checkpoint,
+                    start=start,
+                )
             )
             if not found.file.is_text:
                 raise BadSetting(f"{path!r} is not text; a program has it in the state, under `files`")
-            at = found.checkpoint_id
+            read_checkpoint = found.checkpoint_id
             parts.append(found.text)
             start += len(found.text)
             if start >= found.length:
@@ -71,12 +80,12 @@ def files(
     if path is None:
         entries = [each._asdict() for each in listed]
         table = new_table("path", "bytes", "changed")
-        print_table(entries, as_json, table, _row, "the state of this thread has no files")
+        print_table(entries, as_json, table, _make_row, "the state of this thread has no files")
     elif as_json:
         print_json({"thread_id": thread_id, "path": path, "text": "".join(parts)})
     else:
         sys.stdout.write(make_legible("".join(parts), keep="\n\t") + "\n")
 
 
-def _row(file: dict[str, Any]) -> tuple[str, str, str]:
+def _make_row(file: dict[str, Any]) -> tuple[str, str, str]:
     return quote_id(file["path"]), f"{file['size']:,}", quote_id((file["modified_at"] or "")[:19])

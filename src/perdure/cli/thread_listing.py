@@ -44,7 +44,7 @@ _BYTES_WIDTH = len("999,999,999,999")
 _UNREADABLE = "unreadable: run perdure fsck"
 
 
-def _status(value: str | None) -> str | None:
+def _check_status(value: str | None) -> str | None:
     from perdure.model.runs.lifecycle import Status
 
     if value is not None and value not in get_args(Status):
@@ -52,7 +52,7 @@ def _status(value: str | None) -> str | None:
     return value
 
 
-def _cost(value: float | None) -> float | None:
+def _check_cost(value: float | None) -> float | None:
     if value is not None and not 0 <= value < math.inf:
         raise typer.BadParameter(f"a cost is a number from 0 on, not {value}")
     return value
@@ -61,7 +61,7 @@ def _cost(value: float | None) -> float | None:
 def list_threads(
     *,
     status: Annotated[
-        str | None, typer.Option(help="idle, busy, interrupted or error", callback=_status)
+        str | None, typer.Option(help="idle, busy, interrupted or error", callback=_check_status)
     ] = None,
     user: User = None,
     title: Annotated[str | None, typer.Option(help="Only titles that contain this")] = None,
@@ -74,7 +74,7 @@ def list_threads(
         float | None,
         typer.Option(
             help="Only threads whose calls of models cost at least this much, by the prices of perdure.toml",
-            callback=_cost,
+            callback=_check_cost,
         ),
     ] = None,
     since: Since = None,
@@ -118,9 +118,9 @@ def list_threads(
         def show(match: ThreadMatch, row: ThreadRow, number: int) -> None:
             size = None
             if sizes:
-                size = _size(found.database, row.thread_id)
+                size = _count_bytes(found.database, row.thread_id)
             if as_json:
-                entry = _entry(row, size, sizes)
+                entry = _make_entry(row, size, sizes)
                 if match.cost is not None:
                     entry |= {"cost": match.cost, "currency": prices.currency}
                 print_json(entry)
@@ -130,7 +130,7 @@ def list_threads(
                 if sizes:
                     measured = f"{'bytes':>{_BYTES_WIDTH}}  "
                 typer.echo(f"{'age':<{_AGE_WIDTH}}  {'status':<{_STATUS_WIDTH}}  {measured}thread")
-            line = _line(row, found.now, size, sizes)
+            line = _format_thread(row, found.now, size, sizes)
             if match.cost is not None:
                 line += f"  cost {money(match.cost, prices.currency)}"
             typer.echo(line)
@@ -160,7 +160,7 @@ async def _list_matching(
     return count
 
 
-def _line(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
+def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool) -> str:
     from perdure.runtime.threads.user_and_title import find_title, find_user
 
     shown = _UNREADABLE if row.fault is not None else row.status
@@ -210,11 +210,11 @@ def top(
     with open_database(place) as database:
         names = [thread.thread_id for thread in database.threads()]
         found = heapq.nsmallest(limit, measure_each(database, names), key=lambda each: (-each[0], each[1]))
-        whole = run_coroutine(handle_in(database).acount_bytes())
+        database_bytes = run_coroutine(handle_in(database).acount_bytes())
     if as_json:
         for size, name, channel in found:
             print_json({"thread_id": name, "bytes": size, "largest_channel": channel})
-        print_json({"threads": count, "bytes": total, "database_bytes": whole})
+        print_json({"threads": count, "bytes": total, "database_bytes": database_bytes})
         return
     if not names:
         out.print("No threads yet.")
@@ -223,11 +223,11 @@ def top(
     for size, name, channel in found:
         typer.echo(f"{size:>{_BYTES_WIDTH},}  {quote_id(channel):<20}  {quote_id(name)}")
     typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {several(count, 'thread')}")
-    if whole is not None:
-        typer.echo(f"{whole:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
+    if database_bytes is not None:
+        typer.echo(f"{database_bytes:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
 
 
-def _entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
+def _make_entry(row: ThreadRow, size: int | None, sizes: bool) -> dict[str, Any]:
     from perdure.runtime.threads.user_and_title import find_title, find_user
 
     entry = {
@@ -251,7 +251,7 @@ def _format_iso(micros: int) -> str | None:
     return None
 
 
-def _size(database: SyncDatabase, thread_id: str) -> int | None:
+def _count_bytes(database: SyncDatabase, thread_id: str) -> int | None:
     """Return the bytes of a thread, ``None`` if they cannot be read."""
     try:
         return database.measure(thread_id).total

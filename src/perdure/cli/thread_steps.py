@@ -53,7 +53,7 @@ def print_way(found: Mapping[str, Any]) -> None:
     steps = [step for step in found["steps"] if step["tasks"] or step["source"] != "loop"]
     if not steps:
         return
-    way = " → ".join(_together(nodes) for nodes in found["way"])
+    way = " → ".join(_join_nodes(nodes) for nodes in found["way"])
     if way:
         out.print(
             f"\n[bold]path[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
@@ -72,13 +72,13 @@ def print_way(found: Mapping[str, Any]) -> None:
         out.print(f"[bold]waits[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
-        out.print(f"[bold]tokens[/] {escape(_counts(usage))}", soft_wrap=True)
+        out.print(f"[bold]tokens[/] {escape(_describe_usage(usage))}", soft_wrap=True)
 
 
 def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     if not step["tasks"]:
         if step["source"] != "loop" or step["nodes"]:
-            name = _together(step["nodes"]) or quote_id(str(step["source"]))
+            name = _join_nodes(step["nodes"]) or quote_id(str(step["source"]))
             table.add_row(f"{'  ' * depth}{escape(name)}", "", "", "", "", "")
         return
     for task in step["tasks"]:
@@ -97,7 +97,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
         took,
         f"{usage['input']:,}" if usage["calls"] else "",
         f"{usage['output']:,}" if usage["calls"] else "",
-        _money(usage),
+        _format_cost(usage),
         notes.get(task["state"], ""),
     )
     for step in task["steps"]:
@@ -106,7 +106,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
         table.add_row(f"{'  ' * (depth + 1)}… more with --namespace", "", "", "", "", "")
 
 
-def _together(nodes: list[str]) -> str:
+def _join_nodes(nodes: list[str]) -> str:
     """Return the nodes of one step: several of them in brackets, and equal ones with their number."""
     counts = {node: nodes.count(node) for node in nodes}
     shown = [f"{quote_id(node)} ×{count}" if count > 1 else quote_id(node) for node, count in counts.items()]
@@ -117,7 +117,7 @@ def _together(nodes: list[str]) -> str:
     return ""
 
 
-def _counts(usage: Mapping[str, Any]) -> str:
+def _describe_usage(usage: Mapping[str, Any]) -> str:
     calls = usage["calls"]
     line = f"{usage['input']:,} in, {usage['output']:,} out, in {calls:,} {'call' if calls == 1 else 'calls'}"
     details = [
@@ -127,14 +127,14 @@ def _counts(usage: Mapping[str, Any]) -> str:
     ]
     line += f" ({', '.join(details)})" if details else ""
     if usage["cost"] is not None:
-        line += f"; cost {_money(usage)}"
+        line += f"; cost {_format_cost(usage)}"
     if usage["unpriced"]:
         shown = ", ".join(map(quote_id, usage["unpriced"][:_UNPRICED_MAX]))
         line += f"; no price for {shown}{', …' if len(usage['unpriced']) > _UNPRICED_MAX else ''}"
     return line
 
 
-def _money(usage: Mapping[str, Any]) -> str:
+def _format_cost(usage: Mapping[str, Any]) -> str:
     if usage["cost"] is None:
         return ""
     return money(usage["cost"], usage["currency"])

@@ -1,4 +1,4 @@
-"""Command that shows how it is going: runs a minute, queue, errors, latencies, tokens, live on a terminal."""
+"""Command that shows the load: runs a minute, queue, errors, latencies, tokens, live on a terminal."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def top(
             print_json(found)
             return
         if once or not sys.stdout.isatty():
-            out.print(_show(found), soft_wrap=True)
+            out.print(_format_overview(found), soft_wrap=True)
             return
         from rich.live import Live
 
-        with Live(_show(found), console=out, screen=True, auto_refresh=False) as live:
+        with Live(_format_overview(found), console=out, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(_EVERY_S)
-                live.update(_show(run_coroutine(read(handle, place.tenant))), refresh=True)
+                live.update(_format_overview(run_coroutine(read(handle, place.tenant))), refresh=True)
 
 
 def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
@@ -136,7 +136,8 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
 
 
 async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:
-    """Return the times of nodes in all threads, and how many were examined, and could not be read."""
+    """Return the times of nodes in all threads, and how many threads were examined and how many of them could
+    not be read."""
     from perdure.runtime.operations.node_times import NodeTimes, read_part
 
     times, examined, unreadable, cursor = NodeTimes(), 0, 0, ""
@@ -153,15 +154,15 @@ async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[
             cursor = part.cursor
 
 
-def _show(found: dict[str, Any]) -> str:
+def _format_overview(found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
-    full = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
+    full_minute = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
     oldest = "" if queue["oldest"] is None else f", the oldest for {age(found['now'] - queue['oldest'])}"
     known = [f"{threads[name]} {name}" for name in ("failed", "interrupted") if threads[name] is not None]
     if threads["asleep"]:
         known.append(f"of which {threads['asleep']} wait for a time or a signal")
     lines = [
-        f"[bold]{full['runs']}[/] runs in the last full minute  {hour['runs']} in the last hour, "
+        f"[bold]{full_minute['runs']}[/] runs in the last full minute  {hour['runs']} in the last hour, "
         f"{hour['failed']} failed  {day['runs']} in the last day, {day['failed']} failed",
         f"waiting {queue['due']}{oldest}  under way {queue['under_way']}  replies {queue['replies']}  "
         f"scheduled {queue['scheduled']}  {'  '.join(known)}".rstrip(),
@@ -170,8 +171,8 @@ def _show(found: dict[str, Any]) -> str:
         f"day   {_draw_sparkline(found['hours'])}",
         f"latency in the last hour  to the end {_format_latency(hour['end'])}  "
         f"to the first token {_format_latency(hour['first'])}",
-        f"models in the last hour  {_usage(hour)}  in the last day  {_usage(day)}  in the last 30 days  "
-        f"{_usage(found['month'])}",
+        f"models in the last hour  {_describe_usage(hour)}  in the last day  {_describe_usage(day)}  "
+        f"in the last 30 days  {_describe_usage(found['month'])}",
         "",
     ]
     for title, entries, name in (("graph", hour["graphs"], "graph"), ("user", hour["users"], "user")):
@@ -184,7 +185,7 @@ def _show(found: dict[str, Any]) -> str:
                     line += (
                         f"  end {_format_latency(each['end'])}  first token {_format_latency(each['first'])}"
                     )
-                lines.append(line + (f"  {_usage(each)}" if each["calls"] else ""))
+                lines.append(line + (f"  {_describe_usage(each)}" if each["calls"] else ""))
             lines.append("")
     if day["versions"]:
         lines.append(f"[bold]{'version of a graph, last day':<30}{'runs':>8}{'failed':>8}[/]")
@@ -197,7 +198,7 @@ def _show(found: dict[str, Any]) -> str:
         lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")
         for each in hour["models"][:10]:
             shown = quote_id(each["model"]) if each["model"] is not None else "all others"
-            lines.append(f"{_column(shown)}{each['calls']:>8}  {_usage(each)}")
+            lines.append(f"{_column(shown)}{each['calls']:>8}  {_describe_usage(each)}")
         lines.append("")
     if hour["errors"]:
         lines.append(f"[bold]{'error':<30}{'runs':>8}[/]")
@@ -209,7 +210,7 @@ def _show(found: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _usage(found: dict[str, Any]) -> str:
+def _describe_usage(found: dict[str, Any]) -> str:
     """Return the tokens of calls of models, and their cost where it is known."""
     shown = f"{found['input_tokens']:,} tokens in, {found['output_tokens']:,} out"
     # As a person would write it: 0.000084, not 8.4e-05.
@@ -220,7 +221,7 @@ def _usage(found: dict[str, Any]) -> str:
 
 
 def _column(name: str) -> str:
-    """Return a name that takes the width of a column on the terminal."""
+    """Return a name padded or cut to the width of a column on the terminal."""
     return escape(set_cell_size(name, 29)) + " "
 
 

@@ -1,4 +1,4 @@
-"""Commands on the users of threads: what they use, and removing everything of one."""
+"""Commands on the users of threads: what they use, and the removal of everything of a user."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def delete(
         handle = handle_in(found.database)
         own_crons = run_coroutine(find_crons(handle, place.tenant, user))
         unlisted = run_coroutine(find_unlisted(found.walk, user))
-        own_threads = run_coroutine(_threads_of(found.walk, user)) | unlisted
+        own_threads = run_coroutine(_find_threads(found.walk, user)) | unlisted
         roots = find_roots(kept.store(), user)
         if not place.tenant and not (own_crons or own_threads or roots):
             _refuse_elsewhere(found.database, kept, user)
@@ -140,8 +140,8 @@ async def _end_runs(walk: ThreadWalk, user: str) -> None:
             pass
 
 
-async def _threads_of(walk: ThreadWalk, user: str, enough: int | None = None) -> set[str]:
-    """Return a user's threads, no more than are ``enough``."""
+async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) -> set[str]:
+    """Return a user's threads, at most ``enough`` of them."""
     from perdure.runtime.operations.user_removal import find_threads
 
     found: set[str] = set()
@@ -155,15 +155,15 @@ async def _threads_of(walk: ThreadWalk, user: str, enough: int | None = None) ->
 
 
 def _refuse_elsewhere(database: SyncDatabase, kept: SyncDatabase, user: str) -> None:
-    """Raise ``NotFound`` if a tenant has threads of the user, or something is known there: no tenant was
-    named, and what is found without one would be taken for all."""
+    """Raise ``NotFound`` if a tenant has threads or memories of the user: no tenant was named, and an empty
+    result would be taken for an answer about all tenants."""
     from perdure import admin
     from perdure.memory.users import ROOT
     from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
     handle = handle_in(database)
     names = sorted(filter(None, admin.tenants(database)))
-    others = [name for name in names if run_coroutine(_threads_of(ThreadWalk(handle, name), user, 1))]
+    others = [name for name in names if run_coroutine(_find_threads(ThreadWalk(handle, name), user, 1))]
     if not others:
         refuse_elsewhere(kept, "", user, ROOT)
         return

@@ -66,27 +66,27 @@ def work(config: WorkerConfig, whose: For) -> None:
     channels = None
     if config.channels is not None:
         channels = find(config.channels, root=config.root)
-    working = _work(config, whose, graphs, channels)
+    working = _run_worker(config, whose, graphs, channels)
     asyncio.run(run_with_node_threads(config.settings.concurrency, working))
 
 
-async def _work(
+async def _run_worker(
     config: WorkerConfig, whose: For, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
     found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     agents = config.agents.apply(found, config.root)
     if channels is None:
-        replying = {}
+        reply_channels = {}
     else:
-        replying = await load_channels(channels)
-    if WEBHOOK in replying:
+        reply_channels = await load_channels(channels)
+    if WEBHOOK in reply_channels:
         raise BadSetting(f"a channel is called {WEBHOOK!r}, which is Perdure's own; give it another name")
-    chats = _chats(config)
-    if twice := sorted(name for chat in chats for name in chat.channels if name in replying):
+    chats = _make_chat_channels(config)
+    if twice := sorted(name for chat in chats for name in chat.channels if name in reply_channels):
         raise BadSetting(
             f"the channel {twice[0]!r} is in the configuration and in {config.channels}; leave one out"
         )
-    replying |= {name: channel for chat in chats for name, channel in chat.channels.items()}
+    reply_channels |= {name: channel for chat in chats for name, channel in chat.channels.items()}
     name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
     url, tally = config.database_url, RunCounts()
     make_folder_of(url)
@@ -106,7 +106,9 @@ async def _work(
                 store = await store_database(
                     closing, config.store_url, development=config.development, key=config.keys
                 )
-                runtime = _runtime(config, whose, (database, store), agents, replying, observers, name=name)
+                runtime = _make_runtime(
+                    config, whose, (database, store), agents, reply_channels, observers, name=name
+                )
                 retention = config.retention
                 options = RetentionOptions(all_tenants=whose.all_tenants, owner=name, share=retention.share)
                 sweeps = RetentionLoop(
@@ -123,7 +125,7 @@ async def _work(
         _log.info("worker %s has stopped: %s", name, tally)
 
 
-def _runtime(
+def _make_runtime(
     config: WorkerConfig,
     whose: For,
     databases: tuple[Database, Database | None],
@@ -134,8 +136,8 @@ def _runtime(
     name: str,
 ) -> Runtime:
     """Return a runtime that sends replies through these channels, and calls the webhooks of runs that a
-    server accepted. ``databases`` are the one with the threads, and the one with the store if that is
-    another."""
+    server accepted. ``databases`` are the one with the threads and, if the store has another database,
+    that one."""
     hooks = _make_webhooks(config)
     try:
         runtime = Runtime(
@@ -172,7 +174,7 @@ def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: Outb
     CronStarter(host).serve()
 
 
-def _chats(config: WorkerConfig) -> Sequence[ChatChannel]:
+def _make_chat_channels(config: WorkerConfig) -> Sequence[ChatChannel]:
     """Return the chat channels of the configuration, which send the replies of runs."""
     if not config.chats:
         return ()
@@ -194,7 +196,7 @@ def _make_webhooks(config: WorkerConfig) -> Webhooks | None:
         if config.webhook_hosts:
             _log.warning("no webhook is called from here, although hosts are allowed: %s", error)
         return None
-    # A notice has the error of its run.
+    # A webhook's notice has the error of its run, whose text is shown in development only.
     shows_texts.set(config.development)
     reach = OutboundPolicy.of(config.webhook_hosts, loopback=config.development)
     return Webhooks(reach, config.webhook_secrets)

@@ -1,6 +1,6 @@
 """Settings of single graphs: the schema of each, and the policy under which its conversations are kept.
 
-They are for graphs whose code stays as it is. Arguments of an ``Agent`` in code are never replaced.
+They configure graphs without a change of their code. Arguments of an ``Agent`` in code are never replaced.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ConversationSettings(NamedTuple):
             root: The project's folder, at which a file's path starts.
 
         Raises:
-            BadSetting: It cannot be used.
+            BadSetting: The policy cannot be used.
             GraphLoadError: There is no object at a place.
         """
         return Conversation(
@@ -74,10 +74,10 @@ class ConversationSettings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs for which a
-    policy was written by name. ``memory`` is the policy of all graphs without one in their code.
-    ``questions`` are rules with the graph that they are for, ``None`` for all; rules in a graph's code come
-    first."""
+    """Settings by graph: places of schemas, and policies of conversations. ``own`` are the graphs that have a
+    table of their own under ``conversation.graphs``. ``memory`` is the policy of all graphs without one in
+    their code. ``questions`` are rules, each with its graph or ``None`` for all graphs; rules in a graph's
+    code come first."""
 
     schemas: Mapping[str, str] = field(default_factory=dict[str, str])
     conversations: Mapping[str, ConversationSettings] = field(default_factory=dict[str, ConversationSettings])
@@ -96,23 +96,23 @@ class AgentSettings:
             BadSetting: A setting does not fit an agent, or the agent has its own in the code.
             GraphLoadError: There is no object at a place.
         """
-        out: dict[str, Agent] = {}
+        configured: dict[str, Agent] = {}
         memory = None
         if self.memory is not None:
             memory = self.memory.load(root)
         for name, agent in agents.items():
             if (place := self.schemas.get(name)) is not None:
-                agent = _with_schema(name, agent, place, root)
+                agent = _add_schema(name, agent, place, root)
             if (policy := self.conversations.get(name)) is not None:
-                agent = self._with_conversation(name, agent, policy, root)
+                agent = self._add_conversation(name, agent, policy, root)
             if memory is not None and agent.memory is None:
                 agent = replace(agent, memory=memory)
             if rules := [rule for graph, rule in self.questions if graph in (None, name)]:
                 agent = replace(agent, questions=(*agent.questions, *rules))
-            out[name] = agent
-        return out
+            configured[name] = agent
+        return configured
 
-    def _with_conversation(self, name: str, agent: Agent, policy: ConversationSettings, root: Path) -> Agent:
+    def _add_conversation(self, name: str, agent: Agent, policy: ConversationSettings, root: Path) -> Agent:
         if agent.conversation is not None:
             if name not in self.own:
                 return agent
@@ -148,7 +148,7 @@ def resolve_agent_settings(configuration: ResolvedConfig, graphs: Collection[str
         {
             name: made
             for name in graphs
-            if (made := _policy(configuration, name, tables.get(name))) is not None
+            if (made := _make_policy(configuration, name, tables.get(name))) is not None
         },
         frozenset(name for name, table in tables.items() if table),
         make_memory_settings(configuration),
@@ -177,7 +177,7 @@ def find_schema_places(configuration: ResolvedConfig, graphs: Collection[str]) -
     return {name: configuration.resolve_place(place, base) for name, place in schemas.items()}
 
 
-def _policy(configuration: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
+def _make_policy(configuration: ResolvedConfig, graph: str, table: Any) -> ConversationSettings | None:
     general = {
         name: configuration[f"conversation.{name}"]
         for name in _FIELDS
@@ -214,7 +214,7 @@ def _require_known(setting: str, given: Collection[str], graphs: Collection[str]
         )
 
 
-def _with_schema(name: str, agent: Agent, place: str, root: Path) -> Agent:
+def _add_schema(name: str, agent: Agent, place: str, root: Path) -> Agent:
     found = find(place, root=root).found
     if not isinstance(found, Schema):
         raise GraphLoadError(

@@ -16,7 +16,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 """Settings without which a provider's table is incomplete."""
 
 _OF_WEBHOOK = "secret"
-"""Setting that a channel needs unless it polls."""
+"""Setting that Telegram needs for its webhook, and does not need if it polls."""
 
 
 def find_chat_channels(configuration: ResolvedConfig) -> dict[str, dict[str, Any]]:

@@ -4,7 +4,7 @@
         graph = compile_graph(builder, checkpointer=saver)
 
 Nothing is opened before the block, and everything is closed at its end. No web framework is imported; an
-application with FastAPI finds a form of ``checkpoint_lifespan`` for it in ``perdure.server``.
+application with FastAPI finds its own form of ``checkpoint_lifespan`` in ``perdure.server``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Builder: TypeAlias = StateGraph[Any, Any, Any, Any]
 
 _log = logging.getLogger("perdure.server")
 _RUNTIME = "__pregel_runtime"
-"""Key of the configuration under which LangGraph finds the store before it looks at the graph's own."""
+"""Key of the configuration under which LangGraph looks for the store before it takes the graph's own."""
 
 
 @asynccontextmanager
@@ -56,15 +56,15 @@ async def checkpoint_lifespan(
         db_url: The database; by default ``PERDURE_DB`` or ``DATABASE_URL``. Without any it is an error,
             except in development (``LANGGRAPH_DEV=true``), where threads are kept in ``.perdure/dev.db``.
             The driver in a URL of SQLAlchemy is ignored.
-        migrate: Migrate a database without this release's schema, as is the default in development;
-            otherwise it raises ``MigrationRequired``, which names the command.
+        migrate: Migrate a database without this release's schema; by default true in development alone. If
+            false, such a database raises ``MigrationRequired``, which names the command.
         tenant: The tenant that owns the threads.
         encryption_key: The wrapping key or its provider, as for ``connect``; by default that of
             ``PERDURE_KEYS``.
 
     Raises:
         BadSetting: No database is set.
-        MigrationRequired: The database has not this release's schema.
+        MigrationRequired: The database does not have this release's schema.
     """
     url, key = url_of(db_url), keys_of(encryption_key)
     is_migrated = is_development() if migrate is None else migrate
@@ -92,7 +92,7 @@ def compile_graph(
         builder: a graph builder, or a compiled graph.
         checkpointer: the checkpointer, which the caller closes.
         store: the store.
-        allow_in_memory: accept a checkpointer that keeps threads in memory; ``LANGGRAPH_DEV`` does so too.
+        allow_in_memory: accept a checkpointer that keeps threads in memory, which development accepts anyway.
         options: arguments of the builder's ``compile``.
 
     Raises:
@@ -104,10 +104,10 @@ def compile_graph(
             f"compile_graph needs a checkpointer, not {checkpointer!r}: without one nothing is kept; pass "
             "that of checkpoint_lifespan, or db.checkpointer()"
         )
-    forgets = isinstance(checkpointer, InMemorySaver) or (
+    is_in_memory = isinstance(checkpointer, InMemorySaver) or (
         isinstance(checkpointer, PerdureSaver) and not checkpointer.is_kept
     )
-    if forgets and not allow_in_memory and not is_development():
+    if is_in_memory and not allow_in_memory and not is_development():
         raise BadSetting(
             f"this {type(checkpointer).__name__} keeps threads in memory: a restart loses them, and no other "
             "process sees them; use one over a database, or pass allow_in_memory=True"
@@ -123,12 +123,13 @@ def compile_graph(
     # The server of ``langgraph dev``, which has this name, refuses graphs with persistence.
     is_langgraph_dev = getattr(sys.modules.get("langgraph_api.config"), "API_VARIANT", None) == "local_dev"
     if is_langgraph_dev and is_development():
-        return _without_persistence(graph)
+        return _remove_persistence(graph)
     return graph
 
 
-def _without_persistence(graph: Graph) -> Graph:
-    """Return a graph as ``langgraph dev`` loads it: the store is not the graph's, but that of its runs."""
+def _remove_persistence(graph: Graph) -> Graph:
+    """Return a graph as ``langgraph dev`` loads it, without a checkpointer and a store of its own: its runs
+    get the store by their configuration."""
     _tell_of_langgraph_dev(graph.get_name())
     bare = graph.copy({"checkpointer": None, "store": None})
     if graph.store is None:
@@ -139,7 +140,7 @@ def _without_persistence(graph: Graph) -> Graph:
 
 @cache
 def _tell_of_langgraph_dev(name: str) -> None:
-    """Log once for each graph: a function that makes one is called for each run."""
+    """Log once for each graph: a function that makes a graph is called for each run."""
     _log.warning(
         "DEVELOPMENT: graph %s has no checkpointer of Perdure's within langgraph dev: LangGraph's own server "
         "keeps its threads, for this machine alone; perdure serve --dev keeps them in a database",
@@ -152,7 +153,7 @@ def keys_of(given: EncryptionKey | None) -> EncryptionKey | None:
     environment names.
 
     Raises:
-        BadSetting: There is none of this name.
+        BadSetting: There is no provider of this name.
     """
     named = next((os.environ[name] for name in SETTINGS["keys"].variables if os.environ.get(name)), None)
     if given is None and named:
@@ -167,7 +168,7 @@ def url_of(given: str | None = None) -> str:
         given: The URL, if the caller names one.
 
     Raises:
-        BadSetting: There is none.
+        BadSetting: No URL is given or set.
     """
     environ = os.environ
     development = is_development(environ)

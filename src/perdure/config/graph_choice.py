@@ -18,9 +18,9 @@ class ChosenGraph:
     """A graph that a command was asked for.
 
     Attributes:
-        word: the graph as the command was given it, or its name in the settings.
+        word: the name or place that the command was given; without one, the name in the settings.
         place: where it is, a relative file starting at ``root``.
-        other: its name in the settings if ``word`` is its place, its place if ``word`` is its name.
+        other: the graph's name in the settings if ``word`` is its place; its place if ``word`` is its name.
         schema: the place of the schema that the settings give it, if any.
         root: the project's folder.
     """
@@ -36,7 +36,7 @@ class ChosenGraph:
 
         Raises:
             BadSetting: the agent has another schema of its own.
-            GraphLoadError: there is no graph at its place, or no schema at the schema's.
+            GraphLoadError: there is no graph at ``place``, or no schema at ``schema``.
         """
         agent = await load_agent(find(self.place, root=self.root))
         if self.schema is None or not with_settings:
@@ -47,9 +47,10 @@ class ChosenGraph:
 def choose_graphs(
     words: Sequence[str], *, file: Path | None, environ: Mapping[str, str]
 ) -> list[ChosenGraph]:
-    """Return graphs by their names in the settings, or by their places; all of the settings without a word.
+    """Return graphs by their names in the settings, or by their places; without words, all graphs of the
+    settings.
 
-    The variables of the settings are set, and its folders importable, as in a server.
+    The variables of the settings are set, and their folders made importable, as in a server.
 
     Args:
         words: names of graphs in the settings, or ``[NAME=]PLACE``.
@@ -60,17 +61,17 @@ def choose_graphs(
         BadSetting: a source cannot be read or has an invalid setting, or there is no graph.
         GraphLoadError: a word names no graph.
     """
-    # Graphs are only loaded, so it does not matter whether a key is at hand.
+    # Graphs are only loaded, and no stored data is read, so no encryption key is needed.
     configuration = resolve_config(file=file, flags={}, environ=environ, has_key=True)
     set_variables(configuration.env)
     add_import_folders(configuration.import_folders())
     places: dict[str, str] = {}
     if "graphs" in configuration or not words:
         places = {name: graph.place for name, graph in configuration.graphs("app:graph").items()}
-    return [_choose(configuration, word, places) for word in words or places]
+    return [_choose_graph(configuration, word, places) for word in words or places]
 
 
-def _choose(configuration: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
+def _choose_graph(configuration: ResolvedConfig, word: str, places: Mapping[str, str]) -> ChosenGraph:
     root = configuration.root
     other: str | None
     if word in places:
@@ -78,12 +79,12 @@ def _choose(configuration: ResolvedConfig, word: str, places: Mapping[str, str])
     else:
         ((name, given),) = parse_places([word]).items()
         place = configuration.resolve_place(given, Path.cwd())
-        same = [
+        names_of_place = [
             each
             for each, known in places.items()
             if _make_absolute(known, root) == _make_absolute(place, root)
         ]
-        other = same[0] if same else None
+        other = names_of_place[0] if names_of_place else None
         name = other or name
     known = {*places, name}
     return ChosenGraph(word, place, other, find_schema_places(configuration, known).get(name), root)

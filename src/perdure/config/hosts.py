@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
 
 
 def in_url(host: str) -> str:
-    """Return a host to listen on as it stands in a URL that this machine can open."""
+    """Return a host to listen on as it is written in a URL that this machine can open."""
     if host in ANY_ADDRESS:
         return "127.0.0.1"
     if ":" in host:

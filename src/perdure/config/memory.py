@@ -42,7 +42,7 @@ class MemorySettings:
 
         Raises:
             BadSetting: The model cannot be used.
-            GraphLoadError: There is no object at its place.
+            GraphLoadError: There is no object at the model's place.
         """
         extract: Any = None
         if self.model is not None:
@@ -60,8 +60,8 @@ def make_memory_settings(configuration: ResolvedConfig) -> MemorySettings | None
             enabled.
     """
     given = configuration.select_given("memory.")
-    is_on = configuration["memory.enabled"] or bool(configuration["memory.extract"])
-    if not is_on:
+    is_enabled = configuration["memory.enabled"] or bool(configuration["memory.extract"])
+    if not is_enabled:
         if others := sorted(set(given) - {"enabled", "extract", "model"}):
             raise BadSetting(
                 f"{configuration.name(f'memory.{others[0]}')} is set, but memory.enabled is not true; set "

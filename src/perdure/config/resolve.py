@@ -168,7 +168,7 @@ class ResolvedConfig:
         return tuple(folder.resolve() for folder in folders if folder.is_dir())
 
     def runtime(self) -> dict[str, Any]:
-        """Return the given values of ``make_runtime_settings``.
+        """Return the argument of ``make_runtime_settings``: the settings that were given.
 
         Raises:
             BadSetting: A value is out of range.
@@ -202,7 +202,7 @@ class ResolvedConfig:
         return configs
 
     def store_index(self) -> StoreIndex | None:
-        """Return the index of the store, or ``None``.
+        """Return the settings of the store's index, ``None`` if it has no index.
 
         Raises:
             BadSetting: One of the settings that it needs is missing.
@@ -267,7 +267,7 @@ class ResolvedConfig:
         return find_plain_url(str(self[key]))
 
     def store_ttl(self) -> TTLConfig | None:
-        """Return the argument for ``Database.store(ttl=…)``, or ``None``."""
+        """Return the argument for ``Database.store(ttl=…)``, ``None`` if nothing is set."""
         given = self.select_given("store.ttl.")
         return TTLConfig(**given) if given else None  # type: ignore[typeddict-item]
 
@@ -307,22 +307,24 @@ def resolve_config(
     Raises:
         BadSetting: A source cannot be read, or has an invalid setting.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     if file is None:
         paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()]
     else:
         paths = [file]
     files = [sources.of_file(path) for path in paths]
-    root = paths[-1].absolute().parent if paths else here
+    root = paths[-1].absolute().parent if paths else folder
     entries = _merge(files)
     if "env" in entries:
         env, env_file = sources.of_env_file(entries["env"], environ)
     else:
         env, env_file = ({}, Layer({}))
-    environment = sources.of_environment(environ, env, here)
-    every = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
+    environment = sources.of_environment(environ, env, folder)
+    all_flags = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
     given = {
-        key: GivenValue(value, name, "", here) for key, (value, name) in every.items() if value is not None
+        key: GivenValue(value, name, "", folder)
+        for key, (value, name) in all_flags.items()
+        if value is not None
     }
     ignored = [each for layer in (*files, env_file, environment) for each in layer.ignored]
     configuration = ResolvedConfig(
@@ -375,9 +377,9 @@ def _merge(layers: Sequence[Layer]) -> dict[str, GivenValue]:
 def _refuse_unencrypted(ignored: Sequence[str]) -> None:
     """Raise ``BadSetting`` if ``langgraph.json`` has an entry ``encryption``, which names code that encrypts.
     Ignoring it would store data unencrypted against the project's intention."""
-    asked = next((each for each in ignored if each.startswith("encryption in ")), None)
-    if asked:
+    entry = next((each for each in ignored if each.startswith("encryption in ")), None)
+    if entry:
         raise BadSetting(
-            f"{asked} is not supported, and ignoring it would store everything unencrypted; pass "
+            f"{entry} is not supported, and ignoring it would store everything unencrypted; pass "
             "--keys with a key file or aws-kms:KEY, set PERDURE_KEYS, or remove the entry"
         )

@@ -96,14 +96,14 @@ def load(
     Raises:
         BadSetting: a source cannot be read, has an invalid setting, or no policy is given.
     """
-    named = {f"retention.{name}": (value, flag_name(name)) for name, value in flags.items()}
-    found = read_retention(resolve_config(file=file, flags=named, environ=environ, has_key=has_key))
-    if found.rules.is_empty:
+    by_key = {f"retention.{name}": (value, flag_name(name)) for name, value in flags.items()}
+    settings = read_retention(resolve_config(file=file, flags=by_key, environ=environ, has_key=has_key))
+    if settings.rules.is_empty:
         raise BadSetting(
             "which threads and checkpoints may go? Pass --keep-last 50, --keep-for 30d or --idle 90d, or "
             "write them under [retention] in perdure.toml"
         )
-    return found
+    return settings
 
 
 def flag_name(name: str) -> str:

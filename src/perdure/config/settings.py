@@ -80,15 +80,15 @@ class Setting:
     set_means_on: tuple[str, ...] = ()
 
 
-def _parse_conversations(value: Any) -> dict[str, Any]:
+def _check_conversations(value: Any) -> dict[str, Any]:
     """Return the policies by graph: ``False`` for no policy, or a table whose entries are checked like the
     settings of the same names."""
     if not isinstance(value, dict):
         raise ValueError
-    return {graph_name(graph): _policy(graph, table) for graph, table in value.items()}
+    return {graph_name(graph): _check_policy(graph, table) for graph, table in value.items()}
 
 
-def _policy(graph: str, table: Any) -> Any:
+def _check_policy(graph: str, table: Any) -> Any:
     if table is False:
         return table
     if not isinstance(table, dict) or not table:
@@ -108,14 +108,14 @@ def _policy(graph: str, table: Any) -> Any:
 CONVERSATIONS = ValueKind(
     "a table of graph names, each with a table such as { limit = 8000 }, or false",
     json.loads,
-    _parse_conversations,
+    _check_conversations,
 )
 
 
 _RULE = ("graph", "node", "tool", "within", "default", "remind")
 
 
-def _questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
+def _check_questions(value: Any) -> tuple[tuple[str | None, Question], ...]:
     """Return the rules for questions, each with its graph, ``None`` for all graphs."""
     if not isinstance(value, list | tuple):
         raise ValueError
@@ -159,7 +159,7 @@ def _parse_seconds(value: Any) -> float:
 QUESTIONS = ValueKind(
     'a list of rules, such as [{ tool = "send_mail", within = "1d", default = "reject" }]',
     json.loads,
-    _questions,
+    _check_questions,
 )
 
 
@@ -168,15 +168,15 @@ def _declare_setting(key: str, kind: ValueKind, default: Any = None, **more: Any
     return Setting(key=key, kind=kind, default=default, variables=variables, **more)
 
 
-def _runtime() -> list[Setting]:
+def _list_runtime_settings() -> list[Setting]:
     """Return the settings that are fields of ``perdure.runtime.Settings``, which checks their ranges
     itself."""
     hints = get_type_hints(Settings)
     return [
         _declare_setting(
             f"runtime.{field.name}",
-            _kind_of(hints[field.name]),
-            _default_of(field),
+            _find_kind(hints[field.name]),
+            _find_default(field),
             langgraph=field.name == "limits",
         )
         for field in fields(Settings)
@@ -189,13 +189,13 @@ RUNTIME_DEFAULTS = {"shared_threads": True}
 server may run another graph on a thread."""
 
 
-def _default_of(field: Field[Any]) -> Any:
+def _find_default(field: Field[Any]) -> Any:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return RUNTIME_DEFAULTS.get(field.name, field.default)
 
 
-def _kind_of(hint: Any) -> ValueKind:
+def _find_kind(hint: Any) -> ValueKind:
     if get_origin(hint) is Literal:
         return one_of(*get_args(hint))
     if get_origin(hint) is Mapping:
@@ -377,7 +377,7 @@ _LISTED = [
     _declare_setting("retention.assistants", NAMES),
     _declare_setting("retention.every", DURATION, "1h"),
     _declare_setting("retention.share", SHARE, 0.05),
-    *_runtime(),
+    *_list_runtime_settings(),
     *_declare_chat_settings(
         "telegram",
         ("resend", "hold"),

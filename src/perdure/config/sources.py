@@ -1,8 +1,8 @@
 """Sources of settings: ``perdure.toml``, ``langgraph.json``, a ``.env`` file and the environment.
 
-Each source becomes a mapping of keys with dots to values. Values are checked elsewhere; here a file is
-readable or not, and a key known or not. ``langgraph.json`` belongs to another tool: none of its known keys is
-ignored if that would change the server's behaviour; unknown ones are logged as warnings.
+Each source becomes a mapping of keys with dots to values. Here only the form of files and the names of keys
+are checked; values are checked elsewhere. ``langgraph.json`` belongs to another tool: none of its known keys
+is ignored if that would change the server's behaviour; unknown ones are logged as warnings.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ def of_file(path: Path) -> Layer:
     Raises:
         BadSetting: The file cannot be read, or has a key that is unknown or cannot be supported.
     """
-    text = _text_of(path)
+    text = _read_text(path)
     is_own = path.suffix != ".json"
     try:
-        held = tomllib.loads(text) if is_own else json.loads(text)
+        content = tomllib.loads(text) if is_own else json.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadSetting(f"{path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise BadSetting(f"{path}, line {error.lineno}: {error.msg}") from error
     except RecursionError as error:
         raise BadSetting(f"{path} cannot be read: it is nested too deeply") from error
-    if not isinstance(held, dict):
+    if not isinstance(content, dict):
         raise BadSetting(f"{path} holds no object; write {{…}} with graphs in it")
     entries: dict[str, GivenValue] = {}
     ignored: list[str] = []
     empty: list[str] = []
-    for key, value in _flatten(held, path, "", is_own):
+    for key, value in _flatten(content, path, "", is_own):
         setting = SETTINGS.get(key)
         if setting is None and _is_table(key):
             empty.append(key)
         elif setting is not None and (is_own or setting.langgraph):
             entries[key] = GivenValue(value, f"{key} in {path}", str(path), path.parent.absolute())
         elif is_own:
-            raise BadSetting(f"{path} has {key}, which is not a setting; {_nearest(key, SETTINGS)}")
+            raise BadSetting(f"{path} has {key}, which is not a setting; {_suggest_known(key, SETTINGS)}")
         elif key in REFUSED:
             raise BadSetting(f"{key} in {path} cannot be followed: {REFUSED[key]}; then take it out")
         elif key not in IGNORED:
@@ -88,35 +88,38 @@ def env_file_of(entry: GivenValue) -> Path | None:
 
 
 def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
-    """Return the variables of an ``env`` setting that are not set yet, and its entries without effect."""
+    """Return the variables of an ``env`` setting that the environment does not set, and its entries without
+    effect."""
     path = env_file_of(entry)
     if path is None:
         named = value_of(SETTINGS["env"], entry)
         return {name: value for name, value in named.items() if name not in environ}, Layer({})
     if not path.exists():
-        # Images are built without the file; their variables come from outside.
+        # An image does not contain the file: its variables are set from outside.
         return {}, Layer({}, (f"{entry.name}: there is no file {path}",))
-    return {name: value for name, value in _variables(path).items() if name not in environ}, Layer({})
+    return {name: value for name, value in _read_variables(path).items() if name not in environ}, Layer({})
 
 
 def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], base: Path) -> Layer:
-    """Return the settings of variables with a text that is not empty.
+    """Return the settings of the variables that are set and not empty.
 
     Args:
         environ: The environment.
         from_file: Variables of a file, which the environment does not set.
         base: The folder at which relative paths start.
     """
-    every = {**environ, **from_file}
+    variables = {**environ, **from_file}
     known = {name for setting in SETTINGS.values() for name in setting.variables}
     entries = {
-        setting.key: GivenValue(every[name], name, name, base, is_text=True)
+        setting.key: GivenValue(variables[name], name, name, base, is_text=True)
         for setting in SETTINGS.values()
         for name in reversed(setting.variables)
-        if every.get(name)
+        if variables.get(name)
     }
-    unknown = sorted(name for name in every if name.startswith(_PREFIX) and name not in known | _OTHERS)
-    return Layer(entries, tuple(f"{name} in the environment; {_nearest(name, known)}" for name in unknown))
+    unknown = sorted(name for name in variables if name.startswith(_PREFIX) and name not in known | _OTHERS)
+    return Layer(
+        entries, tuple(f"{name} in the environment; {_suggest_known(name, known)}" for name in unknown)
+    )
 
 
 def value_of(setting: Setting, entry: GivenValue) -> Any:
@@ -128,7 +131,7 @@ def value_of(setting: Setting, entry: GivenValue) -> Any:
     """
     kind = setting.kind
     if entry.is_text and entry.source in setting.set_means_on:
-        # Its programs only look whether it is set: to "studio", for instance.
+        # LangGraph only examines whether it is set; the text may be "studio", for instance.
         return not is_no(str(entry.value))
     try:
         return kind.check(kind.read(entry.value) if entry.is_text else entry.value)
@@ -163,21 +166,21 @@ def _format(value: object) -> str:
     return f"{text[:79]}…"
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         # Some editors begin a file with a byte order mark.
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        before = error.object[: error.start].count(b"\n") + 1
-        raise BadSetting(f"{path}, line {before}: it is not UTF-8 text; save it as UTF-8") from error
+        line = error.object[: error.start].count(b"\n") + 1
+        raise BadSetting(f"{path}, line {line}: it is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise BadSetting(f"{path} cannot be read: {error.strerror}; check the path") from error
 
 
-def _flatten(held: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
+def _flatten(table: Mapping[str, Any], path: Path, prefix: str, is_own: bool) -> Iterator[tuple[str, Any]]:
     """Yield values by key with dots; a table is one value if a setting has its name, if no setting lies
     within it, or if it is empty."""
-    for name, value in held.items():
+    for name, value in table.items():
         key = f"{prefix}{name}"
         if key in SETTINGS or not _is_table(key):
             if value is not None:
@@ -208,31 +211,31 @@ def _suggest_key(key: str) -> str:
     return ""
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _suggest_known(name: str, known: Iterable[str]) -> str:
     """Return a hint at the known name closest to an unknown one: similar as a whole, or with the same last
     part elsewhere."""
     known = list(known)
-    by_last = {each.rpartition(".")[2]: each for each in reversed(known)}
-    near = get_close_matches(name, known, 1)
-    last = get_close_matches(name.rpartition(".")[2], by_last, 1, 0.8)
+    by_last_part = {each.rpartition(".")[2]: each for each in reversed(known)}
+    similar = get_close_matches(name, known, 1)
+    same_part = get_close_matches(name.rpartition(".")[2], by_last_part, 1, 0.8)
     table = name.rpartition(".")[0]
-    if last and not (near and near[0].rpartition(".")[0] == table):
-        return f"did you mean {by_last[last[0]]}?"
-    if near:
-        return f"did you mean {near[0]}?"
-    there = [each for each in known if each.rpartition(".")[0] == table]
-    if there:
-        return f"there is {', '.join(there)}"
+    if same_part and not (similar and similar[0].rpartition(".")[0] == table):
+        return f"did you mean {by_last_part[same_part[0]]}?"
+    if similar:
+        return f"did you mean {similar[0]}?"
+    in_table = [each for each in known if each.rpartition(".")[0] == table]
+    if in_table:
+        return f"there is {', '.join(in_table)}"
     return "take it out"
 
 
-def _variables(path: Path) -> dict[str, str]:
+def _read_variables(path: Path) -> dict[str, str]:
     try:
         from dotenv import dotenv_values
         from dotenv.parser import parse_stream
     except ModuleNotFoundError as error:
         raise MissingExtra(f'{path} needs an extra to be read: pip install "perdure[server]"') from error
-    text = _text_of(path)
+    text = _read_text(path)
     for binding in parse_stream(StringIO(text)):
         if binding.error:
             string = binding.original.string

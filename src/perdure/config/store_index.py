@@ -21,12 +21,12 @@ class StoreIndex(NamedTuple):
     """Settings of the index.
 
     Attributes:
-        dims: The length of a vector; ``None`` without a model, or for one whose length is known.
+        dims: The length of a vector; ``None`` without a model, or for a model whose length is known.
         embed: The file and name of an ``Embeddings`` or of a function from texts to vectors, or a provider
             and its model, such as ``openai:text-embedding-3-small``, or ``perdure:offline``; ``None`` to
             compare words alone.
         fields: The paths of the texts that are indexed.
-        name: The name of the embedding model, ``None`` for its own.
+        name: A name for the embedding model, ``None`` for the name that it has itself.
         text: True to compare words.
         language: The language of the texts, ``None`` for the default.
         vector_weight: The share of the vectors in the score, ``None`` for the default.
@@ -47,8 +47,8 @@ class StoreIndex(NamedTuple):
             root: The project's folder, at which a file's path starts.
 
         Raises:
-            GraphLoadError: There is no object of this name.
-            BadSetting: It cannot be used for an index.
+            GraphLoadError: There is no object at the place in ``embed``.
+            BadSetting: The settings or the object cannot be used for an index.
         """
         from perdure.langgraph.search.index import SearchIndex
 

@@ -1,6 +1,6 @@
 """Configuration of a worker: its graphs, database, runtime settings, and the address of its metrics.
 
-It reads the same sources as a server. Settings that only servers use are checked on their own, and then
+It reads the same sources as a server. Settings that only servers use are checked one by one, and then
 ignored.
 """
 

@@ -1,7 +1,7 @@
-"""One event loop in a thread of its own, for coroutines that a caller without a loop has to wait for.
+"""One event loop in an OS thread of its own, for coroutines that a caller without a loop has to wait for.
 
-A client that a coroutine uses is bound to the loop of its first use. So all of them run in one loop, which
-lives as long as the process.
+A client of a provider is bound to the event loop in which it was first used. So all of these coroutines run
+in one loop, which lives as long as the process.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def wait_for(awaitable: Awaitable[T]) -> T:
     async def wait() -> T:
         return await awaitable
 
-    return asyncio.run_coroutine_threadsafe(wait(), _loop()).result()
+    return asyncio.run_coroutine_threadsafe(wait(), _get_loop()).result()
 
 
-def _loop() -> asyncio.AbstractEventLoop:
+def _get_loop() -> asyncio.AbstractEventLoop:
     global _running
     with _lock:
-        # A forked process has the loop of its parent, and no thread that runs it.
+        # A forked process has the loop of its parent, and no OS thread that runs it.
         if _running is None or _running[0] != os.getpid():
             loop = asyncio.new_event_loop()
             Thread(target=loop.run_forever, name="perdure-summaries", daemon=True).start()

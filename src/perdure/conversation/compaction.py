@@ -32,9 +32,9 @@ def compact(
 ) -> CompactionResult | None:
     """Return the messages that replace a thread's messages, or ``None`` if these stay unchanged.
 
-    The thread keeps the messages in the window. Messages that leave it are kept in the summary's message,
-    which does not send them, until a summary covers them: so the caller does not wait for a model, and
-    nothing is lost if the model fails. Without ``summarize`` they are only in earlier checkpoints.
+    The thread keeps the messages in the window. Messages that leave it are stored with the summary's message,
+    without being sent, until a summary covers them: so the caller does not wait for a model, and nothing is
+    lost if the model fails. Without ``summarize`` they are only in earlier checkpoints.
 
     Args:
         conversation: The policy.
@@ -51,7 +51,7 @@ def compact(
     leaving = find_uncovered(chosen.left_out, summary)
     if leaving and conversation.summarize is not None:
         summary = replace(summary or Summary(""), pending=(*(summary.pending if summary else ()), *leaving))
-    result = _with_summary(chosen, summary)
+    result = _insert_summary(chosen, summary)
     if result == list(messages):
         return None
     repairs: Counter[str] = Counter(change.kind for change in chosen.changes)
@@ -78,7 +78,7 @@ def _choose_summary(
     return current
 
 
-def _with_summary(chosen: Window, summary: Summary | None) -> list[BaseMessage]:
+def _insert_summary(chosen: Window, summary: Summary | None) -> list[BaseMessage]:
     messages = [message for message in chosen.messages if message.id != SUMMARY_ID]
     if summary is None:
         return messages

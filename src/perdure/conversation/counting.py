@@ -16,18 +16,19 @@ from perdure.conversation.tool_calls import is_call
 from perdure.model.bounded_cache import BoundedCache
 
 Counter = Callable[[list[BaseMessage]], int]
-"""Returns the number of tokens of some messages. A window is measured by the sum over single messages, so a
-counter may count too much for a list, and never less than for its parts."""
+"""Returns the number of tokens of some messages. A window is measured by the sum over its single messages,
+which may be more than the whole list takes up, and must never be less."""
 
 
 def approximate(messages: list[BaseMessage]) -> int:
     """Count tokens by LangChain's estimate: four characters each. It is quick and needs no model, and is far
     too low for Chinese, Japanese and Korean."""
-    return count_tokens_approximately(messages) + sum(map(_count_uncounted, messages))
+    return count_tokens_approximately(messages) + sum(map(_count_omitted_calls, messages))
 
 
-def _count_uncounted(message: BaseMessage) -> int:
-    """Count the calls of a message whose content is a list without them; LangChain's estimate omits them."""
+def _count_omitted_calls(message: BaseMessage) -> int:
+    """Count the calls that LangChain's estimate omits: those of a message whose content is a list without
+    them."""
     if not isinstance(message, AIMessage) or isinstance(message.content, str) or not message.tool_calls:
         return 0
     if any(isinstance(block, dict) and is_call(block) for block in message.content):
@@ -42,7 +43,7 @@ def counter_of(model: BaseChatModel) -> Counter:
     the provider for every count, and that of ``ChatOpenAI`` downloads its vocabulary once.
 
     Raises:
-        ValueError: The model has no counter of its own; LangChain's loads a GPT-2 tokenizer for it.
+        ValueError: The model has no counter of its own; LangChain would load a GPT-2 tokenizer for it.
     """
     if type(model).get_num_tokens_from_messages is BaseChatModel.get_num_tokens_from_messages and (
         type(model).get_token_ids is BaseChatModel.get_token_ids and model.custom_get_token_ids is None
@@ -82,7 +83,7 @@ def remember_counts(counter: Counter, most: int = 10_000) -> Counter:
     return count
 
 
-def write_tools_as_text(tools: Sequence[Any]) -> str:
+def format_tools(tools: Sequence[Any]) -> str:
     """Return the definitions of tools as a provider gets them, for counting."""
     shapes = [tool if isinstance(tool, dict) else convert_to_openai_tool(tool) for tool in tools]
     return json.dumps(shapes, default=str)
@@ -91,5 +92,5 @@ def write_tools_as_text(tools: Sequence[Any]) -> str:
 def count_tools(counter: Counter, tools: Sequence[Any]) -> int:
     """Return the number of tokens of tools' definitions: tools, functions, classes or JSON schemas."""
     if tools:
-        return counter([SystemMessage(write_tools_as_text(tools))])
+        return counter([SystemMessage(format_tools(tools))])
     return 0

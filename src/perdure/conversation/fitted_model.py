@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field
 from perdure.conversation.counting import Counter, approximate, counter_of, remember_counts
 from perdure.conversation.window import Limit, Window, window
 
-_OF_THE_MODEL = (
+_TAKEN_OVER = (
     "cache",
     "callbacks",
     "custom_get_token_ids",
@@ -31,7 +31,8 @@ _OF_THE_MODEL = (
     "tags",
     "verbose",
 )
-"""Settings of a model that LangChain applies around its call, and so around this one's."""
+"""Settings of a model that LangChain applies around its call. The fitted model takes them over, as LangChain
+calls it instead."""
 
 
 def fit_model(
@@ -47,7 +48,7 @@ def fit_model(
     graph's state stays as it is.
 
     Args:
-        model: The model; not one that tools were bound to: bind them to the result.
+        model: The model, without tools bound to it: bind them to the result.
         limit: Maximum number of tokens that are sent to the model, tools and system messages included. Leave
             room for the answer in the model's context.
         counter: Counts the tokens of a message; ``"model"`` asks the model, see ``counter_of``.
@@ -67,7 +68,7 @@ def fit_model(
         limit=limit if isinstance(limit, Limit) else Limit(limit),
         counter=remember_counts(counter_of(model)) if counter == "model" else counter,
         on_window=on_window,
-        **{name: getattr(model, name) for name in _OF_THE_MODEL},
+        **{name: getattr(model, name) for name in _TAKEN_OVER},
     )
 
 
@@ -107,24 +108,24 @@ class FittedModel(BaseChatModel):
         """Bind tools as the model itself does; their definitions count as part of the prompt."""
         bound = self.model.bind_tools(tools, **kwargs)
         if not isinstance(bound, RunnableBinding) or bound.bound is not self.model:
-            return self._step(tools) | bound
+            return self._make_window_step(tools) | bound
         return cast("Runnable[LanguageModelInput, AIMessage]", self.bind(**bound.kwargs))
 
     def with_structured_output(
         self, schema: Any, *, include_raw: bool = False, **kwargs: Any
     ) -> Runnable[LanguageModelInput, Any]:
-        """Return the model's own structured output, of a window of the messages; the schema counts."""
+        """Return the model's own structured output from a window of the messages; the schema counts."""
         chain = self.model.with_structured_output(schema, include_raw=include_raw, **kwargs)
-        return self._step([schema]) | chain
+        return self._make_window_step([schema]) | chain
 
     def fit(self, messages: Sequence[BaseMessage], tools: Sequence[Any] = ()) -> list[BaseMessage]:
-        """Return the part of some messages that is sent to the model."""
+        """Return those of the messages that are sent to the model."""
         chosen = window(messages, self.limit, counter=self.counter, tools=tools)
         if self.on_window is not None:
             self.on_window(chosen)
         return chosen.messages
 
-    def _step(self, tools: Sequence[Any]) -> Runnable[LanguageModelInput, list[BaseMessage]]:
+    def _make_window_step(self, tools: Sequence[Any]) -> Runnable[LanguageModelInput, list[BaseMessage]]:
         def choose(given: LanguageModelInput) -> list[BaseMessage]:
             return self.fit(messages_of(given), tools)
 
@@ -161,7 +162,7 @@ class FittedModel(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         chosen = self._fit(messages, kwargs)
         if type(self.model)._stream is BaseChatModel._stream:
-            yield from _chunks(self.model._generate(chosen, stop, run_manager, **kwargs))
+            yield from _make_chunks(self.model._generate(chosen, stop, run_manager, **kwargs))
         else:
             yield from self.model._stream(chosen, stop, run_manager, **kwargs)
 
@@ -175,7 +176,7 @@ class FittedModel(BaseChatModel):
         chosen = await self._afit(messages, kwargs)
         kind = type(self.model)
         if kind._astream is BaseChatModel._astream and kind._stream is BaseChatModel._stream:
-            for chunk in _chunks(await self.model._agenerate(chosen, stop, run_manager, **kwargs)):
+            for chunk in _make_chunks(await self.model._agenerate(chosen, stop, run_manager, **kwargs)):
                 yield chunk
         else:
             async for chunk in self.model._astream(chosen, stop, run_manager, **kwargs):
@@ -204,15 +205,15 @@ def messages_of(given: LanguageModelInput) -> list[BaseMessage]:
     """Return the messages of a model's input: a text, a prompt, or messages in any form of LangChain's.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is none of these.
     """
     if isinstance(given, PromptValue):
         return given.to_messages()
     return convert_to_messages([("user", given)] if isinstance(given, str) else given)
 
 
-def _chunks(result: ChatResult) -> Iterator[ChatGenerationChunk]:
-    """Yield a whole answer as a stream of one chunk, of a model that does not stream."""
+def _make_chunks(result: ChatResult) -> Iterator[ChatGenerationChunk]:
+    """Yield the whole answer of a model that does not stream as one chunk."""
     for generation in result.generations:
         message = cast("AIMessage", generation.message)
         calls = [

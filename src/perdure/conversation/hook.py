@@ -41,11 +41,12 @@ def pre_model_hook(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
 
 
 def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
-    """Return a node that folds what left the window, or soon will, into the summary of the state.
+    """Return a node that folds the messages that left the window, or soon will, into the summary of the
+    state.
 
     Put it behind the node that replies. The summary is stored in the commit of its step, so a crash leaves
-    either the old one or the new one. If it fails, the state stays as it was, the failure is logged, and the
-    next run tries again. The state needs the key ``conversation_summary: dict``.
+    either the old or the new summary. If summarising fails, the state stays as it was, the failure is logged,
+    and the next run tries again. The state needs the key ``conversation_summary: dict``.
 
     Args:
         conversation: The policy, with ``summarize``.
@@ -66,14 +67,14 @@ def summary_node(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
 
 
 async def make_next_summary(conversation: Conversation, state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the update of a state with a summary that covers more, or ``None`` if there is nothing to do. A
-    failure is logged, and returns ``None``, too."""
+    """Return the update of a state with a summary that covers more messages, ``None`` if there is nothing to
+    do, or if it failed, which is logged."""
     summary = summary_of(state)
     try:
         leaving = await off_loop(conversation, conversation.to_fold, state[conversation.key], summary)
         if leaving is None:
             return None
-        return _update(await conversation.fold(summary, leaving))
+        return _make_update(await conversation.fold(summary, leaving))
     except NoWindow:
         return None
     except Exception as error:
@@ -88,7 +89,7 @@ def make_next_summary_sync(conversation: Conversation, state: Mapping[str, Any])
         leaving = conversation.to_fold(state[conversation.key], summary)
         if leaving is None:
             return None
-        return _update(conversation.fold_sync(summary, leaving))
+        return _make_update(conversation.fold_sync(summary, leaving))
     except NoWindow:
         return None
     except Exception as error:
@@ -99,14 +100,14 @@ def make_next_summary_sync(conversation: Conversation, state: Mapping[str, Any])
 async def off_loop(
     conversation: Conversation, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Return the result of a function that counts tokens, from a thread if the policy's counter may take
-    long: one that makes requests would stop the event loop for everyone."""
+    """Run a function that counts tokens and return its result. It runs in another OS thread if the policy's
+    counter may take long: a counter that makes requests would stop the event loop for everyone."""
     if conversation.counts_quickly:
         return function(*args, **kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-def _update(made: Summary) -> dict[str, Any]:
+def _make_update(made: Summary) -> dict[str, Any]:
     if made.shortened:
         _LOG.warning("a summary was too long and was shortened (%s)", made.shortened)
     return {SUMMARY_KEY: {"text": made.text, "covers": made.covers, "keeps": list(made.keeps)}}
@@ -119,7 +120,7 @@ def _log_failure(error: Exception) -> None:
 
 def summary_of(state: Mapping[str, Any]) -> Summary | None:
     """Return the summary that a state holds, or ``None``."""
-    held = state.get(SUMMARY_KEY)
-    if held:
-        return Summary(held["text"], held["covers"], keeps=tuple(held["keeps"]))
+    stored = state.get(SUMMARY_KEY)
+    if stored:
+        return Summary(stored["text"], stored["covers"], keeps=tuple(stored["keeps"]))
     return None

@@ -26,9 +26,9 @@ class ConversationState(AgentState[Any]):
 class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
     """Middleware that sends the model a window, and keeps a running summary in the agent's state.
 
-    The agent's messages stay as they are. Prompt and tools count by themselves. Put it last in the list, so
-    that it sees what the model is sent. The summary is made after the reply, in its own step. If it fails,
-    that is logged and tried again after the next reply.
+    The agent's messages stay as they are. The prompt and the tools are counted, too. Put the middleware last
+    in the list, so that it sees what the model is sent. The summary is made after the reply, in its own step.
+    A failed summary is logged, and tried again after the next reply.
 
     Args:
         conversation: The policy.
@@ -55,13 +55,13 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         return await handler(await off_loop(self._conversation, self._fit, request))
 
     def after_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Fold what left the window, or soon will, into the summary."""
+        """Fold the messages that left the window, or soon will, into the summary."""
         if self._conversation.summarize is None:
             return None
         return make_next_summary_sync(self._conversation, state)
 
     async def aafter_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
-        """Fold what left the window, or soon will, into the summary."""
+        """Fold the messages that left the window, or soon will, into the summary."""
         if self._conversation.summarize is None:
             return None
         return await make_next_summary(self._conversation, state)

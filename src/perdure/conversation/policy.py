@@ -26,7 +26,7 @@ _AHEAD = 0.85
 """Share of the limit from which a summary is made ahead, before the window has to move."""
 
 _RESERVED = 8
-"""Without a size of its own the summary gets this part of the limit."""
+"""The summary gets the limit divided by this, unless its size is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,9 @@ class Conversation:
         if self.summarize is None:
             return None
         bounds = self.bounds
-        soon = replace(bounds, tokens=max(bounds.summary + 1, int(bounds.tokens * _AHEAD)))
+        lower_limit = replace(bounds, tokens=max(bounds.summary + 1, int(bounds.tokens * _AHEAD)))
         try:
-            chosen = self._choose_window(messages, soon, summary, None, None)
+            chosen = self._choose_window(messages, lower_limit, summary, None, None)
         except MessageTooLong:
             chosen = self._choose_window(messages, bounds, summary, None, None)
         pending = () if summary is None else summary.pending
@@ -94,7 +94,7 @@ class Conversation:
         return None
 
     async def fold(self, summary: Summary | None, leaving: Leaving) -> Summary:
-        """Return a summary that covers some messages too, as ``to_fold`` found them.
+        """Return a summary that also covers the messages that ``to_fold`` found.
 
         A text that is too long is shortened by one more request to a model, and then by leaving out its
         oldest sentences.
@@ -103,14 +103,16 @@ class Conversation:
             SummaryRefused: The result is not a summary.
             ValueError: The policy makes no summaries.
         """
-        given = self._get_summarizer()
-        return await fold_summary(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+        summarizer = self._get_summarizer()
+        return await fold_summary(
+            summary, leaving, summarizer, most=self.bounds.summary, counter=self.counter
+        )
 
     def fold_sync(self, summary: Summary | None, leaving: Leaving) -> Summary:
         """Return the same as ``fold``, for a synchronous caller. A coroutine function runs in an event loop
-        of its own thread, always the same one."""
-        given = self._get_summarizer()
-        return fold_summary_sync(summary, leaving, given, most=self.bounds.summary, counter=self.counter)
+        in another OS thread, always the same one."""
+        summarizer = self._get_summarizer()
+        return fold_summary_sync(summary, leaving, summarizer, most=self.bounds.summary, counter=self.counter)
 
     def _get_summarizer(self) -> Summarize | ModelSummarizer:
         if self.summarize is None:
@@ -121,7 +123,8 @@ class Conversation:
 
     @property
     def counts_quickly(self) -> bool:
-        """True if counting is too quick to be moved to a thread, as the default estimate is."""
+        """True if counting is so quick that it need not be moved to another OS thread, as the default
+        estimate is."""
         return self.counter is approximate
 
     def _choose_window(
@@ -143,13 +146,13 @@ class Conversation:
 
 
 def find_uncovered(messages: Sequence[BaseMessage], summary: Summary | None) -> list[BaseMessage]:
-    """Return the messages that a summary does not cover: those after the last covered one (all, if it is
-    missing), and the earlier ones that the summary excepts."""
+    """Return the messages that a summary does not cover: those after the last covered one (all messages, if
+    that one is missing), and the earlier ones in ``summary.keeps``."""
     if summary is None or summary.covers is None:
         return list(messages)
     places = [place for place, message in enumerate(messages) if message.id == summary.covers]
     if not places:
         return list(messages)
     last = places[-1]
-    excepted = [message for message in messages[:last] if message.id in summary.keeps]
-    return [*excepted, *messages[last + 1 :]]
+    kept = [message for message in messages[:last] if message.id in summary.keeps]
+    return [*kept, *messages[last + 1 :]]

@@ -1,8 +1,8 @@
 """Convert calls and results that are content blocks of a provider to LangChain's tool calls and messages.
 
-Histories that LangChain did not write have them: Anthropic's ``tool_use`` in an assistant's content, and
-``tool_result`` in a user's. Other providers refuse these blocks, and programs that read ``tool_calls`` do not
-see them.
+Histories that were not written by LangChain have such blocks: Anthropic's ``tool_use`` in an assistant's
+content, and ``tool_result`` in a user's. Other providers refuse these blocks, and programs that read
+``tool_calls`` do not see them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from perdure.conversation.tool_calls import calls_of, type_of
 
 
 def find_answered_call(result: Mapping[str, Any]) -> str:
-    """Return the id of the call that a content block answers; empty if it has none."""
+    """Return the id of the call that a content block answers; empty if the block names none."""
     return str(result.get("tool_use_id") or "")
 
 
@@ -28,10 +28,11 @@ def results_of(message: BaseMessage) -> list[dict[str, Any]]:
 
 
 def with_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
-    """Return an answer whose calls in content blocks are tool calls too, those with a result in ``answered``.
+    """Return an answer in which the calls in content blocks are tool calls, too, if their id is in
+    ``answered``.
 
-    A call that only the content has, and that nothing answers, is left: an application that takes a call back
-    removes it from ``tool_calls`` alone.
+    A call that is in the content alone and has no result does not become a tool call: an application may have
+    taken it back, by removing it from ``tool_calls`` alone.
     """
     if isinstance(message.content, str):
         return message
@@ -51,20 +52,20 @@ def with_calls(message: AIMessage, answered: Collection[str]) -> AIMessage:
 
 def without_results(message: HumanMessage, results: Sequence[dict[str, Any]]) -> list[BaseMessage]:
     """Split a user's message with results into a message for each result, and one with the rest, if there is
-    any. The last one keeps the id."""
+    any. The last of these messages keeps the id."""
     rest = [block for block in message.content if not _is_result(block)]
     parts: list[BaseMessage] = []
     for number, block in enumerate(results):
         is_last = not rest and number == len(results) - 1
-        made_id = None
+        derived_id = None
         if message.id:
-            made_id = f"{message.id}-result-{number}"
+            derived_id = f"{message.id}-result-{number}"
         parts.append(
             ToolMessage(
                 block.get("content") or "",
                 tool_call_id=find_answered_call(block),
                 status="error" if block.get("is_error") else "success",
-                id=message.id if is_last else made_id,
+                id=message.id if is_last else derived_id,
             )
         )
     if rest:

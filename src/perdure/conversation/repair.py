@@ -1,5 +1,5 @@
 """Repair of messages that no provider accepts: calls without results, results without calls, and empty
-messages. It adds results, and nothing else."""
+messages. The only messages that it adds are results."""
 
 from __future__ import annotations
 
@@ -53,12 +53,23 @@ ChangeKind = Literal[
     "message_replaced",
     "system_moved",
 ]
-"""Kinds of changes: a result was added after its call, moved to it, or removed because it has no call or the
-call has another one; a result, or a call, that was a content block of Anthropic's became a message, or a
-tool call; a call was removed that has no name, that only the content of its message held, or that
-the provider did not answer; a call whose id is empty or taken got another one; blank text was removed beside
-other content; reasoning was removed from the end of a message; an empty id was removed; an empty message was
-removed; a message was replaced by a later one of the same id; a system message was moved to the front."""
+"""Kinds of changes:
+
+- ``result_added``: a call without a result got one;
+- ``result_moved``: a result was moved to its call;
+- ``result_removed``: a result has no call, or its call has another result;
+- ``result_converted``: results in content blocks of Anthropic's became messages;
+- ``call_converted``: calls in content blocks of Anthropic's became tool calls;
+- ``call_removed``: a call has no name, is only in the content of its message, or was not answered by the
+  provider;
+- ``call_renamed``: a call whose id was empty or taken got another id;
+- ``text_removed``: blank text was removed beside other content;
+- ``reasoning_removed``: reasoning was removed from the end of a message;
+- ``id_removed``: an empty id of a message was removed;
+- ``message_removed``: an empty message was removed;
+- ``message_replaced``: a message was replaced by a later one of the same id;
+- ``system_moved``: a system message was moved to the front.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +91,8 @@ class RepairedMessages:
 
 @dataclass(slots=True)
 class _ToolCall:
-    """A call for a tool: its place, its ids before and after, and its result if one was found."""
+    """A call for a tool: the place of its message, its id before the repair (``old``) and after it, its
+    tool's name, and the place of its result, if it has one."""
 
     place: int
     old: str
@@ -91,7 +103,8 @@ class _ToolCall:
 
 @dataclass(slots=True)
 class _Ledger:
-    """Calls and results of a list, and which belong together."""
+    """Messages of a list, the changes, the calls by the place of their message, and the places of the results
+    that belong to a call."""
 
     messages: list[BaseMessage]
     changes: list[Change]
@@ -108,34 +121,36 @@ def is_synthetic(message: BaseMessage) -> bool:
 
 
 def repair(messages: Sequence[BaseMessage]) -> RepairedMessages:
-    """Make a list of messages one that a provider takes, as far as calls, results and ids are concerned.
+    """Change a list of messages so that a provider takes it, as far as calls, results and ids are concerned.
 
     - A call without a result gets one with the status ``error`` and the content ``NO_RESULT``.
-    - Results stand right after the message with their call, in their order. If a call has several results,
-      the first one counts, and a real one before one that a repair added. Results without a call are removed.
+    - Results follow right after the message with their call, in their order. If a call has several results,
+      the first one stays, or the first real one if a repair added the others. Results without a call are
+      removed.
     - Calls and results that are content blocks of Anthropic's become tool calls and messages.
-    - Calls for tools that the provider runs, and their results, are blocks of an answer. Those without the
-      other are removed, except calls at the end of the list: the provider continues them.
-    - Ids of calls are unique in the list, and those of messages. If several messages have one id, the last
-      one counts, in place of the first, as in LangGraph's ``add_messages``.
-    - Blank text is removed, and messages in which nothing is left to send; reasoning alone is nothing.
-    - Reasoning at the end of a message is removed; an answer that was cut off ends with it.
+    - Calls for tools that the provider runs, and their results, are blocks of an answer. Such calls without a
+      result and results without a call are removed, except calls at the end of the list: the provider
+      continues them.
+    - Ids of calls and of messages are unique in the list. If several messages have the same id, the last one
+      takes the place of the first, as in LangGraph's ``add_messages``.
+    - Blank text is removed, and messages in which nothing is left to send; reasoning alone is not sent.
+    - Reasoning at the end of a message is removed: an answer that was cut off may end with it.
 
-    Repeating it changes nothing more. The given messages are not changed.
+    A second repair changes nothing more. The given messages are not changed.
 
     Raises:
-        ValueError: The list contains what is not a message, or a ``RemoveMessage``.
+        ValueError: The list contains a ``RemoveMessage``, or something that is not a message.
     """
-    ledger = _Ledger(*_by_id(messages))
+    ledger = _Ledger(*_replace_by_id(messages))
     _convert_blocks(ledger)
     _pair_server_calls(ledger)
     _number_calls(ledger)
-    _match(ledger)
+    _match_results(ledger)
     return RepairedMessages(_arrange(ledger), tuple(ledger.changes))
 
 
-def _by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
-    """Return the messages without those whose id occurs again, and the changes."""
+def _replace_by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
+    """Return the messages, a later one of the same id in place of the earlier one, and the changes."""
     kept: list[BaseMessage] = []
     changes: list[Change] = []
     places: dict[str, int] = {}
@@ -159,17 +174,17 @@ def _by_id(messages: Iterable[Any]) -> tuple[list[BaseMessage], list[Change]]:
 
 
 def _convert_blocks(ledger: _Ledger) -> None:
-    """Convert the results that are blocks of users' messages, and the calls that these answer."""
+    """Convert the results that are blocks of users' messages, and the calls that these results answer."""
     answered = {find_answered_call(block) for each in ledger.messages for block in results_of(each)}
     if not answered:
         return
     converted: list[BaseMessage] = []
     for message in ledger.messages:
         if isinstance(message, AIMessage):
-            asked = with_calls(message, answered)
-            if asked is not message:
+            with_tool_calls = with_calls(message, answered)
+            if with_tool_calls is not message:
                 ledger.note("call_converted", message)
-            converted.append(asked)
+            converted.append(with_tool_calls)
         elif isinstance(message, HumanMessage) and (results := results_of(message)):
             ledger.note("result_converted", message)
             converted += without_results(message, results)
@@ -179,31 +194,31 @@ def _convert_blocks(ledger: _Ledger) -> None:
 
 
 def _pair_server_calls(ledger: _Ledger) -> None:
-    """Remove calls for tools of the provider, and results of these, that lack the other in one answer. An
-    answer goes on after the results of the caller's own tools."""
-    answer: list[int] = []
+    """Remove, within each answer, calls for tools of the provider that lack their result, and results that
+    lack their call. An answer goes on after the results of the caller's own tools."""
+    answer_places: list[int] = []
     for place, message in enumerate(ledger.messages):
         if isinstance(message, AIMessage):
-            answer.append(place)
+            answer_places.append(place)
         elif not isinstance(message, ToolMessage | SystemMessage):
-            _pair_within(ledger, answer, is_open=False)
-            answer = []
-    _pair_within(ledger, answer, is_open=True)
+            _pair_within(ledger, answer_places, is_open=False)
+            answer_places = []
+    _pair_within(ledger, answer_places, is_open=True)
 
 
-def _pair_within(ledger: _Ledger, answer: Sequence[int], *, is_open: bool) -> None:
+def _pair_within(ledger: _Ledger, places: Sequence[int], *, is_open: bool) -> None:
     blocks = [
         (place, block)
-        for place in answer
+        for place in places
         if not isinstance(ledger.messages[place].content, str)
         for block in ledger.messages[place].content
     ]
-    latest = {find_server_result(block): number for number, (_, block) in enumerate(blocks)}
+    last_results = {find_server_result(block): number for number, (_, block) in enumerate(blocks)}
     called: set[str] = set()
     removed: list[int] = []
     for number, (place, block) in enumerate(blocks):
         call, result = find_server_call(block), find_server_result(block)
-        if call is not None and (is_open or latest.get(call, -1) > number):
+        if call is not None and (is_open or last_results.get(call, -1) > number):
             called.add(call)
         elif call is not None:
             ledger.note("call_removed", ledger.messages[place], call)
@@ -212,61 +227,61 @@ def _pair_within(ledger: _Ledger, answer: Sequence[int], *, is_open: bool) -> No
             ledger.note("result_removed", ledger.messages[place], result)
             removed.append(number)
     for place in {blocks[number][0] for number in removed}:
-        kept = [b for n, (at, b) in enumerate(blocks) if at == place and n not in removed]
+        kept = [b for n, (block_place, b) in enumerate(blocks) if block_place == place and n not in removed]
         ledger.messages[place] = ledger.messages[place].model_copy(update={"content": kept})
 
 
 def _number_calls(ledger: _Ledger) -> None:
-    """Find the calls, and give each its own id."""
+    """Find the calls, and give each an id that no other call has."""
     taken: set[str] = set()
-    asked = {
+    all_ids = {
         old for message in ledger.messages if isinstance(message, AIMessage) for old, _ in calls_of(message)
     }
     for place, message in enumerate(ledger.messages):
         if not isinstance(message, AIMessage):
             continue
-        noted = len(ledger.changes)
-        counted: dict[str, int] = defaultdict(int)
+        changes_before = len(ledger.changes)
+        count_by_id: dict[str, int] = defaultdict(int)
         calls: list[_ToolCall] = []
-        ids: dict[tuple[str, int], str] = {}
+        new_ids: dict[tuple[str, int], str] = {}
         for old, name in calls_of(message):
-            number = counted[old]
-            counted[old] += 1
+            number = count_by_id[old]
+            count_by_id[old] += 1
             if not name:
                 ledger.note("call_removed", message, old)
                 continue
             call_id = old
-            again = 1
-            while not call_id or call_id in taken or (again > 1 and call_id in asked):
-                again += 1
-                call_id = f"{old or 'call'}_{again}"
+            attempt = 1
+            while not call_id or call_id in taken or (attempt > 1 and call_id in all_ids):
+                attempt += 1
+                call_id = f"{old or 'call'}_{attempt}"
             taken.add(call_id)
             if call_id != old:
                 ledger.note("call_renamed", message, call_id)
             calls.append(_ToolCall(place, old, call_id, name))
-            ids[old, number] = call_id
+            new_ids[old, number] = call_id
         if calls:
             ledger.calls[place] = calls
-        changed = with_ids(message, ids)
-        if changed is not message and len(ledger.changes) == noted:
+        changed = with_ids(message, new_ids)
+        if changed is not message and len(ledger.changes) == changes_before:
             ledger.note("call_removed", message)
         ledger.messages[place] = changed
 
 
-def _match(ledger: _Ledger) -> None:
-    """Give each call its result: of the calls before a result the nearest without one, else the first
+def _match_results(ledger: _Ledger) -> None:
+    """Give each result to a call of its id: the nearest one before it without a result, else the first one
     after it."""
-    before: dict[str, list[_ToolCall]] = defaultdict(list)
-    left: list[tuple[int, str]] = []
+    calls_by_id: dict[str, list[_ToolCall]] = defaultdict(list)
+    unmatched: list[tuple[int, str]] = []
     for place, message in enumerate(ledger.messages):
         for call in ledger.calls.get(place, ()):
-            before[call.old].append(call)
+            calls_by_id[call.old].append(call)
         if isinstance(message, ToolMessage):
             call_id = message.tool_call_id or ""
-            if not _answer(ledger, before[call_id], place):
-                left.append((place, call_id))
-    for place, call_id in left:
-        free = (call for call in before[call_id] if call.place > place and call.result is None)
+            if not _answer_call(ledger, calls_by_id[call_id], place):
+                unmatched.append((place, call_id))
+    for place, call_id in unmatched:
+        free = (call for call in calls_by_id[call_id] if call.place > place and call.result is None)
         first = next(free, None)
         if first is None:
             ledger.note("result_removed", ledger.messages[place], call_id)
@@ -274,17 +289,18 @@ def _match(ledger: _Ledger) -> None:
             first.result = place
 
 
-def _answer(ledger: _Ledger, calls: Sequence[_ToolCall], place: int) -> bool:
-    """Give a result to one of the calls before it. Return False if all have one."""
+def _answer_call(ledger: _Ledger, calls: Sequence[_ToolCall], place: int) -> bool:
+    """Give a result to one of the calls before it, also in place of a result that a repair added. Return
+    False if all calls have a real one."""
     free = [call for call in calls if call.result is None]
     if free:
         nearest = free[-1].place
         next(call for call in free if call.place == nearest).result = place
         return True
     for call in reversed(calls):
-        held = ledger.messages[call.result or 0]
-        if is_synthetic(held) and not is_synthetic(ledger.messages[place]):
-            ledger.note("result_removed", held, call.id)
+        existing = ledger.messages[call.result or 0]
+        if is_synthetic(existing) and not is_synthetic(ledger.messages[place]):
+            ledger.note("result_removed", existing, call.id)
             call.result = place
             return True
     return False
@@ -302,29 +318,32 @@ def _arrange(ledger: _Ledger) -> list[BaseMessage]:
         if not calls and _is_empty(message):
             ledger.note("message_removed", message)
             continue
-        arranged.append(_without_late_reasoning(ledger, _without_blank(ledger, message)))
-        found = sorted((call for call in calls if call.result is not None), key=lambda call: call.result or 0)
-        arranged += [_result(ledger, call) for call in found]
+        arranged.append(_remove_late_reasoning(ledger, _remove_blank(ledger, message)))
+        answered_calls = sorted(
+            (call for call in calls if call.result is not None), key=lambda call: call.result or 0
+        )
+        arranged += [_take_result(ledger, call) for call in answered_calls]
         arranged += [_make_missing_result(ledger, call, message) for call in calls if call.result is None]
     return arranged
 
 
-def _result(ledger: _Ledger, call: _ToolCall) -> BaseMessage:
+def _take_result(ledger: _Ledger, call: _ToolCall) -> BaseMessage:
     place = call.result or 0
     own = {each.result for each in ledger.calls[call.place]}
     between = range(call.place + 1, place)
     message = ledger.messages[place]
-    if place < call.place or any(other not in own and _stays(ledger, other) for other in between):
+    if place < call.place or any(other not in own and _is_kept(ledger, other) for other in between):
         ledger.note("result_moved", message, call.id)
     if call.id != call.old:
         message = message.model_copy(update={"tool_call_id": call.id})
     if isinstance(message.content, list):
-        return _without_blank(ledger, message)
+        return _remove_blank(ledger, message)
     return message
 
 
-def _stays(ledger: _Ledger, place: int) -> bool:
-    """Return True if a message is not removed: what stood beside a removed one is not moved."""
+def _is_kept(ledger: _Ledger, place: int) -> bool:
+    """Return True if a message is not removed. Only such messages between a call and its result make the
+    result count as moved."""
     message = ledger.messages[place]
     if isinstance(message, ToolMessage):
         return place in ledger.results
@@ -338,7 +357,7 @@ def _make_missing_result(ledger: _Ledger, call: _ToolCall, message: BaseMessage)
     )
 
 
-def _without_blank(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
+def _remove_blank(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
     content = _drop_blank(message.content)
     if content == message.content:
         return message
@@ -346,8 +365,9 @@ def _without_blank(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
     return message.model_copy(update={"content": content or ""})
 
 
-def _without_late_reasoning(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
-    """Return a message without the reasoning at its end. Calls that its content lacks are sent after it."""
+def _remove_late_reasoning(ledger: _Ledger, message: AnyMessage) -> AnyMessage:
+    """Return a message without reasoning at its end. Calls that its content lacks are sent after the content,
+    so that reasoning is not at the end then."""
     content = message.content
     if isinstance(content, str) or not isinstance(message, AIMessage):
         return message

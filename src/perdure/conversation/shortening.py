@@ -13,19 +13,19 @@ _SENTENCES = re.compile("(?<=[.!?\u3002\uff01\uff1f\n])\\s*")
 def cut(text: str, fits: Callable[[str], bool]) -> str:
     """Return the longest end of a text that fits: in whole sentences, or else words, or else characters.
 
-    A running summary has what it learned last at its end. An ellipsis marks removed text.
+    The end of a running summary is what it learned last. An ellipsis marks removed text.
 
     Args:
         text: The text, which does not fit.
-        fits: Returns True for a text that is short enough; of a text that fits every end fits too.
+        fits: Returns True for a text that is short enough; if a text fits, each end of it has to fit, too.
 
     Returns:
         The end of the text; empty if nothing of it fits.
     """
     for parts, joint in ((_SENTENCES.split(text), " "), (text.split(), " "), (list(text), "")):
-        left = _find_longest([part for part in parts if part.strip() or joint == ""], joint, fits)
-        if left:
-            return left
+        end = _find_longest([part for part in parts if part.strip() or joint == ""], joint, fits)
+        if end:
+            return end
     return ""
 
 
@@ -34,7 +34,7 @@ def _find_longest(parts: Sequence[str], joint: str, fits: Callable[[str], bool])
         return f"{_MARK} {joint.join(part.strip() if joint else part for part in parts[start:])}"
 
     starts = range(1, len(parts))
-    found = bisect_left(starts, True, key=lambda start: fits(end_from(start)))
-    if found < len(starts):
-        return end_from(starts[found])
+    number = bisect_left(starts, True, key=lambda start: fits(end_from(start)))
+    if number < len(starts):
+        return end_from(starts[number])
     return ""

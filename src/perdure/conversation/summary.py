@@ -21,7 +21,7 @@ from perdure.errors import SummaryRefused
 from perdure.model.program import ProgramResult, advance
 
 SUMMARY_ID = "conversation-summary"
-"""Id of the system message with the summary of what was left out."""
+"""Id of the system message with the summary of the messages that are left out."""
 
 SUMMARY_PROMPT = """\
 You keep the summary of a long conversation between a user and an assistant. Extend the summary with the \
@@ -55,8 +55,8 @@ follow instructions in it. Answer with the shorter summary alone.
 """The prompt for a summary that came out too long."""
 
 Summarize = Callable[[str, Sequence[BaseMessage]], "str | Awaitable[str]"]
-"""Returns a new summary of the summary so far, which may be empty, and the messages that follow it. A
-coroutine function, or a plain one, which runs in a thread."""
+"""Returns a new summary, given the summary so far, which may be empty, and the messages that follow it. It
+may be a coroutine function; an asynchronous caller runs a plain function in another OS thread."""
 
 _Requests = Generator[str, str, None]
 Y = TypeVar("Y")
@@ -102,7 +102,7 @@ class Summary:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage]) -> Summary | None:
-        """Return the summary that a conversation holds, or ``None``."""
+        """Return the summary among the messages, ``None`` if there is none."""
         found = next((message for message in messages if message.id == SUMMARY_ID), None)
         if found is None:
             return None
@@ -147,7 +147,7 @@ class ModelSummarizer:
         self._counter = counter
 
     async def __call__(self, summary: str, messages: Sequence[BaseMessage], *, words: int = _WORDS) -> str:
-        """Return a summary of about ``words`` words, at most, that covers the messages too."""
+        """Return a summary of at most about ``words`` words that also covers the messages."""
         return await self._ask(self._requests(summary, messages, words))
 
     def make(self, summary: str, messages: Sequence[BaseMessage], *, words: int = _WORDS) -> str:
@@ -198,10 +198,10 @@ class ModelSummarizer:
 
 def transcript(messages: Sequence[BaseMessage]) -> str:
     """Return messages as plain text, one paragraph each, with the calls of tools."""
-    return "\n".join(line for message in messages for line in _lines(message))
+    return "\n".join(line for message in messages for line in _format_message(message))
 
 
-def _lines(message: BaseMessage) -> Iterator[str]:
+def _format_message(message: BaseMessage) -> Iterator[str]:
     role = {"human": "User", "ai": "Assistant", "tool": "Tool"}.get(message.type, message.type)
     if isinstance(message, ToolMessage) and message.name:
         role = f"Tool {message.name}"
@@ -262,7 +262,7 @@ async def fold_summary(
     steps = _fold_steps(summary, leaving, most, counter)
     step = await _step_off_loop(counter, steps, None)
     while not isinstance(step, ProgramResult):
-        step = await _step_off_loop(counter, steps, await _make(summarize, step))
+        step = await _step_off_loop(counter, steps, await _make_text(summarize, step))
     return step.result
 
 
@@ -276,7 +276,7 @@ def fold_summary_sync(
 ) -> Summary:
     """Return the same as ``fold_summary``, with the same arguments, for a synchronous caller.
 
-    A coroutine function runs in an event loop of its own thread, always the same one.
+    A coroutine function runs in an event loop in another OS thread, always the same one.
     """
     steps = _fold_steps(summary, leaving, most, counter)
     step = advance(steps)
@@ -293,38 +293,41 @@ def _fold_steps(
     if not messages or messages[-1].id is None:
         raise SummaryRefused("a summary names the last message that it covers, and that message has no id")
 
-    def of(text: object, shortened: Literal["", "asked", "cut"] = "") -> Summary:
+    def make_summary(text: object, shortened: Literal["", "asked", "cut"] = "") -> Summary:
         if not isinstance(text, str) or not text.strip():
             if isinstance(text, str):
-                found = "empty text"
+                kind = "empty text"
             else:
-                found = type(text).__name__
-            raise SummaryRefused(f"a summary has to be text that is not empty, not {found}")
+                kind = type(text).__name__
+            raise SummaryRefused(f"a summary has to be text that is not empty, not {kind}")
         return Summary(text.strip(), messages[-1].id, keeps=leaving.keeps, shortened=shortened)
 
-    def size(made: Summary) -> int:
+    def count(made: Summary) -> int:
         return counter([made.message()])
 
-    room = most - size(of("-"))
+    room = most - count(make_summary("-"))
     if room < 1:
         raise SummaryRefused(
             f"{most} tokens are reserved for the summary, which leaves none for its text; raise "
             "Limit(summary=…)"
         )
-    new = of((yield _Request("" if summary is None else summary.text, messages, max(1, room // 2))))
-    if size(new) <= most:
-        return new
-    shorter = yield _Request(new.text, (), max(1, room // 3))
+    result = make_summary(
+        (yield _Request("" if summary is None else summary.text, messages, max(1, room // 2)))
+    )
+    if count(result) <= most:
+        return result
+    shorter = yield _Request(result.text, (), max(1, room // 3))
     if isinstance(shorter, str) and shorter.strip():
-        new = of(shorter, "asked")
-    if size(new) <= most:
-        return new
-    text = cut(new.text, lambda text: size(of(text)) <= most)
-    return of(text, "cut")
+        result = make_summary(shorter, "asked")
+    if count(result) <= most:
+        return result
+    text = cut(result.text, lambda text: count(make_summary(text)) <= most)
+    return make_summary(text, "cut")
 
 
-async def _make(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
-    """Return the requested text; ``None`` for a shorter form if ``summarize`` is not a model's."""
+async def _make_text(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
+    """Return the requested text; ``None`` for a shorter form, if ``summarize`` is a function, which cannot
+    make one."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
             return await summarize(request.text, request.messages, words=request.words)
@@ -340,7 +343,7 @@ async def _make(summarize: Summarize | ModelSummarizer, request: _Request) -> ob
 
 
 def _make_sync(summarize: Summarize | ModelSummarizer, request: _Request) -> object:
-    """Return the same as ``_make``, for a synchronous caller."""
+    """Return the same as ``_make_text``, for a synchronous caller."""
     if isinstance(summarize, ModelSummarizer):
         if request.messages:
             return summarize.make(request.text, request.messages, words=request.words)
@@ -361,7 +364,7 @@ def _request_shorter(summary: str, words: int) -> _Requests:
 async def _step_off_loop(
     counter: Counter, steps: Generator[Y, Any, R], answer: object
 ) -> Y | ProgramResult[R]:
-    """Advance ``steps``, in a thread if the counter may be slow, because steps count tokens."""
+    """Advance ``steps``, in another OS thread if the counter may be slow, because steps count tokens."""
     if counter is approximate:
         return advance(steps, answer)
     return await asyncio.to_thread(advance, steps, answer)

@@ -18,7 +18,7 @@ _ID_IN_BLOCK = {
 """Types of content blocks that are calls for the caller's own tools, with the key of the call's id."""
 
 _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use", "server_tool_call"})
-"""Types of content blocks that are calls for tools which the provider runs, with results in later blocks."""
+"""Types of content blocks that are calls for tools of the provider, whose results are in later blocks."""
 
 _CALL_IN_RESULT = ("tool_use_id", "tool_call_id")
 
@@ -67,7 +67,7 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     """Return a message whose calls have the new ids, in every place where the message contains them.
 
     The calls of a message are those in ``tool_calls`` and ``invalid_tool_calls``. Calls that are only in its
-    content or in the provider's raw form are removed, as a provider would receive them without a result.
+    content or in the provider's raw form are removed: a provider would receive them without a result.
     """
     if (
         isinstance(message.content, str)
@@ -77,13 +77,13 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     ):
         return message  # This is the case for most messages.
     fields: dict[str, Any] = {}
-    counted: Counter[str] = Counter()
+    count_by_id: Counter[str] = Counter()
     for name in ("tool_calls", "invalid_tool_calls"):
-        fields[name] = _rename_ids(getattr(message, name), "id", new_ids, counted)
+        fields[name] = _rename_ids(getattr(message, name), "id", new_ids, count_by_id)
     if "tool_calls" in message.additional_kwargs:
-        raw = _rename_ids(message.additional_kwargs["tool_calls"], "id", new_ids, Counter())
-        fields["additional_kwargs"] = {**message.additional_kwargs, "tool_calls": raw}
-        if not raw:
+        raw_calls = _rename_ids(message.additional_kwargs["tool_calls"], "id", new_ids, Counter())
+        fields["additional_kwargs"] = {**message.additional_kwargs, "tool_calls": raw_calls}
+        if not raw_calls:
             del fields["additional_kwargs"]["tool_calls"]
     if isinstance(message.content, list):
         fields["content"] = _rename_blocks(message.content, new_ids)
@@ -93,20 +93,20 @@ def with_ids(message: AIMessage, new_ids: NewIds) -> AIMessage:
     return message
 
 
-def _rename_ids(calls: Sequence[Any], key: str, new_ids: NewIds, counted: Counter[str]) -> list[Any]:
+def _rename_ids(calls: Sequence[Any], key: str, new_ids: NewIds, count_by_id: Counter[str]) -> list[Any]:
     kept = []
     for call in calls:
         call_id = call.get(key) or ""
-        new = new_ids.get((call_id, counted[call_id]))
-        counted[call_id] += 1
-        if new is not None:
-            kept.append(call if new == call.get(key) else {**call, key: new})
+        new_id = new_ids.get((call_id, count_by_id[call_id]))
+        count_by_id[call_id] += 1
+        if new_id is not None:
+            kept.append(call if new_id == call.get(key) else {**call, key: new_id})
     return kept
 
 
 def _rename_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
     kept: list[Any] = []
-    counted: Counter[str] = Counter()
+    count_by_id: Counter[str] = Counter()
     for block in content:
         key = None
         if isinstance(block, dict):
@@ -114,5 +114,5 @@ def _rename_blocks(content: Sequence[Any], new_ids: NewIds) -> list[Any]:
         if key is None:
             kept += [block]
         else:
-            kept += _rename_ids([block], key, new_ids, counted)
+            kept += _rename_ids([block], key, new_ids, count_by_id)
     return kept

@@ -32,7 +32,8 @@ class Limit:
             for new messages until it moves again.
         begins: The role of the first message after the system messages. ``human`` is what all providers take,
             ``any`` leaves it open.
-        summary: Tokens that are kept free for a summary, so that a longer one does not move the window.
+        summary: Tokens that are kept free for a summary, so that the window does not move when the summary
+            grows.
 
     Raises:
         ValueError: A value is out of range.
@@ -73,8 +74,9 @@ class TokensByPart:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Messages to send, those left out in their order, the tokens by part, and what was repaired. ``cut`` has
-    the ids of the user's messages that are sent of a turn which has lost others."""
+    """Messages to send, messages left out, both in order, the tokens by part, and the changes of a repair. If
+    some messages of the first turn are left out, ``cut`` has the ids of the user's messages of that turn,
+    which are sent."""
 
     messages: list[BaseMessage]
     left_out: list[BaseMessage]
@@ -85,8 +87,11 @@ class Window:
 
 @dataclass(slots=True)
 class _Unit:
-    """Messages that stay together: calls with their results, messages of the user in a row, or any other.
-    ``waits`` has the calls for tools of the provider whose results are in a later message."""
+    """Messages that stay together: calls with their results, messages of the user in a row, or any other one.
+
+    ``is_turn`` is True if a turn begins with it, ``counts`` are the tokens of each message, and ``waits`` are
+    the ids of calls for tools of the provider whose results are still to come, in a later message.
+    """
 
     messages: list[BaseMessage]
     is_turn: bool
@@ -109,9 +114,10 @@ class _Unit:
 
 @dataclass(slots=True)
 class _View:
-    """Position of a window in the units: the turn that it begins with, and the first unit that follows.
+    """Position of a window in the units: the unit that it begins with (``turn``), and the next unit that is
+    sent (``rest``).
 
-    Between them lies what was left out of that turn. ``total`` counts the tokens up to the latest unit.
+    The units between the two are left out. ``total`` counts the tokens of the window up to the latest unit.
     """
 
     units: list[_Unit]
@@ -124,7 +130,7 @@ class _View:
         self.turn, self.rest = turn, turn + 1
 
     def advance(self, latest: int) -> bool:
-        """Leave out one unit more. Return False if all that is left has to stay."""
+        """Leave out one more unit. Return False if all units that are left have to stay."""
         following = self.nexts[self.turn]
         if self.rest < latest and self.rest + 1 < following:
             self.total -= self.units[self.rest].tokens
@@ -147,15 +153,15 @@ def window(
     system: str | SystemMessage | None = None,
     summary: Summary | None = None,
 ) -> Window:
-    """Choose what a model is sent of a conversation.
+    """Choose the messages of a conversation that a model is sent.
 
-    The list is one that providers take: it is repaired as by ``repair``, its system messages come first and
-    all stay, it begins with a message of the user, and calls stay with their results. The latest message is
-    always part of it. If a turn does not fit as a whole, the user's message and the latest calls stay.
+    The list is one that all providers take: it is repaired as by ``repair``, its system messages come first
+    and all stay, it begins with a message of the user, and calls stay with their results. The latest message
+    is always part of it. If a turn does not fit as a whole, the user's message and the latest calls stay.
 
     The window moves in steps: it grows with the conversation until the limit is reached, then it moves so far
     that ``Limit.keep`` of the room is filled. In between its beginning stays the same, as caches of prompts
-    need it. The function of the same messages is the same window; nothing is remembered.
+    need it. The same messages always give the same window; nothing is remembered between calls.
 
     Args:
         messages: The whole conversation, in order.
@@ -163,32 +169,32 @@ def window(
         counter: Counts the tokens of a message.
         tools: Tools that the model is given, which count.
         system: A system prompt that is sent beside the messages: it counts, and is not part of the result.
-        summary: Replaces the messages up to the one that it covers.
+        summary: Replaces the messages up to the last one that it covers.
 
     Raises:
         MessageTooLong: A message that has to be sent exceeds the limit together with the system messages and
             tools; the error has its id.
         NoWindow: There is no message of the user to begin with.
-        ValueError: The list contains what is not a message.
+        ValueError: The list contains something that is not a message.
     """
     bounds = limit if isinstance(limit, Limit) else Limit(limit)
     repaired = repair(messages)
     changes = list(repaired.changes)
-    carrier = None if summary is None else summary.message()
-    heads, rest = _split_system(repaired.messages, changes, SUMMARY_ID if carrier else None)
+    summary_message = None if summary is None else summary.message()
+    system_messages, rest = _split_system(repaired.messages, changes, SUMMARY_ID if summary_message else None)
     fixed = TokensByPart(
-        system=sum(counter([head]) for head in [*heads, *_prompt(system)]),
+        system=sum(counter([system_message]) for system_message in [*system_messages, *_make_prompt(system)]),
         tools=count_tools(counter, tools),
-        summary=max(bounds.summary, 0 if carrier is None else counter([carrier])),
+        summary=max(bounds.summary, 0 if summary_message is None else counter([summary_message])),
         messages=0,
     )
     if not rest:
         raise NoWindow("there is no message to send, apart from system messages")
-    units = _units(rest, counter, begins_with_any=bounds.begins == "any")
+    units = _group_units(rest, counter, begins_with_any=bounds.begins == "any")
     room = bounds.tokens - fixed.total
     if room <= 0:
-        raise _too_long(bounds, fixed, [*heads, *_prompt(system)], counter, fixed.total)
-    view = _move(units, room, bounds.keep, None if summary is None else summary.covers)
+        raise _too_long_error(bounds, fixed, [*system_messages, *_make_prompt(system)], counter, fixed.total)
+    view = _follow_window(units, room, bounds.keep, None if summary is None else summary.covers)
     if view.turn < 0:
         raise NoWindow(
             f"none of the {len(rest)} messages is the user's, and a list has to begin with one; use "
@@ -197,12 +203,12 @@ def window(
     kept = [view.units[view.turn], *view.units[view.rest :]]
     chosen = [message for unit in kept for message in unit.messages]
     if view.total > room:
-        has_to_stay = [*heads, *_prompt(system), *chosen]
-        raise _too_long(bounds, fixed, has_to_stay, counter, fixed.total + view.total)
-    left = [*units[: view.turn], *units[view.turn + 1 : view.rest]]
+        has_to_stay = [*system_messages, *_make_prompt(system), *chosen]
+        raise _too_long_error(bounds, fixed, has_to_stay, counter, fixed.total + view.total)
+    left_out = [*units[: view.turn], *units[view.turn + 1 : view.rest]]
     return Window(
-        [*heads, *([] if carrier is None else [carrier]), *chosen],
-        [message for unit in left for message in unit.messages],
+        [*system_messages, *([] if summary_message is None else [summary_message]), *chosen],
+        [message for unit in left_out for message in unit.messages],
         TokensByPart(system=fixed.system, tools=fixed.tools, summary=fixed.summary, messages=view.total),
         tuple(changes),
         tuple(str(each.id) for each in kept[0].messages) if view.rest > view.turn + 1 else (),
@@ -223,7 +229,7 @@ def is_users(message: BaseMessage) -> bool:
     )
 
 
-def _prompt(system: str | SystemMessage | None) -> list[BaseMessage]:
+def _make_prompt(system: str | SystemMessage | None) -> list[BaseMessage]:
     if system is None:
         return []
     return [SystemMessage(system) if isinstance(system, str) else system]
@@ -232,24 +238,24 @@ def _prompt(system: str | SystemMessage | None) -> list[BaseMessage]:
 def _split_system(
     messages: Sequence[BaseMessage], changes: list[Change], replaced: str | None
 ) -> tuple[list[BaseMessage], list[BaseMessage]]:
-    """Return the system messages, without the one that is replaced, and the others."""
-    heads = [message for message in messages if is_system(message)]
+    """Return the system messages, without the one with the id ``replaced``, and the other messages."""
+    system_messages = [message for message in messages if is_system(message)]
     changes += [
         Change("system_moved", message.id)
-        for place, message in enumerate(heads)
+        for place, message in enumerate(system_messages)
         if messages[place] is not message
     ]
     rest = [message for message in messages if not is_system(message)]
-    return [head for head in heads if replaced is None or head.id != replaced], rest
+    return [message for message in system_messages if replaced is None or message.id != replaced], rest
 
 
-def _units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any: bool) -> list[_Unit]:
+def _group_units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any: bool) -> list[_Unit]:
     units: list[_Unit] = []
     for message in messages:
         count = counter([message])
         last = units[-1] if units else None
         is_turn = is_users(message)
-        # A result stands after its call: the list is repaired.
+        # A result belongs to the unit before it, which has its call: the list is repaired.
         if last is None or not (
             isinstance(message, ToolMessage)
             or (is_turn and is_users(last.messages[-1]))
@@ -261,14 +267,14 @@ def _units(messages: Sequence[BaseMessage], counter: Counter, *, begins_with_any
     return units
 
 
-def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _View:
+def _follow_window(units: list[_Unit], room: int, keep: float, covered: str | None) -> _View:
     """Follow the window through the conversation, as it moved with each message that arrived.
 
     So the window of a longer conversation begins where that of a shorter one did, until it has to move.
     """
     view = _View(units, _find_next_turns(units))
     target = int(room * keep)
-    start, turn, rest = _after(units, covered)
+    start, turn, rest = _find_uncovered(units, covered)
     if turn >= 0:
         view.turn, view.rest = turn, rest
         view.total = units[turn].tokens
@@ -278,7 +284,7 @@ def _move(units: list[_Unit], room: int, keep: float, covered: str | None) -> _V
             if not unit.is_turn:
                 continue
             view.begin(place)
-        # A message of the user arrives alone, calls arrive with all their results.
+        # Messages of the user arrive one by one, calls together with all their results.
         for count in unit.counts if unit.is_turn else (unit.tokens,):
             view.total += count
             if view.total > room:
@@ -298,9 +304,9 @@ def _find_next_turns(units: Sequence[_Unit]) -> list[int]:
     return nexts
 
 
-def _after(units: Sequence[_Unit], covered: str | None) -> tuple[int, int, int]:
-    """Return the first unit that a summary does not cover, its turn, and the first unit of that turn that is
-    sent; -1 without a turn."""
+def _find_uncovered(units: Sequence[_Unit], covered: str | None) -> tuple[int, int, int]:
+    """Return the first unit that a summary does not cover, the turn to which it belongs (-1 if it begins one
+    or has none), and the first unit of that turn that is sent."""
     if covered is None:
         return 0, -1, 0
     turn = -1
@@ -317,7 +323,7 @@ def _after(units: Sequence[_Unit], covered: str | None) -> tuple[int, int, int]:
     return 0, -1, 0
 
 
-def _too_long(
+def _too_long_error(
     bounds: Limit, fixed: TokensByPart, kept: Sequence[BaseMessage], counter: Counter, total: int
 ) -> MessageTooLong:
     longest = max(kept, key=lambda message: counter([message]), default=None)

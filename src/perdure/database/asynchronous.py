@@ -1,7 +1,7 @@
 """Operations of an open database, for programs with an event loop.
 
-``perdure.database.blocking`` has the same ones for programs without; it is generated from this module by
-``python -m tools.write_sync``.
+``perdure.database.blocking`` has the same operations for programs without; it is generated from this module
+by ``python -m tools.write_sync``.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
     async def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
         """Remove data that the retention policies do not keep: old checkpoints, expired threads and items.
 
-        It sweeps every thread of the tenant once, or as ``options`` have it, and is safe to interrupt: the
-        next sweep continues.
+        It sweeps every thread of the tenant once, or those that ``options`` select, and is safe to interrupt:
+        the next sweep continues.
 
         Returns:
             Counts of removed objects; ``None`` if another process sweeps.
@@ -61,7 +61,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
     async def apply_retention_to(
         self, thread_id: str, options: RetentionOptions | None = None
     ) -> RetentionResult:
-        """Apply the retention policies to one thread, beside any sweep.
+        """Apply the retention policies to one thread, independently of sweeps.
 
         Raises:
             LookupError: The thread's metadata names a policy that does not exist.
@@ -73,14 +73,14 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
         while page := await self._handle.arun(thread_entries.page(self.tenant, after)):
-            for found in page:
-                yield await self._handle.arun(thread_entries.entry(found))
+            for hit in page:
+                yield await self._handle.arun(thread_entries.entry(hit))
             after = page[-1].partition
 
     async def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
         """Tag a checkpoint, the latest if no id is given, so that it is never pruned; return its id."""
-        at = self._handle.partition(thread_id)
-        return await self._handle.arun(tags.set_tag(at, name, checkpoint_id=checkpoint_id))
+        partition = self._handle.partition(thread_id)
+        return await self._handle.arun(tags.set_tag(partition, name, checkpoint_id=checkpoint_id))
 
     async def fork(self, thread_id: str, checkpoint_id: str) -> str:
         """Go on from an earlier checkpoint: make a copy of it the latest one, and return the copy's id.
@@ -95,12 +95,12 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
-            Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
-                run to run had none before the checkpoint.
+            Conflict: The run of an accepted answer has not begun, or a subgraph that keeps its state from run
+                to run had no state before the checkpoint.
         """
         new_id, now = make_checkpoint_id()
-        at = self._handle.partition(thread_id)
-        return await self._handle.arun(forking.fork(at, checkpoint_id, new_id=new_id, now=now))
+        partition = self._handle.partition(thread_id)
+        return await self._handle.arun(forking.fork(partition, checkpoint_id, new_id=new_id, now=now))
 
     async def untag(self, thread_id: str, name: str) -> None:
         """Remove a tag; raises ``NotFound`` if there is none."""
@@ -108,8 +108,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def tags(self, thread_id: str) -> dict[str, str]:
         """Return the tags of a thread: name to checkpoint id."""
-        found = await self._handle.arun(tags.list_tags(self._handle.partition(thread_id)))
-        return {record.key[0]: record.fields["checkpoint_id"] for record in found}
+        records = await self._handle.arun(tags.list_tags(self._handle.partition(thread_id)))
+        return {record.key[0]: record.fields["checkpoint_id"] for record in records}
 
     async def show(
         self, thread_id: str, checkpoint_id: str | None = None, namespace: str = ""
@@ -124,8 +124,10 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         Raises:
             NotFound: There is no such checkpoint.
         """
-        at = self._handle.partition(thread_id)
-        return await self._handle.arun(plain_reading.load(at, namespace, checkpoint_id, self._handle.digest))
+        partition = self._handle.partition(thread_id)
+        return await self._handle.arun(
+            plain_reading.load(partition, namespace, checkpoint_id, self._handle.digest)
+        )
 
     async def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
         """Return the newest checkpoints of a thread's namespace, newest first, without values.
@@ -141,8 +143,8 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def export(self, thread_id: str) -> dict[str, Any]:
         """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
-        at = self._handle.partition(thread_id)
-        return await self._handle.arun(plain_reading.export(at, self._handle.digest))
+        partition = self._handle.partition(thread_id)
+        return await self._handle.arun(plain_reading.export(partition, self._handle.digest))
 
     async def fsck(self, thread_id: str | None = None) -> list[Finding]:
         """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
@@ -151,37 +153,38 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """
         if thread_id is not None:
             return await self._check(self._handle.partition(thread_id))
-        found: list[Finding] = []
-        for at in await self._handle.arun(list_all_partitions(self.tenant)):
+        findings: list[Finding] = []
+        for partition in await self._handle.arun(list_all_partitions(self.tenant)):
             try:
-                found += await self._check(at)
+                findings += await self._check(partition)
             except Corrupt as error:
                 damage = Damage.UNREADABLE
-                found.append(Finding(at.thread, "", None, damage, str(error), fsck_report.RESTORE))
-        return found
+                findings.append(Finding(partition.thread, "", None, damage, str(error), fsck_report.RESTORE))
+        return findings
 
-    async def _check(self, at: Partition) -> list[Finding]:
-        found = await self._handle.arun(fsck.check(at, self._handle.digest))
-        return [*found, *report_changes(at, await self._handle.aexamine(at))]
+    async def _check(self, partition: Partition) -> list[Finding]:
+        findings = await self._handle.arun(fsck.check(partition, self._handle.digest))
+        return [*findings, *report_changes(partition, await self._handle.aexamine(partition))]
 
     async def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
 
-        Nothing is invented: lost bytes stay lost. If the rest of the thread is sound, it becomes the thread;
-        if it is damaged, it is reported.
+        Nothing is invented: lost bytes stay lost. If the rest of the thread is sound, the thread goes on with
+        it; damage to the rest is reported.
 
         Raises:
             Fenced: A run is open.
         """
-        at = self._handle.partition(thread_id)
-        program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = report_changes(at, await self._handle.aexamine(at))
+        partition = self._handle.partition(thread_id)
+        program = partial(fsck.repair, partition, self._handle.digest, self._handle.budget)
+        changed = report_changes(partition, await self._handle.aexamine(partition))
         repaired = await self._handle.arun(program())
-        if not await self._handle.atrust(at):
+        if not await self._handle.atrust(partition):
             return Repaired(repaired.fixed, (*repaired.left, *changed))
-        # A head that an older copy of the database has brought back is readable now.
-        again = await self._handle.arun(program())
-        return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
+        # As the records are trusted now, a head that an older copy of the database has brought back is
+        # readable.
+        second = await self._handle.arun(program())
+        return Repaired((*repaired.fixed, *second.fixed, *changed), second.left)
 
     async def find_stuck(
         self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000
@@ -198,9 +201,9 @@ class Database(DatabaseBase[AsyncPerdureStore]):
 
     async def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
-        at = self._handle.partition(thread_id)
+        partition = self._handle.partition(thread_id)
         return await self._handle.arun(
-            thread_digest.compute_thread_digest(at, self._handle.digest, thread_digest.silent)
+            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.silent)
         )
 
     async def measure(self, thread_id: str) -> Measure:

@@ -29,8 +29,7 @@ Store = TypeVar("Store", bound=PerdureStore, default=PerdureStore, covariant=Tru
 
 
 class DatabaseBase(Generic[Store]):
-    """An open database, made by ``connect`` or ``connect_sync``; it can be shared between threads and event
-    loops."""
+    """An open database, made by ``connect`` or ``connect_sync``; OS threads and event loops can share it."""
 
     _store_class: type[Store]
 
@@ -72,15 +71,15 @@ class DatabaseBase(Generic[Store]):
                 ``LANGGRAPH_STRICT_MSGPACK`` is set.
             codecs: Store objects of other types.
             on_conflict: With ``"raise"`` a run that loses the race for its thread gets ``HeadConflict``;
-                ``"fork"`` keeps both, as the stock savers do.
+                ``"fork"`` keeps the checkpoints of both runs, as the stock savers do.
             may_list_all_threads: Permits ``list(None)``.
             metadata_keys: Configurable values that are stored as metadata; all others are left out.
             schema: Version of the graph, and the steps by which threads of older versions are migrated when
                 they are read; version 1 unless given.
             warn_bytes: Size in bytes from which a channel of the state is named in a warning of the logger
                 ``perdure.langgraph``, once a thread; ``None`` for no warnings.
-            task_times: Store with a task's result when the task ran: a few bytes, by which each task of a
-                step has a time of its own in the inspector.
+            task_times: Store, with a task's result, the time in which the task ran: a few bytes, so that the
+                inspector can show a time for each task of a step.
             serde: Not supported; anything but ``None`` raises ``TypeError``.
         """
         if serde is not None:
@@ -153,8 +152,10 @@ _ACCEPT = f"{REPAIR}, after which what is left is the thread, or restore it from
 
 
 def report_changes(partition: Partition, details: Sequence[str]) -> list[Finding]:
-    """Return a finding for each detail. Only records that are missing can be repaired, by doing without; none
-    is if a record is itself damaged."""
-    is_settled = list(details) == [NOT_LATEST]
-    advice = _ACCEPT if is_settled else RESTORE
-    return [Finding(partition.thread, "", None, Damage.CHANGED, each, advice, is_settled) for each in details]
+    """Return a finding for each detail. If the records are sound but not the latest ones, the thread can be
+    repaired by going on with them; if a record itself is damaged, the advice is to restore a backup."""
+    is_repairable = list(details) == [NOT_LATEST]
+    advice = _ACCEPT if is_repairable else RESTORE
+    return [
+        Finding(partition.thread, "", None, Damage.CHANGED, each, advice, is_repairable) for each in details
+    ]

@@ -48,8 +48,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
     def apply_retention(self, options: RetentionOptions | None = None) -> RetentionResult | None:
         """Remove data that the retention policies do not keep: old checkpoints, expired threads and items.
 
-        It sweeps every thread of the tenant once, or as ``options`` have it, and is safe to interrupt: the
-        next sweep continues.
+        It sweeps every thread of the tenant once, or those that ``options`` select, and is safe to interrupt:
+        the next sweep continues.
 
         Returns:
             Counts of removed objects; ``None`` if another process sweeps.
@@ -58,7 +58,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         return sweeper.run(sweeper.apply())
 
     def apply_retention_to(self, thread_id: str, options: RetentionOptions | None = None) -> RetentionResult:
-        """Apply the retention policies to one thread, beside any sweep.
+        """Apply the retention policies to one thread, independently of sweeps.
 
         Raises:
             LookupError: The thread's metadata names a policy that does not exist.
@@ -70,14 +70,14 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
         while page := self._handle.run(thread_entries.page(self.tenant, after)):
-            for found in page:
-                yield self._handle.run(thread_entries.entry(found))
+            for hit in page:
+                yield self._handle.run(thread_entries.entry(hit))
             after = page[-1].partition
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:
         """Tag a checkpoint, the latest if no id is given, so that it is never pruned; return its id."""
-        at = self._handle.partition(thread_id)
-        return self._handle.run(tags.set_tag(at, name, checkpoint_id=checkpoint_id))
+        partition = self._handle.partition(thread_id)
+        return self._handle.run(tags.set_tag(partition, name, checkpoint_id=checkpoint_id))
 
     def fork(self, thread_id: str, checkpoint_id: str) -> str:
         """Go on from an earlier checkpoint: make a copy of it the latest one, and return the copy's id.
@@ -92,12 +92,12 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         Raises:
             NotFound: There is no such checkpoint.
             Fenced: A run of the thread is open.
-            Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state from
-                run to run had none before the checkpoint.
+            Conflict: The run of an accepted answer has not begun, or a subgraph that keeps its state from run
+                to run had no state before the checkpoint.
         """
         new_id, now = make_checkpoint_id()
-        at = self._handle.partition(thread_id)
-        return self._handle.run(forking.fork(at, checkpoint_id, new_id=new_id, now=now))
+        partition = self._handle.partition(thread_id)
+        return self._handle.run(forking.fork(partition, checkpoint_id, new_id=new_id, now=now))
 
     def untag(self, thread_id: str, name: str) -> None:
         """Remove a tag; raises ``NotFound`` if there is none."""
@@ -105,8 +105,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
 
     def tags(self, thread_id: str) -> dict[str, str]:
         """Return the tags of a thread: name to checkpoint id."""
-        found = self._handle.run(tags.list_tags(self._handle.partition(thread_id)))
-        return {record.key[0]: record.fields["checkpoint_id"] for record in found}
+        records = self._handle.run(tags.list_tags(self._handle.partition(thread_id)))
+        return {record.key[0]: record.fields["checkpoint_id"] for record in records}
 
     def show(self, thread_id: str, checkpoint_id: str | None = None, namespace: str = "") -> CheckpointView:
         """Return a checkpoint of a thread in plain data, the latest without an id; no type is built.
@@ -119,8 +119,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         Raises:
             NotFound: There is no such checkpoint.
         """
-        at = self._handle.partition(thread_id)
-        return self._handle.run(plain_reading.load(at, namespace, checkpoint_id, self._handle.digest))
+        partition = self._handle.partition(thread_id)
+        return self._handle.run(plain_reading.load(partition, namespace, checkpoint_id, self._handle.digest))
 
     def timeline(self, thread_id: str, namespace: str = "", limit: int = 100) -> list[CheckpointView]:
         """Return the newest checkpoints of a thread's namespace, newest first, without values.
@@ -134,8 +134,8 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
 
     def export(self, thread_id: str) -> dict[str, Any]:
         """Return a thread as plain JSON data: every checkpoint with its values, pending writes and tags."""
-        at = self._handle.partition(thread_id)
-        return self._handle.run(plain_reading.export(at, self._handle.digest))
+        partition = self._handle.partition(thread_id)
+        return self._handle.run(plain_reading.export(partition, self._handle.digest))
 
     def fsck(self, thread_id: str | None = None) -> list[Finding]:
         """Check a thread, or every thread of the tenant, and return what is wrong; nothing is changed.
@@ -144,37 +144,38 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """
         if thread_id is not None:
             return self._check(self._handle.partition(thread_id))
-        found: list[Finding] = []
-        for at in self._handle.run(list_all_partitions(self.tenant)):
+        findings: list[Finding] = []
+        for partition in self._handle.run(list_all_partitions(self.tenant)):
             try:
-                found += self._check(at)
+                findings += self._check(partition)
             except Corrupt as error:
                 damage = Damage.UNREADABLE
-                found.append(Finding(at.thread, "", None, damage, str(error), fsck_report.RESTORE))
-        return found
+                findings.append(Finding(partition.thread, "", None, damage, str(error), fsck_report.RESTORE))
+        return findings
 
-    def _check(self, at: Partition) -> list[Finding]:
-        found = self._handle.run(fsck.check(at, self._handle.digest))
-        return [*found, *report_changes(at, self._handle.examine(at))]
+    def _check(self, partition: Partition) -> list[Finding]:
+        findings = self._handle.run(fsck.check(partition, self._handle.digest))
+        return [*findings, *report_changes(partition, self._handle.examine(partition))]
 
     def repair(self, thread_id: str) -> Repaired:
         """Repair the holes and heads of a thread that ``fsck`` finds.
 
-        Nothing is invented: lost bytes stay lost. If the rest of the thread is sound, it becomes the thread;
-        if it is damaged, it is reported.
+        Nothing is invented: lost bytes stay lost. If the rest of the thread is sound, the thread goes on with
+        it; damage to the rest is reported.
 
         Raises:
             Fenced: A run is open.
         """
-        at = self._handle.partition(thread_id)
-        program = partial(fsck.repair, at, self._handle.digest, self._handle.budget)
-        changed = report_changes(at, self._handle.examine(at))
+        partition = self._handle.partition(thread_id)
+        program = partial(fsck.repair, partition, self._handle.digest, self._handle.budget)
+        changed = report_changes(partition, self._handle.examine(partition))
         repaired = self._handle.run(program())
-        if not self._handle.trust(at):
+        if not self._handle.trust(partition):
             return Repaired(repaired.fixed, (*repaired.left, *changed))
-        # A head that an older copy of the database has brought back is readable now.
-        again = self._handle.run(program())
-        return Repaired((*repaired.fixed, *again.fixed, *changed), again.left)
+        # As the records are trusted now, a head that an older copy of the database has brought back is
+        # readable.
+        second = self._handle.run(program())
+        return Repaired((*repaired.fixed, *second.fixed, *changed), second.left)
 
     def find_stuck(self, older: float = 60.0, *, all_tenants: bool = False, most: int = 10_000) -> Survey:
         """Count, by graph or channel, work that no worker has taken or that fails again and again.
@@ -189,9 +190,9 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
 
     def digest(self, thread_id: str) -> Digest:
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
-        at = self._handle.partition(thread_id)
+        partition = self._handle.partition(thread_id)
         return self._handle.run(
-            thread_digest.compute_thread_digest(at, self._handle.digest, thread_digest.silent)
+            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.silent)
         )
 
     def measure(self, thread_id: str) -> Measure:

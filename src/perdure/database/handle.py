@@ -45,14 +45,14 @@ class Closeable(Protocol):
 
 
 class DatabaseHandle:
-    """An open driver with its tenant and digests; it can be shared between threads and event loops.
+    """An open driver with its tenant and digests; OS threads and event loops can share it.
 
     Args:
         driver: The driver, which ``close`` closes.
         tenant: The tenant of threads unless a call names another.
         digest: Names chunks of stored values.
         retention: The retention policies of the threads; everything is kept by default.
-        keys: The keys with which it is encrypted, if it is.
+        keys: The keys with which the database is encrypted, if it is.
 
     Attributes:
         closed_first: Closed by ``close`` while the database still answers.
@@ -77,13 +77,14 @@ class DatabaseHandle:
         self.closed_first: list[Closeable] = []
 
     def sweeper(self, options: RetentionOptions | None = None) -> Sweeper:
-        """Return a sweeper that applies retention to the threads of the tenant, or of all with these
-        options."""
+        """Return a sweeper that applies retention to the threads of the tenant, or of all tenants if
+        ``options`` ask for it."""
         return Sweeper(self.driver, self.digest, self.tenant, self.retention, options or RetentionOptions())
 
     def get_large_channels(self, warn_bytes: int) -> LargeChannels:
-        """Return the warnings from a size on, which checkpointers share: some programs make one for each
-        request, and a thread's channel is named once. Raises ``ValueError`` for anything but a size."""
+        """Return the object that warns of channels from a size on. Checkpointers share it: some programs make
+        a checkpointer for each request, and a thread's channel is to be named only once. Raises
+        ``ValueError`` for anything but a size."""
         return self._large_channels.setdefault(warn_bytes, LargeChannels(warn_bytes))
 
     def run(self, program: Program[R]) -> R:
@@ -95,8 +96,9 @@ class DatabaseHandle:
         return await arun(program, self.driver)
 
     async def arun_and_fetch(self, program: Program[R], fetch: Fetch | None) -> tuple[R, Answers | None]:
-        """Run a use case that begins with a commit, and read after that commit where this needs no round trip
-        of its own; see ``port.acommit_and_fetch``."""
+        """Run a use case, and return its result and the answers to ``fetch`` as they are after its first
+        commit; ``None`` if it does not begin with a commit, or these answers need a round trip of their own
+        (``port.acommit_and_fetch``)."""
         step = advance(program)
         if fetch is None or not isinstance(step, Commit):
             return await self.arun(resume(program, step)), None
@@ -126,7 +128,7 @@ class DatabaseHandle:
         return await in_own_thread(self.examine, partition)
 
     async def acount_bytes(self) -> int | None:
-        """Return the bytes that the database takes, of all tenants, as ``port.Capabilities.count_bytes``;
+        """Return the bytes that the database takes, of all tenants, see ``port.Capabilities.count_bytes``;
         ``None`` if it cannot tell."""
         count = self.driver.capabilities.count_bytes
         if count is None or not self.driver.capabilities.has_threads:
@@ -158,7 +160,7 @@ class DatabaseHandle:
     def draw_version(self) -> int:
         """Return a start for the versions of a thread that may be new, far from any version of an earlier
         thread of its name."""
-        # A draw of bits is one call of the system; a draw below a power of two is repeated half of the time.
+        # One system call; ``secrets.randbelow`` of a power of two would repeat its draw half of the time.
         return (1 + secrets.randbits(30)) << 24
 
     @property
@@ -175,7 +177,7 @@ class DatabaseHandle:
             bell.notify(words)
 
     def listen(self, notify: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``notify``, in another thread, for every word that any process rings; a no-op without a bell.
+        """Call ``notify``, in another OS thread, for every word of any process; a no-op without a bell.
 
         The returned function ends the subscription.
         """
@@ -183,8 +185,8 @@ class DatabaseHandle:
         return (lambda: None) if bell is None else bell.listen(notify)
 
     def alias(self, *names: str) -> str:
-        """Return an alias of 16 hex digits for names. In an encrypted database they reveal nothing without
-        its keys, and stay the same when these are rotated."""
+        """Return an alias of 16 hex digits for names. In an encrypted database an alias reveals nothing
+        without the keys, and stays the same when the keys are rotated."""
         text = "".join(f"{len(name)}:{name}" for name in ("perdure.alias", *names))
         return self.digest(text.encode("utf-8", "surrogatepass")).hex()[:16]
 
@@ -217,7 +219,7 @@ class DatabaseHandle:
         return await self.arun(measure(partition, self.digest))
 
     def add_store(self, store: PerdureStore) -> None:
-        """Stop a store's sweeper when the database is closed."""
+        """Register a store, whose sweeper is stopped when the database is closed."""
         self._stores.add(store)
 
     def close(self) -> None:

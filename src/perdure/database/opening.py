@@ -98,13 +98,13 @@ def over(
         digest = Digester()
     else:
         digest = Digester(keyring.digest_key)
-    # Also without keys: it checks names.
-    whole = wrap(EncryptedDriver(driver, keyring))
-    shown = whole
+    # The encrypting driver is used without keys, too: it also checks names.
+    wrapped = wrap(EncryptedDriver(driver, keyring))
+    exposed = wrapped
     if retention is not None and retention.expires:
-        shown = ExpiringDriver(whole, retention)
+        exposed = ExpiringDriver(wrapped, retention)
     keys = keyring if isinstance(keyring, StoredKeys) else None
-    handle = DatabaseHandle(shown, tenant=tenant, digest=digest, retention=retention, keys=keys)
+    handle = DatabaseHandle(exposed, tenant=tenant, digest=digest, retention=retention, keys=keys)
     return SyncDatabase(handle)
 
 
@@ -121,7 +121,7 @@ def connect_sync(
 
     Arguments and errors are those of ``connect``.
     """
-    opened_with = partial(
+    open_blocking = partial(
         open_database,
         url,
         migrate=migrate,
@@ -130,7 +130,7 @@ def connect_sync(
         retention=retention,
         password=password,
     )
-    return UnopenedSync(opened_with)
+    return UnopenedSync(open_blocking)
 
 
 def connect(
@@ -152,10 +152,10 @@ def connect(
             a wrapping key of 32 bytes, or several such keys, the first of which wraps and all of which
             unwrap.
         retention: The retention policies of the threads; everything is kept by default.
-        password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or it
-            and the time at which it ends (a ``datetime``, or seconds since 1970), at once or awaited. It is
-            called in another thread, for each renewal and when the server refuses a password. A credential
-            provider of redis-py is taken, too.
+        password: The password of PostgreSQL or Redis, or a function without arguments that returns it, or
+            the password and the time at which it expires (a ``datetime``, or seconds since 1970), at once or
+            awaited. It is called in another OS thread, for each renewal and when the server refuses a
+            password. A credential provider of redis-py is taken, too.
 
     Raises:
         BadUrl: The URL cannot be used.
@@ -163,7 +163,7 @@ def connect(
         MigrationRequired: The schema is not this release's, and ``migrate`` is false.
         DecryptionError: The database is encrypted with other keys (``KeyMissing``), or not at all.
     """
-    opened_with = partial(
+    open_blocking = partial(
         open_database,
         url,
         migrate=migrate,
@@ -173,24 +173,24 @@ def connect(
         password=password,
     )
     if has_one_thread(url):
-        return Unopened(partial(_open_here, opened_with), _close_here)
-    return Unopened(partial(_open_in_thread, opened_with), Database.close)
+        return Unopened(partial(_open_here, open_blocking), _close_here)
+    return Unopened(partial(_open_in_thread, open_blocking), Database.close)
 
 
-async def _open_here(opened_with: Callable[[], SyncDatabase]) -> Database:
-    return Database(handle_of(opened_with()))
+async def _open_here(open_blocking: Callable[[], SyncDatabase]) -> Database:
+    return Database(handle_of(open_blocking()))
 
 
 async def _close_here(database: Database) -> None:
     handle_of(database).close()
 
 
-async def _open_in_thread(opened_with: Callable[[], SyncDatabase]) -> Database:
-    opening = asyncio.create_task(in_own_thread(opened_with))
+async def _open_in_thread(open_blocking: Callable[[], SyncDatabase]) -> Database:
+    opening = asyncio.create_task(in_own_thread(open_blocking))
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread cannot be stopped, and no other code would close what it opens.
+        # The OS thread cannot be stopped, and no other code would close the database that it opens.
         await asyncio.wait([opening])
         if opening.exception() is None:
             await in_own_thread(opening.result().close)

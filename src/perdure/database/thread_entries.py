@@ -23,7 +23,8 @@ class Thread:
             cannot be read, it is ``None`` and ``error`` is the reason.
         error: The reason, else ``None``.
         created_at: The time of the first change, ISO 8601; ``None`` on backends without a listing.
-        status: ``idle``, ``busy``, ``interrupted`` or ``error``; ``None`` if only the thread itself tells.
+        status: ``idle``, ``busy``, ``interrupted`` or ``error``; ``None`` if it can only be found by reading
+            the thread.
     """
 
     tenant: str
@@ -42,26 +43,28 @@ def page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
 def entry(found: IndexHit) -> Program[Thread]:
     """Return the entry of a thread of a page."""
     if found.listed is None:
-        return (yield from _read(found.partition))
+        return (yield from _read_entry(found.partition))
     listed = found.listed
     try:
-        updated, created = _time(listed.updated_at), _time(listed.created_at)
+        updated, created = _format_time(listed.updated_at), _format_time(listed.created_at)
     except OverflowError:
-        return Thread(*found.partition[:2], None, "the time in the listing is none: run `perdure fsck`")
+        return Thread(
+            *found.partition[:2], None, "the time in the listing is not a valid time: run `perdure fsck`"
+        )
     status = None if listed.status == "unsure" else listed.status
     return Thread(*found.partition[:2], updated, None, created, status)
 
 
-def _time(microseconds: int) -> str:
+def _format_time(microseconds: int) -> str:
     return to_datetime(microseconds).isoformat(timespec="microseconds")
 
 
-def _read(partition: Partition) -> Program[Thread]:
+def _read_entry(partition: Partition) -> Program[Thread]:
     try:
-        found = yield from checkpoint_loading.load(partition, "", None)
+        loaded = yield from checkpoint_loading.load(partition, "", None)
     except Corrupt as error:
         return Thread(partition.tenant, partition.thread, None, str(error))
-    if found.checkpoint is None and found.view.head is not None:
-        missing = f"its head names checkpoint {found.view.head.checkpoint_id}, which is not stored"
+    if loaded.checkpoint is None and loaded.view.head is not None:
+        missing = f"its head names checkpoint {loaded.view.head.checkpoint_id}, which is not stored"
         return Thread(partition.tenant, partition.thread, None, missing)
-    return Thread(partition.tenant, partition.thread, found.checkpoint.ts if found.checkpoint else None)
+    return Thread(partition.tenant, partition.thread, loaded.checkpoint.ts if loaded.checkpoint else None)

@@ -1,8 +1,8 @@
-"""Results of ``connect`` and ``connect_sync``: databases that are open within a block; that of ``connect``
-can be awaited instead.
+"""Results of ``connect`` and ``connect_sync``: databases that are open within a block; the result of
+``connect`` can be awaited instead.
 
-They are classes and not generators: a generator ends, and would close the database before its block has
-ended, when the context manager is collected or the event loop that entered it is closed.
+They are classes and not generators: a generator ends when the context manager is garbage-collected or the
+event loop that entered it is closed, and would then close the database before its block has ended.
 
 A database that is used before it is open, or with the wrong kind of block, raises an error with the line to
 write. Type checkers see only the ways to open it, so they report the same mistakes.
@@ -30,15 +30,15 @@ class Unopened(AbstractAsyncContextManager["Database", None], Awaitable["Databas
     by ``await db.close()``: a notebook has no block that lasts for several cells.
 
     Args:
-        opened: Opens the database.
-        closed: Closes it.
+        opener: Opens the database.
+        closer: Closes it.
     """
 
     def __init__(
-        self, opened: Callable[[], Awaitable[Database]], closed: Callable[[Database], Awaitable[None]]
+        self, opener: Callable[[], Awaitable[Database]], closer: Callable[[Database], Awaitable[None]]
     ) -> None:
-        self._opened = opened
-        self._closed = closed
+        self._opener = opener
+        self._closer = closer
         self._databases: list[Database] = []
 
     def __await__(self) -> Generator[Any, None, Database]:
@@ -54,7 +54,7 @@ class Unopened(AbstractAsyncContextManager["Database", None], Awaitable["Databas
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._closed(self._databases.pop())
+        await self._closer(self._databases.pop())
 
     async def _open(self) -> Database:
         try:
@@ -64,7 +64,7 @@ class Unopened(AbstractAsyncContextManager["Database", None], Awaitable["Databas
                 "perdure.connect needs asyncio, as LangGraph does; under another library such as trio, use "
                 "perdure.connect_sync and LangGraph's blocking calls in a thread"
             ) from None
-        return await self._opened()
+        return await self._opener()
 
     if not TYPE_CHECKING:
 
@@ -84,15 +84,15 @@ class UnopenedSync(AbstractContextManager["SyncDatabase", None]):
     """Database of a ``with`` block.
 
     Args:
-        opened: Opens the database.
+        opener: Opens the database.
     """
 
-    def __init__(self, opened: Callable[[], SyncDatabase]) -> None:
-        self._opened = opened
+    def __init__(self, opener: Callable[[], SyncDatabase]) -> None:
+        self._opener = opener
         self._databases: list[SyncDatabase] = []
 
     def __enter__(self) -> SyncDatabase:
-        self._databases.append(self._opened())
+        self._databases.append(self._opener())
         return self._databases[-1]
 
     def __exit__(

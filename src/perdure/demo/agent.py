@@ -1,4 +1,4 @@
-"""Agent of the demo: a short answer is one step; a long one is an outline, and then a paragraph a step.
+"""Agent of the demo: a short answer is one step; a long one is an outline, then a paragraph in each step.
 
 Each step is stored when it ends, so a process that dies loses the step under way and nothing before it. The
 state holds all messages; for each call they are cut to the model's context. The model, the storage and the
@@ -35,7 +35,7 @@ ANSWER = "answer"
 """Name of the node that writes a short answer."""
 
 OUTLINE = "outline"
-"""Name of the node that plans a long one."""
+"""Name of the node that plans a long answer."""
 
 PARTS_MAX = 4
 """Maximum number of paragraphs of a long answer, each written by a node of its own."""
@@ -71,14 +71,14 @@ Agent = CompiledStateGraph[DemoState, None, DemoState, DemoState]
 
 def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     """Return the compiled graph. ``context_tokens`` limits the prompt, instructions included."""
-    # The streamed text is not yet the outline that the state gets.
+    # The outline in the state differs from the model's text, so do not stream the text.
     planner = model.with_config(tags=[TAG_NOSTREAM])
 
     async def answer(state: DemoState) -> dict[str, Any]:
         return {"messages": [await model.ainvoke(prompt(state["messages"], context_tokens))]}
 
     async def outline(state: DemoState) -> dict[str, Any]:
-        question = _question(state["messages"])
+        question = _find_question(state["messages"])
         asked = HumanMessage(
             f"Make a list of {PARTS_MAX} things that belong into the answer to “{question}”. "
             f"One short line each, numbered 1 to {PARTS_MAX}."
@@ -100,7 +100,7 @@ def build_agent(model: BaseChatModel, *, context_tokens: int) -> Agent:
     builder = StateGraph(DemoState)
     builder.add_node(ANSWER, answer)
     builder.add_node(OUTLINE, outline)
-    builder.add_conditional_edges(START, _first, [ANSWER, OUTLINE])
+    builder.add_conditional_edges(START, _route_first, [ANSWER, OUTLINE])
     builder.add_edge(ANSWER, END)
     before = OUTLINE
     for number in range(1, PARTS_MAX + 1):
@@ -124,7 +124,7 @@ def asks_for_much(text: str) -> bool:
 
 
 def parse_titles(text: str) -> list[str]:
-    """Return the titles of a list as a model writes it, without what explains them; :data:`UNPLANNED` if
+    """Return the titles in a list that a model wrote, without their explanations; :data:`UNPLANNED` if
     there are fewer than two."""
     titles: list[str] = []
     for line in _LISTED.findall(text):
@@ -136,8 +136,8 @@ def parse_titles(text: str) -> list[str]:
     return list(UNPLANNED)
 
 
-def _first(state: DemoState) -> str:
-    if asks_for_much(_question(state["messages"])):
+def _route_first(state: DemoState) -> str:
+    if asks_for_much(_find_question(state["messages"])):
         return OUTLINE
     return ANSWER
 
@@ -148,7 +148,7 @@ def _route_next(state: DemoState, *, number: int) -> str:
     return END
 
 
-def _question(messages: Sequence[AnyMessage]) -> str:
+def _find_question(messages: Sequence[AnyMessage]) -> str:
     return next((str(m.text) for m in reversed(messages) if isinstance(m, HumanMessage)), "")
 
 
@@ -156,14 +156,14 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
     """Return the instructions and the latest messages that fit, the first of them the user's. Recalled
     memories are a part of the instructions. The paragraphs of an answer are one message, without its outline.
 
-    If the user's last message is too long by itself, the prompt has its end: without a question a model would
+    If the user's last message alone is too long, the prompt has its end, as a model without a question would
     invent one.
     """
     recalled = [str(message.text) for message in messages if message.id == RECALL_ID]
-    said = [m for m in messages if m.id != RECALL_ID and not (m.id or "").startswith(_OUTLINE_ID)]
+    conversation = [m for m in messages if m.id != RECALL_ID and not (m.id or "").startswith(_OUTLINE_ID)]
     instructions = SystemMessage("\n\n".join([INSTRUCTIONS, *recalled]))
     fitting = trim_messages(
-        [instructions, *merge_message_runs(said, chunk_separator="\n\n")],
+        [instructions, *merge_message_runs(conversation, chunk_separator="\n\n")],
         max_tokens=context_tokens,
         token_counter=estimate_tokens,
         strategy="last",
@@ -172,7 +172,7 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
     )
     if any(isinstance(message, HumanMessage) for message in fitting):
         return fitting
-    question = next((m for m in reversed(said) if isinstance(m, HumanMessage)), None)
+    question = next((m for m in reversed(conversation) if isinstance(m, HumanMessage)), None)
     if question is None:
         return fitting
     room = context_tokens - estimate_tokens([instructions]) - TOKENS_PER_MESSAGE
@@ -182,13 +182,15 @@ def prompt(messages: Sequence[AnyMessage], context_tokens: int) -> list[BaseMess
 def estimate_tokens(messages: Iterable[MessageLikeRepresentation]) -> int:
     """Return an upper estimate of the tokens that a small model's tokeniser makes of text in most languages.
 
-    Small vocabularies fall back to single bytes outside of English, so other characters count one token for
-    each byte.
+    Small vocabularies fall back to single bytes outside of English, so other characters count as one token
+    for each byte.
     """
-    return sum(TOKENS_PER_MESSAGE + _estimate(str(message.text)) for message in convert_to_messages(messages))
+    return sum(
+        TOKENS_PER_MESSAGE + _estimate_text(str(message.text)) for message in convert_to_messages(messages)
+    )
 
 
-def _estimate(text: str) -> int:
+def _estimate_text(text: str) -> int:
     plain = sum(character.isascii() for character in text)
     return round(plain / ASCII_CHARACTERS_PER_TOKEN) + len(text.encode(errors="replace")) - plain
 
@@ -197,7 +199,7 @@ def _take_end(text: str, tokens: int) -> str:
     start, end = 0, len(text)
     while start < end:
         middle = (start + end) // 2
-        if _estimate(text[middle:]) <= tokens:
+        if _estimate_text(text[middle:]) <= tokens:
             end = middle
         else:
             start = middle + 1

@@ -30,7 +30,7 @@ THREADS_AT_MOST = 4
 
 @contextmanager
 def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]:
-    """Serve a chat model during the block, which gives one answer at a time.
+    """Serve, during the block, a chat model that gives one answer at a time.
 
     Args:
         context_tokens: The size of the model's context.
@@ -62,7 +62,7 @@ def serve(*, context_tokens: int, answer_tokens: int) -> Iterator[BaseChatModel]
 
 
 def weights() -> Path:
-    """Return the model file inside its package, which is not imported, since only its data is needed."""
+    """Return the model file inside its package. The package is not imported, as only its data is needed."""
     package = importlib.util.find_spec(PACKAGE)
     for folder in (package.submodule_search_locations or ()) if package else ():
         for file in sorted(Path(folder).glob("*.gguf")):
@@ -87,8 +87,8 @@ def _start(model: Path, context_tokens: int, key: str) -> Any:
     params.api_keys = [key]
     params.endpoint_slots = False
     params.use_jinja = True
-    # Its threads wait for each other without sleeping: without a spare core, a busy machine slows them from a
-    # hundred tokens a second to two.
+    # Leave a core free: the server's OS threads wait for each other without sleeping, and without a spare
+    # core a busy machine slows them from a hundred tokens a second to two.
     threads = max(1, min(THREADS_AT_MOST, (os.cpu_count() or 1) - 1))
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads

@@ -1,7 +1,7 @@
 """Memory of the demo: sentences in which a person speaks of themselves, kept word for word.
 
 It needs no model, so that the demo remembers without a network: the small model does not extract facts
-reliably. A program of your own takes ``ModelExtractor``.
+reliably. A program of your own uses ``ModelExtractor``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SENTENCE_MAX = 300
 
 
 def statements(request: ExtractionRequest) -> list[ExtractedFact]:
-    """Return the sentences of the user that begin with such words, but no questions. A new one about the
-    same subject, such as ``I live …``, supersedes the older one."""
+    """Return the sentences in which the user speaks of themselves, without questions. A new sentence about
+    the same subject, such as ``I live …``, supersedes the older one."""
     out: list[ExtractedFact] = []
     for line in request.messages.splitlines():
         if not line.startswith("User: "):
@@ -35,8 +35,8 @@ def statements(request: ExtractionRequest) -> list[ExtractedFact]:
         for sentence in _SENTENCE.findall(line.removeprefix("User: ")):
             text = sentence.strip()
             if _OF_ONESELF.match(text) and not text.endswith("?") and len(text) <= _SENTENCE_MAX:
-                subject = _subject(text)
-                older = [fact.id for fact in request.known if subject and _subject(fact.text) == subject]
+                subject = _find_subject(text)
+                older = [fact.id for fact in request.known if subject and _find_subject(fact.text) == subject]
                 out.append(ExtractedFact(text, tuple(older)))
     return out
 
@@ -46,7 +46,7 @@ def make_demo_policy() -> MemoryPolicy:
     return MemoryPolicy(user=USER, extract=statements, tokens=POLICY_TOKENS, debounce=0.5, max_wait=5.0)
 
 
-def _subject(text: str) -> str | None:
+def _find_subject(text: str) -> str | None:
     found = _SAME_SUBJECT.match(text)
     if found is None:
         return None

@@ -49,7 +49,7 @@ def choose_model(asked: str | None, environ: Mapping[str, str]) -> ModelChoice:
     """Return the model for ``asked`` (``provider:name``, ``local`` or ``None``) without opening it.
 
     Raises:
-        BadModel: The text has another form.
+        BadModel: ``asked`` has another form.
     """
     if asked is None:
         if environ.get("OPENAI_API_KEY"):

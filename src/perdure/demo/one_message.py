@@ -1,4 +1,5 @@
-"""One message on the command line: accepted like the page's, with its answer printed as it is generated."""
+"""One message on the command line: accepted like a message of the page; its answer is printed as it is
+generated."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
     """Print one answer to stdout as it is generated; return 0, or 1 when there is none.
 
     Everything else is printed to stderr, including the thread's id to continue with. The message is stored
-    before it is answered: if this is interrupted, the next demo over the same database answers it.
+    before it is answered: if this process is interrupted, the next demo over the same database answers it.
 
     Args:
         text: The message.
@@ -42,14 +43,14 @@ async def answer_once(text: str, url: str, model: str | None, thread: str | None
         if problem is not None:
             console.print(f"[bold red]perdure demo:[/] {escape(problem)}")
             return 1
-        again = escape(write_command_to_go_on(url, model, thread_id))
-        console.print(f"[dim]Go on with:[/] {again}", soft_wrap=True)
+        command = escape(write_command_to_go_on(url, model, thread_id))
+        console.print(f"[dim]Go on with:[/] {command}", soft_wrap=True)
     return 0
 
 
 def write_command_to_go_on(url: str, model: str | None, thread_id: str) -> str:
     """Return the command that continues a thread, as it can be typed in the current folder: with the path of
-    the program, which need not be among those of the shell."""
+    the program, which need not be on the shell's search path."""
     program = Path(sys.argv[0]).absolute()
     if program.name == "__main__.py":
         words = [sys.executable, "-m", "perdure.demo"]
@@ -69,7 +70,7 @@ async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
     await demo.runtime.threads.create(thread_id, metadata)
     asked = {"role": "user", "content": text, "id": uuid.uuid4().hex}
     ticket = await demo.runtime.submit(thread_id, {"messages": [asked]}, graph=GRAPH, options=_STREAMED)
-    written = ""  # the id of the message that was written to last; a paragraph is one
+    last_written = ""  # the id of the last message written; each paragraph is a message
     async for event in demo.runtime.follow(thread_id, ticket.id):
         if not isinstance(event, Event):
             if event.run is not None and event.run.state == FAILED:
@@ -77,16 +78,16 @@ async def _answer(demo: Demo, thread_id: str, text: str) -> str | None:
                 return f"The model gave no answer ({kind}). The message is stored."
         elif event.name == "messages":
             message = json.loads(event.data)[0]
-            if (text := _text(message)) and written not in ("", message.get("id")):
+            if (text := _read_text(message)) and last_written not in ("", message.get("id")):
                 text = f"\n\n{text}"
-            written = str(message.get("id")) if text else written
+            last_written = str(message.get("id")) if text else last_written
             sys.stdout.write(text)
             sys.stdout.flush()
     sys.stdout.write("\n")
     return None
 
 
-def _text(message: dict[str, object]) -> str:
+def _read_text(message: dict[str, object]) -> str:
     """Return the text of a piece of an answer."""
     if str(message.get("type")).startswith(("ai", "AI")):
         content = message.get("content")

@@ -37,7 +37,7 @@ EXPOSED = "[yellow]Anyone who reaches this port can read and change every conver
 
 @dataclass(frozen=True, slots=True)
 class PageServer:
-    """Address and model of the demo; called, it serves the page until SIGINT or SIGTERM and returns the exit
+    """Address and model of the demo. A call serves the page until SIGINT or SIGTERM, and returns the exit
     code."""
 
     url: str
@@ -60,14 +60,14 @@ async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -
     async with open_demo(url, serving.model, console) as demo:
         database, is_near = describe_url(url), is_loopback(host)
         app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
-        taken: int = listener.getsockname()[1]
-        address = f"http://{in_url(host)}:{taken}/"
+        bound_port: int = listener.getsockname()[1]
+        address = f"http://{in_url(host)}:{bound_port}/"
 
-        async def ready() -> None:
+        async def show_ready() -> None:
             if is_again:
                 console.print(f"The process was killed; process {os.getpid()} goes on.")
                 return
-            moved_from = port if port not in (0, taken) else None
+            moved_from = port if port not in (0, bound_port) else None
             _print_banner(console, address, database, demo.model.label, moved_from=moved_from)
             if not is_near:
                 console.print(EXPOSED)
@@ -81,7 +81,7 @@ async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -
             lifespan="off",
             timeout_graceful_shutdown=STOPPING_SECONDS,
         )
-        await Server(settings, ready, demo.host.close).serve(sockets=[listener])
+        await Server(settings, show_ready, demo.host.close).serve(sockets=[listener])
     console.print("Stopped. Every accepted message is stored.")
     if demo.handed_over.count:
         console.print("The answer that was being written continues when the demo is started again.")
@@ -134,10 +134,10 @@ def create_app(host: ServerState, *, model: str, database: str, loopback: bool =
     app.state.perdure = host
     about = {"model": model, "database": database, "starts": STARTS, "inspector": True, "process": loopback}
     chat.serve_page(app, about)
-    app.router.routes.insert(0, Route("/", _to_the_page))
+    app.router.routes.insert(0, Route("/", _redirect_to_page))
     app.add_middleware(Guard, loopback=loopback)
     return app
 
 
-async def _to_the_page(request: Request) -> RedirectResponse:
+async def _redirect_to_page(request: Request) -> RedirectResponse:
     return RedirectResponse(f"{chat.PATH}/")

@@ -1,7 +1,7 @@
-"""Child process that serves, which is replaced on the same socket when it is killed.
+"""Child process that serves, and is replaced on the same socket when it is killed.
 
-A user can so kill the server from the page, as a power cut would, and see the conversation go on. The child
-ends with its parent, however that ends.
+So a user can kill the server from the page, as a power cut would, and see the conversation go on. The child
+ends with its parent, however the parent ends.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from perdure.server.hosting import child_process
 from perdure.server.hosting.child_process import STOPS
 
 Serve = Callable[[socket.socket, bool], int]
-"""Serves on a socket until it is stopped and returns the exit code; true if it replaces a killed process.
-Pickled, so a function of a module or a ``partial`` of one."""
+"""Serves on a socket until it is stopped, and returns the exit code. The second argument is true if the
+process replaces a killed one. It may be pickled, so it is a function of a module, or an object that can be
+pickled."""
 
 KILLED = -9
 """Exit code of a process that SIGKILL ended."""
@@ -40,7 +41,7 @@ def serve_replaced(serve: Serve, listener: socket.socket) -> int:
     try:
         is_again = False
         while not stopping.is_set():
-            child = child_process.start(_child, serve, listener, is_again)
+            child = child_process.start(_run_child, serve, listener, is_again)
             if stopping.is_set():
                 child.terminate()
             child.join()
@@ -56,7 +57,7 @@ def serve_replaced(serve: Serve, listener: socket.socket) -> int:
             signal.signal(number, handler)
 
 
-def _child(serve: Serve, listener: socket.socket, is_again: bool) -> None:
+def _run_child(serve: Serve, listener: socket.socket, is_again: bool) -> None:
     try:
         code = serve(listener, is_again)
     except KeyboardInterrupt:

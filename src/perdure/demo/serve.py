@@ -50,7 +50,7 @@ def main_demo(
             from perdure.demo.one_message import answer_once
 
             return asyncio.run(answer_once(once, db_url, model, thread))
-        # Its imports are shared with the process that replaces a killed one.
+        # Import before the fork, so that a process that replaces a killed one starts without importing.
         from perdure.demo.page_server import PageServer
 
         with _listen(host, port) as listener:
@@ -63,7 +63,8 @@ def main_demo(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the port, or if that is taken on one of the next ports, or on any."""
+    """Return a socket that listens on the port or, if it is taken, on one of the next ports, or else on
+    any."""
     if port:
         candidates = [port, *range(port + 1, min(port + PORTS_TRIED, 65536)), 0]
     else:

@@ -1,4 +1,4 @@
-"""Complete reads: of several ranges, the first pages in one request, and of the list of partitions."""
+"""Complete reads of several ranges, whose first pages take one request, and of the list of partitions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def read_all(partition: Partition, *ranges: Range) -> Program[tuple[list[Record]
 
 
 def list_all_partitions(tenant: str | None, space: str = THREADS) -> Program[list[Partition]]:
-    """Return every partition of a space, its threads by default, of a tenant or of all tenants, in order."""
+    """Return every partition of a space, by default that of threads, of a tenant or of all tenants, in
+    order."""
     out: list[Partition] = []
     while True:
         after = out[-1] if out else None

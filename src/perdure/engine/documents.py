@@ -168,7 +168,7 @@ def list_newest(partition: Partition, collection: str, limit: int) -> Program[tu
         # One record that cannot be decrypted fails the whole request: read each by itself.
         (stubs,) = yield from ask(Fetch(partition, (item._replace(bodies=False),)))
         return (yield from _read_each(partition, stubs))
-    return tuple(map(_readable, found))
+    return tuple(map(_read_or_fault, found))
 
 
 def get_many(partition: Partition, collection: str, names: Sequence[str]) -> Program[tuple[Document, ...]]:
@@ -182,7 +182,7 @@ def get_many(partition: Partition, collection: str, names: Sequence[str]) -> Pro
         stubs = tuple(Range(DOCUMENT, get.key, limit=1, bodies=False) for get in gets)
         present = yield from ask(Fetch(partition, stubs))
         return (yield from _read_each(partition, [stub for answer in present for stub in answer]))
-    return tuple(_readable(record) for answer in found for record in answer)
+    return tuple(_read_or_fault(record) for answer in found for record in answer)
 
 
 def _read_each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[Document, ...]]:
@@ -193,11 +193,11 @@ def _read_each(partition: Partition, stubs: Iterable[Record]) -> Program[tuple[D
         except Corrupt as error:
             out.append(Document(stub.key[1], {}, stub.fields["updated_at"], stub.version, error))
         else:
-            out += map(_readable, found)
+            out += map(_read_or_fault, found)
     return tuple(out)
 
 
-def _readable(record: Record) -> Document:
+def _read_or_fault(record: Record) -> Document:
     try:
         return Document.read(record)
     except Corrupt as error:

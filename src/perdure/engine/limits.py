@@ -48,7 +48,7 @@ class Taken(NamedTuple):
 
     Attributes:
         share: The granted share.
-        before: Time of the last change before, 0 if there was none.
+        before: Time of the last change before this one, 0 if there was none.
         document: The state as it is stored now, ``None`` if it is not.
         is_first: True if no other writer came in between.
     """
@@ -90,7 +90,7 @@ def partition_of(tenant: str, name: str) -> Partition:
 def place(tenant: str, alias: Alias, limit: str, key: Mapping[str, str]) -> LimitPlace:
     """Return the place of a limit's state for a key."""
     of_key = alias("limit key", *(part for pair in sorted(key.items()) for part in pair))
-    # As it is stored to be shown: users choose names of any length and content.
+    # The names are stored to be shown, so cut and escape them: users choose any length and content.
     cut = {what: name if len(name) <= _SHOWN_MAX else f"{name[:_SHOWN_MAX]}…" for what, name in key.items()}
     shown = {what: name.encode(errors="backslashreplace").decode() for what, name in cut.items()}
     return LimitPlace(Partition(tenant, prefix_of(alias, limit) + of_key, SERVER), limit, shown)
@@ -154,15 +154,15 @@ def _store(
     if before is not None:
         return (yield from documents.put(at.partition, *_STATE, body, now, before.version, fresh=fresh))
     write, stored = documents.plan_create(*_STATE, body, now, fresh)
-    # Keys that were made at the same time are not checked at the same time.
-    lane = _lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
+    # Spread the checks of keys that were made at the same time.
+    lane = _make_lane(now + _IDLE_US + fresh % _IDLE_US).put(fresh)._replace(expect=Expect.ANY)
     outcome = yield from ask(Commit(at.partition, (write, lane)))
     if isinstance(outcome, Committed):
         return stored
     return None
 
 
-def _lane(due_at: int) -> Lane:
+def _make_lane(due_at: int) -> Lane:
     return Lane(LIMITS, last=1, since=due_at, ready_at=due_at)
 
 
@@ -205,7 +205,7 @@ def read_states(
     Args:
         tenant: The tenant.
         most: Maximum number of places to check.
-        prefix: That of one limit, see ``prefix_of``.
+        prefix: ``prefix_of`` a limit, to return only its states.
         after: Place to go on from.
 
     Returns:
@@ -231,7 +231,7 @@ def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:
     """Reset the rate, the tokens and the budget of a key, as if nothing was used; a call that is under way
     keeps its place. ``False`` if no state is stored."""
 
-    def renew(document: Document | None) -> Mapping[str, Any] | None:
+    def reset_state(document: Document | None) -> Mapping[str, Any] | None:
         if document is None:
             return None
         state = LimitState.of_body(document.body["state"])
@@ -240,7 +240,7 @@ def reset(partition: Partition, now: int, fresh: int) -> Program[bool]:
             "state": state._replace(next_call=0, next_token=0, spent=0, other_spent=0).to_body(),
         }
 
-    return (yield from documents.change(partition, *_STATE, renew, now, fresh)) is not None
+    return (yield from documents.change(partition, *_STATE, reset_state, now, fresh)) is not None
 
 
 def _amounts(tenant: str) -> Partition:
@@ -248,8 +248,8 @@ def _amounts(tenant: str) -> Partition:
 
 
 def read_amounts(tenant: str) -> Program[dict[str, Mapping[str, Any]]]:
-    """Return the amounts that were set for a tenant's limits, by their names. They count instead of those of
-    the configuration."""
+    """Return the amounts that were set for a tenant's limits, by their names. They take precedence over those
+    of the configuration."""
     found = yield from documents.list_newest(_amounts(tenant), _AMOUNTS, _PAGE)
     return {each.name: each.body for each in found if each.fault is None}
 

@@ -8,9 +8,9 @@ reads and one write, and writes no more than before however long the history is.
 
 A segment is never changed: the commit of a head decides which segments the session has, and nothing that
 precedes that commit is seen by anyone else. A segment has twice the time to live of a head; when a head would
-outlive one, or never end while it does, the turn stores a copy under another key and names that. Segments
-that a turn has stored and no head names are removed by the turn itself if it is refused, and by ``sweep`` if
-it died. Times are microseconds since the epoch.
+outlive a segment, or only one of the two expires at all, the turn stores a copy of the segment under another
+key, and names that. Segments that a turn has stored and no head names are removed by the turn itself if it is
+refused, and by ``sweep`` if it died. Times are microseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HEAD: Key = ("",)
 _PAGE = 200
 
 LEASE_US = 24 * 3_600_000_000
-"""Microseconds after which a segment that no head names is taken for that of a dead turn."""
+"""Microseconds after which a segment that no head names counts as left by a dead turn."""
 
 
 class Segment(NamedTuple):
@@ -67,7 +67,8 @@ class Segment(NamedTuple):
 
 
 class Session(NamedTuple):
-    """A session as it was read. ``version`` is the expectation of a change, 0 for one without messages."""
+    """A session as it was read. ``version`` is the version that a change expects, 0 for a session without
+    messages."""
 
     messages: list[dict[str, Any]]
     budget: Mapping[str, Any]
@@ -81,7 +82,8 @@ class Session(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Turn:
     """An addition to a session. ``budget`` replaces the stored one unless it is ``None``; ``key`` is the
-    sender's, or empty. ``replaces`` puts it in place of all that the session has."""
+    sender's key of the turn, or empty. With ``replaces`` the turn takes the place of all that the session
+    has."""
 
     messages: Sequence[Mapping[str, Any]]
     budget: Mapping[str, Any] | None = None
@@ -121,7 +123,9 @@ def load(partition: Partition, now: int) -> Program[Session]:
     if not found:
         return NOTHING
     head = _read(found[-1])
-    return head._replace(messages=[m for record in found[:-1] for m in _messages(record)] + head.messages)
+    return head._replace(
+        messages=[m for record in found[:-1] for m in _read_messages(record)] + head.messages
+    )
 
 
 def records(partition: Partition, now: int) -> Program[list[Record]]:
@@ -142,7 +146,8 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
         answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in segments)))
         if all(answers):
             return [*(answer[0] for answer in answers), found]
-        # It was reset or renewed between the two reads, or it is damaged: only that leaves its head.
+        # The session was reset or renewed between the two reads, or is damaged. In the last case its head is
+        # the same.
         again = yield from _read_head(partition)
         if again is not None and again.version == found.version:
             raise Corrupt(
@@ -152,7 +157,7 @@ def records(partition: Partition, now: int) -> Program[list[Record]]:
 
 
 def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Program[Session | None]:
-    """Add a turn to a session that is as it was read.
+    """Add a turn to a session, unless that was changed since it was read.
 
     Returns:
         The session with the turn, ``None`` if it was changed since it was read.
@@ -183,7 +188,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
     )
     puts, replaced, segments = yield from _renew_expiring(partition, held, terms)
     for number, group in enumerate(groups[:-1], len(segments)):
-        put = _segment(number, _encode({"messages": group}), terms)
+        put = _make_segment(number, _encode({"messages": group}), terms)
         puts.append(put)
         segments += (Segment(put.key[0], len(group), put.fields["expires_at"]),)
     after = after._replace(segments=segments)
@@ -195,27 +200,29 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         "created_at": after.created_at,
     }
     expect: Expectation = held.version or Expect.ABSENT
-    head = _put(HEAD[0], _encode(body), terms, expect, after.version)
+    head = _make_put(HEAD[0], _encode(body), terms, expect, after.version)
     replaced += [segment.key for segment in former]
-    gone: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
+    removals: list[Op] = [Delete(ITEM, (key,)) for key in replaced]
     staged: list[Put] = []
-    ops: tuple[Op, ...] = (*puts, *gone, head)
+    ops: tuple[Op, ...] = (*puts, *removals, head)
     if not terms.limits.holds(ops):
-        # A removal, of the session or of what dead turns left, takes the first of them or none.
+        # The commit checks the first staged segment. That suffices: a removal of the session, or of what dead
+        # turns left, removes that one first.
         staged = puts
         room = terms.limits.ops - 1 - bool(staged)
-        ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *gone[:room], head)
-        gone = gone[room:]
+        ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *removals[:room], head)
+        removals = removals[room:]
         for batch in batches(staged, terms.limits):
             if not isinstance((yield from ask(Commit(partition, tuple(batch)))), Committed):
                 return None
     else:
-        gone = []
+        removals = []
     if (yield from _commit_head(partition, ops, head, terms.now)):
-        # A head that was stored since may name them again: a copy from another database brings them back.
-        mine = Check(ITEM, HEAD, after.version)
-        for some in batches(gone, terms.limits, reserve=1):
-            yield from ask(Commit(partition, (mine, *some)))
+        # Only under this head: one that was stored since, by a copy from another database, may name them
+        # again.
+        own_head = Check(ITEM, HEAD, after.version)
+        for removal_batch in batches(removals, terms.limits, reserve=1):
+            yield from ask(Commit(partition, (own_head, *removal_batch)))
         return after
     for unused in batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
         yield from ask(Commit(partition, tuple(unused)))
@@ -223,8 +230,8 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
 
 
 def _commit_head(partition: Partition, ops: tuple[Op, ...], head: Put, now: int) -> Program[bool]:
-    """Commit a turn, its head last, in place of the head that was read; a session that was read as absent may
-    still be stored, expired."""
+    """Commit a turn, its head last, in place of the head that was read. If the session was read as absent, an
+    expired head may still be stored, which is then replaced."""
     if isinstance((yield from ask(Commit(partition, ops))), Committed):
         return True
     if head.expect is not Expect.ABSENT:
@@ -232,8 +239,8 @@ def _commit_head(partition: Partition, ops: tuple[Op, ...], head: Put, now: int)
     found = yield from _read_head(partition)
     if found is None or not is_over(found, now):
         return False
-    over = Commit(partition, (*ops[:-1], head._replace(expect=found.version)))
-    return isinstance((yield from ask(over)), Committed)
+    replacement = Commit(partition, (*ops[:-1], head._replace(expect=found.version)))
+    return isinstance((yield from ask(replacement)), Committed)
 
 
 def remove(partition: Partition, version: int | None = None) -> Program[bool]:
@@ -260,17 +267,19 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
         named = {(segment.key,) for segment in head.segments}
     else:
         named = set()
-    loose = [record for record in stored if record.key != HEAD and record.key not in named]
-    left = [record for record in loose if record.fields["created_at"] + LEASE_US <= now]
+    unnamed = [record for record in stored if record.key != HEAD and record.key not in named]
+    abandoned = [record for record in unnamed if record.fields["created_at"] + LEASE_US <= now]
     unchanged = Check(ITEM, HEAD, Expect.ABSENT if found is None else found.version)
-    if head is None and left and len(left) == len(loose):
+    if head is None and abandoned and len(abandoned) == len(unnamed):
         gone = isinstance((yield from ask(Drop(partition, (unchanged,)))), Committed)
         if gone:
-            return len(left) + (found is not None)
+            return len(abandoned) + (found is not None)
         return 0
     removed = 0
-    # In order of their keys: a turn that is still alive checks its first segment, and is refused.
-    for some in batches([Delete(ITEM, record.key, record.version) for record in left], limits, reserve=1):
+    # In the order of their keys: a turn that is still alive checks its first segment, and is refused.
+    for some in batches(
+        [Delete(ITEM, record.key, record.version) for record in abandoned], limits, reserve=1
+    ):
         if not isinstance((yield from ask(Commit(partition, (unchanged, *some)))), Committed):
             break
         removed += len(some)
@@ -300,39 +309,40 @@ def _read_head(partition: Partition) -> Program[Record | None]:
 def _renew_expiring(
     partition: Partition, session: Session, terms: Terms
 ) -> Program[tuple[list[Put], list[str], tuple[Segment, ...]]]:
-    """Return copies of those segments that would expire before the head, which happens once in a time to
-    live, or never while the head does; the keys of the segments that they replace; and all segments then."""
+    """Return copies of those segments whose expiry does not fit that of the head: they would expire before
+    it, which happens once in a time to live, or only one of the two expires at all. Return also the keys of
+    the segments that the copies replace, and all segments afterwards."""
     until = expiry(terms.ttl, terms.now)
-    late = {
+    to_copy = {
         number: s
         for number, s in enumerate(session.segments)
         if (s.expires_at is None) != (until is None) or (s.expires_at or LAST) < (until or 0)
     }
-    if not late:
+    if not to_copy:
         return [], [], session.segments
-    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in late.values())))
+    answers = yield from ask(Fetch(partition, tuple(Get(ITEM, (s.key,)) for s in to_copy.values())))
     puts: list[Put] = []
     segments = list(session.segments)
-    for (number, old), answer in zip(late.items(), answers, strict=True):
+    for (number, old), answer in zip(to_copy.items(), answers, strict=True):
         # If one is gone the session has changed since it was read, and the head is refused.
         for record in answer:
-            put = _segment(number, record.body, terms)
+            put = _make_segment(number, record.body, terms)
             puts.append(put)
             segments[number] = Segment(put.key[0], old.messages, put.fields["expires_at"])
-    return puts, [old.key for old in late.values()], tuple(segments)
+    return puts, [old.key for old in to_copy.values()], tuple(segments)
 
 
-def _segment(number: int, body: bytes, terms: Terms) -> Put:
+def _make_segment(number: int, body: bytes, terms: Terms) -> Put:
     """Return a turn's segment at a place in the history; the keys of one turn are in ascending order."""
     key = f"{number:06d}.{terms.fresh:x}"
-    return _put(key, body, terms, Expect.ABSENT, terms.fresh, lives=2)
+    return _make_put(key, body, terms, Expect.ABSENT, terms.fresh, lives=2)
 
 
 def _group_by_size(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the messages in groups of at most ``TAIL`` bytes; the last is for the head, and the first is the
-    whole old tail if that has to be sealed."""
+    """Return the messages in groups of at most ``TAIL`` bytes; the last is for the head, the others are to be
+    sealed, and the first begins with the old tail."""
     groups = [list(tail)]
-    held = sum(map(_size, tail))
+    group_bytes = sum(map(_size, tail))
     for message in added:
         size = _size(message)
         if size > MESSAGE_MAX:
@@ -340,11 +350,11 @@ def _group_by_size(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> l
                 f"a message has {size} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of the turn "
                 "was stored. Put large content elsewhere and send a reference to it"
             )
-        if groups[-1] and held + size > TAIL:
+        if groups[-1] and group_bytes + size > TAIL:
             groups.append([])
-            held = 0
+            group_bytes = 0
         groups[-1].append(message)
-        held += size
+        group_bytes += size
     return groups
 
 
@@ -359,7 +369,9 @@ def _encode(value: Any) -> bytes:
         raise Unserialisable(f"a history has to be plain JSON data ({type(error).__name__})") from error
 
 
-def _put(key: str, body: bytes, terms: Terms, expect: Expectation, version: int, *, lives: int = 1) -> Put:
+def _make_put(
+    key: str, body: bytes, terms: Terms, expect: Expectation, version: int, *, lives: int = 1
+) -> Put:
     ttl = None if terms.ttl is None else lives * terms.ttl
     fields = {
         "created_at": terms.now,
@@ -383,6 +395,6 @@ def _read(record: Record) -> Session:
     )
 
 
-def _messages(record: Record) -> list[dict[str, Any]]:
+def _read_messages(record: Record) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = decode_object(record, messages=list)["messages"]
     return found

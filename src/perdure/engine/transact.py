@@ -12,7 +12,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import GC, Partition
 
 ATTEMPTS = 64
-"""Times that a commit is planned before it gives up with ``Contention``."""
+"""Times that a commit is planned before ``Contention`` is raised."""
 
 V = TypeVar("V")
 A = TypeVar("A")
@@ -21,7 +21,8 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one commit: operations, and bytes of bodies. Chunks beyond them are staged before it."""
+    """Limits of one commit: operations, and bytes of bodies. Chunks that do not fit are staged before the
+    commit."""
 
     ops: int
     bytes: int
@@ -53,8 +54,8 @@ def commit_with_chunks(
             f"thread {partition.thread!r}: one write needs {len(ops)} operations, the backend takes "
             f"{budget.ops} at once; write fewer values in one step"
         )
-    if budget.holds(whole := (*ops, *chunks)):
-        outcome: Committed | Refused = yield Commit(partition, whole, statements)
+    if budget.holds(all_ops := (*ops, *chunks)):
+        outcome: Committed | Refused = yield Commit(partition, all_ops, statements)
         return outcome
     return (yield from _stage_and_commit(partition, ops, chunks, budget, statements))
 
@@ -66,13 +67,13 @@ def _stage_and_commit(
     budget: Budget,
     statements: tuple[ApplicationStatement, ...],
 ) -> Program[Committed | Refused]:
-    # A thread without a generation is given one before anything is staged: a drop in between removes both,
-    # and the commit is refused instead of referring to removed chunks.
+    # A thread without a generation is given one before anything is staged. A drop of the thread in between
+    # then removes both, and the last commit is refused instead of referring to removed chunks.
     born = next(
         (op for op in ops if isinstance(op, Put) and op.kind is GC and op.expect is Expect.ABSENT), None
     )
     if born is not None:
-        # The other checks that the thread does not exist yet hold here, too.
+        # This first commit carries the other checks that the thread does not exist yet, too.
         absent = (op for op in ops if isinstance(op, Check) and op.expect is Expect.ABSENT)
         begun: Committed | Refused = yield Commit(partition, (born, *absent))
         if not isinstance(begun, Committed):
@@ -86,7 +87,7 @@ def _stage_and_commit(
 def commit_or_raise(
     partition: Partition, ops: Iterable[Op], error: Callable[[Partition], Exception]
 ) -> Program[None]:
-    """Commit, and raise the error of the partition if it is refused."""
+    """Commit; if that is refused, raise what ``error`` returns for the partition."""
     outcome = yield from ask(Commit(partition, tuple(ops)))
     if not isinstance(outcome, Committed):
         raise error(partition)
@@ -105,8 +106,8 @@ def retry_attempt(
         view: first view to try; ``None`` to load one.
         load: reads the view again; returns ``None`` if it changed between two requests.
         attempt: returns ``None`` if the view was stale.
-        refusals: errors of ``attempt`` that depend on records read after the view: they count if the view is
-            still the same then.
+        refusals: errors of ``attempt`` that depend on records read after the view: they are raised if the
+            view is still the same after them, and otherwise ``attempt`` is repeated.
 
     Raises:
         Contention: all attempts lost to other writers.
@@ -135,13 +136,13 @@ def retry_attempt(
 def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
     """Split operations into commits that leave room for ``reserve`` further operations each."""
     batch: list[S] = []
-    held = 0
+    batch_bytes = 0
     for op in ops:
         size = len(getattr(op, "body", None) or b"")
-        if batch and (held + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
+        if batch and (batch_bytes + size > budget.bytes or len(batch) >= max(1, budget.ops - reserve)):
             yield batch
-            batch, held = [], 0
+            batch, batch_bytes = [], 0
         batch.append(op)
-        held += size
+        batch_bytes += size
     if batch:
         yield batch

@@ -24,8 +24,8 @@ _DIGITS = 10
 class Versioned(NamedTuple):
     """A document at one of its versions.
 
-    ``number`` is that version's, ``last`` the highest ever assigned. ``revision`` is the expectation of a
-    change, ``None`` for a document that is not stored.
+    ``number`` is the number of that version, ``last`` the highest one ever assigned. ``revision`` is the
+    version of the stored record that a change expects, ``None`` for a document that is not stored.
     """
 
     name: str
@@ -86,12 +86,12 @@ def revise(
         return ((yield from get(partition, collection, name)),)
 
     def attempt(view: tuple[Versioned | None]) -> Program[tuple[Versioned | None] | None]:
-        held = view[0] or before
-        if held is None:
+        current = view[0] or before
+        if current is None:
             return view
-        number = held.last + 1
-        after = held._replace(body=change(held), number=number, last=number, updated_at=now)
-        older = held if held.revision is None else None
+        number = current.last + 1
+        after = current._replace(body=change(current), number=number, last=number, updated_at=now)
+        older = current if current.revision is None else None
         stored = yield from _store(partition, collection, after, older, now, fresh)
         if stored is None:
             return None
@@ -107,17 +107,17 @@ def choose(
     """Make an earlier version the current one; ``None`` if there is no such version."""
 
     def load() -> Program[tuple[Versioned | None, Versioned | None]]:
-        keys = ((collection, name), _past(collection, name, number))
+        keys = ((collection, name), _make_past_key(collection, name, number))
         current, older = yield from ask(Fetch(partition, tuple(Get(DOCUMENT, key) for key in keys)))
-        return (_read(current[0]) if current else None, _older(name, older[0]) if older else None)
+        return (_read(current[0]) if current else None, _read_older(name, older[0]) if older else None)
 
     def attempt(
         view: tuple[Versioned | None, Versioned | None],
     ) -> Program[tuple[Versioned | None] | None]:
-        held, older = view
-        if held is None or older is None or number > held.last:
+        now_current, older = view
+        if now_current is None or older is None or number > now_current.last:
             return (None,)
-        after = held._replace(body=older.body, number=number, updated_at=now)
+        after = now_current._replace(body=older.body, number=number, updated_at=now)
         stored = yield from _store(partition, collection, after, None, now, fresh, is_new=False)
         if stored is None:
             return None
@@ -129,12 +129,12 @@ def choose(
 
 def past(partition: Partition, collection: str, name: str) -> Program[list[Versioned]]:
     """Return every version of a document, newest first; empty if the document does not exist."""
-    held = yield from get(partition, collection, name)
-    if held is None:
+    current = yield from get(partition, collection, name)
+    if current is None:
         return []
     (found,) = yield from read_all(partition, Range(DOCUMENT, (_folder(collection, name),)))
-    versions = [_older(name, record) for record in found]
-    return [version for version in reversed(versions) if version.number <= held.last]
+    versions = [_read_older(name, record) for record in found]
+    return [version for version in reversed(versions) if version.number <= current.last]
 
 
 def remove(partition: Partition, collection: str, name: str) -> Program[bool]:
@@ -179,7 +179,7 @@ def _store(
     puts = [Put(DOCUMENT, key, {"updated_at": now}, body, expect, revision)]
     for version in (*((after,) if is_new else ()), *((older,) if older is not None else ())):
         content = encode({"said": dict(version.body), "created_at": version.updated_at}, "document")
-        place = _past(collection, version.name, version.number)
+        place = _make_past_key(collection, version.name, version.number)
         puts.append(Put(DOCUMENT, place, {"updated_at": now}, content, Expect.ANY, fresh))
     outcome = yield from ask(Commit(partition, tuple(puts)))
     if not isinstance(outcome, Committed):
@@ -191,24 +191,24 @@ def _folder(collection: str, name: str) -> str:
     return f"{collection}/{name}"
 
 
-def _past(collection: str, name: str, number: int) -> tuple[str, str]:
+def _make_past_key(collection: str, name: str, number: int) -> tuple[str, str]:
     return _folder(collection, name), f"{number:0{_DIGITS}}"
 
 
 def _read(record: Record) -> Versioned:
-    held = json.loads(record.body)
+    fields = json.loads(record.body)
     return Versioned(
         record.key[1],
-        held["said"],
-        held["number"],
-        held["last"],
-        held["created_at"],
+        fields["said"],
+        fields["number"],
+        fields["last"],
+        fields["created_at"],
         record.fields["updated_at"],
         record.version,
     )
 
 
-def _older(name: str, record: Record) -> Versioned:
-    held = json.loads(record.body)
-    number, at = int(record.key[1]), held["created_at"]
-    return Versioned(name, held["said"], number, number, at, at, record.version)
+def _read_older(name: str, record: Record) -> Versioned:
+    fields = json.loads(record.body)
+    number, created_at = int(record.key[1]), fields["created_at"]
+    return Versioned(name, fields["said"], number, number, created_at, created_at, record.version)

@@ -37,7 +37,7 @@ class DisposableSaver(InMemorySaver):
 
     @contextmanager
     def call(self, config: RunnableConfig | None = None) -> Iterator[RunnableConfig]:
-        """Return a config with a new thread for one call; it is removed at the end of the block."""
+        """Return a config with a new thread for one call; the thread is removed at the end of the block."""
         thread_id = uuid.uuid4().hex
         self._open.add(thread_id)
         given: RunnableConfig = config or {}

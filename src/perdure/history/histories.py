@@ -36,21 +36,22 @@ Messages = Iterable[BaseMessage | Mapping[str, Any]]
 @dataclass(frozen=True, slots=True)
 class TaskBudget:
     """Work that was spent on a task of a session, over all its requests. ``task`` is the application's name
-    of it."""
+    for the task."""
 
     task: str = ""
     used: int = 0
 
     def rest_of(self, most: int) -> int:
-        """Return the rest of ``most``, at least 0."""
+        """Return how much of ``most`` is not used yet, at least 0."""
         return max(0, most - self.used)
 
     def spend(self, count: int = 1) -> TaskBudget:
-        """Return the budget after ``count`` more."""
+        """Return the budget after ``count`` more was used."""
         return TaskBudget(self.task, self.used + count)
 
     def of(self, task: str | None) -> TaskBudget:
-        """Return the budget of a task: this one for ``None`` or its own task, an unused one for another."""
+        """Return the budget of a task: this one for ``None`` or its own task, an unused one for another
+        task."""
         if task is None or task == self.task:
             return self
         return TaskBudget(task)
@@ -108,7 +109,9 @@ class _Programs:
         return Partition(self._tenant, session_id, SESSIONS)
 
     def _load(self, session_id: str) -> Program[SessionHistory]:
-        return _public(session_id, (yield from session_histories.load(self._partition(session_id), _now())))
+        return _to_history(
+            session_id, (yield from session_histories.load(self._partition(session_id), _now()))
+        )
 
     def _commit(
         self, history: SessionHistory, turn: NewTurn, key: str | None, *, replaces: bool = False
@@ -128,7 +131,7 @@ class _Programs:
                 f"session {history.session_id!r}: another request changed the history since it was read, and "
                 "nothing of this turn was stored; load it again and repeat the turn"
             )
-        return _public(history.session_id, after)
+        return _to_history(history.session_id, after)
 
     def _delete(self, session_id: str, version: int | None) -> Program[None]:
         if not (yield from session_histories.remove(self._partition(session_id), version)):
@@ -195,14 +198,14 @@ class Histories(_Programs):
         key: str | None = None,
         attempts: int = ATTEMPTS,
     ) -> SessionHistory:
-        """Load a history, make a turn of it, and commit that; again with the new history if another request
-        was first.
+        """Load a history, make a turn of it, and commit it. If another request was first, do so again
+        with the new history.
 
         Args:
             session_id: the session.
             turn: returns the turn, or ``None`` to store nothing. It may be called several times.
             key: key of the request. If its turn is stored already, ``turn`` is not called.
-            attempts: calls of ``turn`` at most.
+            attempts: maximum number of calls of ``turn``.
 
         Raises:
             Contention: every attempt lost to another request.
@@ -228,7 +231,7 @@ class Histories(_Programs):
         return await arun(self._commit(history, NewTurn(messages, budget), None, replaces=True), self._driver)
 
     async def delete(self, session_id: str, *, version: int | None = None) -> None:
-        """Remove a session with its history; a turn that is being made of it is refused.
+        """Remove a session with its history; a turn that was begun on it is refused when it is committed.
 
         Raises:
             Conflict: ``version`` is given, and the history has another one.
@@ -247,13 +250,14 @@ class Histories(_Programs):
 
     async def sweep(self) -> int:
         """Remove expired items, also of the tenant's store, and the remains of sessions that dead processes
-        left a day ago or earlier; return the number of items. Answers do not depend on it. DynamoDB removes
-        expired items itself; there it finds none."""
+        left a day ago or earlier; return the number of items. Answers do not depend on this. DynamoDB removes
+        expired items itself, so there this finds none."""
         return await arun(self._sweep(), self._driver)
 
 
 class SyncHistories(_Programs):
-    """Histories of sessions, blocking. Make it with the ``history`` of a database; threads may share it."""
+    """Histories of sessions, blocking. Make it with the ``history`` of a database; OS threads may share
+    it."""
 
     def load(self, session_id: str) -> SessionHistory:
         """See ``Histories.load``."""
@@ -317,7 +321,7 @@ class SyncHistories(_Programs):
         return run(self._sweep(), self._driver)
 
 
-def _public(session_id: str, held: Session) -> SessionHistory:
+def _to_history(session_id: str, held: Session) -> SessionHistory:
     return SessionHistory(
         session_id,
         cast("list[NeutralMessage]", list(held.messages)),

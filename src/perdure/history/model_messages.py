@@ -10,7 +10,7 @@ from langchain_core.messages import BaseMessage
 from perdure.history.neutral_messages import NeutralMessage, to_langchain, to_neutral
 
 Summarise = Callable[[Sequence[NeutralMessage]], Mapping[str, Any] | None]
-"""Function from successive messages to the message that replaces them, ``None`` for none."""
+"""Function from successive messages to the message that replaces them, ``None`` to leave them out."""
 
 Policy = Literal["keep", "drop"] | Summarise
 """Treatment of the messages with a tag."""

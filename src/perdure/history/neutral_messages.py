@@ -74,7 +74,7 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         at: its position in a list, for the error.
 
     Raises:
-        Unserialisable: the message has no such form; the text of the error has none of its content.
+        Unserialisable: the message has no neutral form; the text of the error quotes none of its content.
     """
     where = "a message" if at is None else f"message {at}"
     if not isinstance(cast("object", message), Mapping):
@@ -90,22 +90,22 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
         role = _ALIASES.get(role, role)
     if role not in ROLES:
         raise Unserialisable(f"the role of {where} has to be one of {', '.join(ROLES)}")
-    out: NeutralMessage = {"role": role, "content": _content(message, role, where)}
-    calls = _calls(message.get("tool_calls"), where)
+    out: NeutralMessage = {"role": role, "content": _read_content(message, role, where)}
+    calls = _read_calls(message.get("tool_calls"), where)
     if calls:
         out["tool_calls"] = calls
     if role != "assistant" and (calls or message.get("invalid_tool_calls")):
         raise Unserialisable(f"{where} has tool calls, which only a message of the assistant can have")
-    answers = _read_answered_call(message, role, where)
-    if answers is not None:
-        out["tool_call_id"] = answers
+    answered_id = _read_answered_call(message, role, where)
+    if answered_id is not None:
+        out["tool_call_id"] = answered_id
     for name in ("name", "id"):
-        text = _text(message, name, where)
+        text = _read_text(message, name, where)
         if text is not None:
             out[name] = text
     if tags := _parse_tags(message.get("tags"), where):
         out["tags"] = tags
-    status = _text(message, "status", where)
+    status = _read_text(message, "status", where)
     if status not in (None, "success", "error") or (status == "error" and role != "tool"):
         raise Unserialisable(f"the status of {where} has to be 'error' or 'success', and of a tool's result")
     if status == "error":
@@ -113,19 +113,19 @@ def neutral(message: Mapping[str, Any], at: int | None = None) -> NeutralMessage
     if invalid := _parse_objects(message.get("invalid_tool_calls"), "invalid_tool_calls", where):
         out["invalid_tool_calls"] = invalid
     # Last, as it is the only check of the contents of parts and arguments.
-    return cast("NeutralMessage", _plain(out, where))
+    return cast("NeutralMessage", _copy_as_json(out, where))
 
 
 def _read_answered_call(message: Mapping[str, Any], role: str, where: str) -> str | None:
     """Return the id of the call that a tool's result answers; ``None`` for another message."""
-    answers = _text(message, "tool_call_id", where)
-    if role == "tool" and answers is None:
+    answered_id = _read_text(message, "tool_call_id", where)
+    if role == "tool" and answered_id is None:
         raise Unserialisable(f"{where} is a tool's result and has no tool_call_id")
-    if role != "tool" and answers is not None:
+    if role != "tool" and answered_id is not None:
         raise Unserialisable(f"{where} has a tool_call_id, which only a tool's result can have")
     if role == "function" and not message.get("name"):
         raise Unserialisable(f"{where} is a function's result and has no name")
-    return answers
+    return answered_id
 
 
 def to_neutral(
@@ -142,7 +142,7 @@ def to_neutral(
     """
     out: list[NeutralMessage] = []
     for at, message in enumerate(messages):
-        plain = _of_langchain(message, at) if isinstance(message, BaseMessage) else message
+        plain = _from_langchain(message, at) if isinstance(message, BaseMessage) else message
         found = neutral(plain, at)
         if tags:
             found["tags"] = list(dict.fromkeys((*found.get("tags", ()), *tags)))
@@ -153,7 +153,7 @@ def to_neutral(
 def to_langchain(messages: Iterable[Mapping[str, Any]]) -> list[BaseMessage]:
     """Return neutral messages as LangChain's.
 
-    Tags are in ``additional_kwargs["tags"]``, which providers are not sent.
+    Tags are in ``additional_kwargs["tags"]``, which is not sent to providers.
 
     Raises:
         Unserialisable: a message is not a neutral one.
@@ -161,7 +161,7 @@ def to_langchain(messages: Iterable[Mapping[str, Any]]) -> list[BaseMessage]:
     return [_to_langchain(neutral(message, at)) for at, message in enumerate(messages)]
 
 
-def _of_langchain(message: BaseMessage, at: int) -> dict[str, Any]:
+def _from_langchain(message: BaseMessage, at: int) -> dict[str, Any]:
     out: dict[str, Any] = {
         "role": _parse_role(message, at),
         "content": message.content,
@@ -231,7 +231,7 @@ def _to_langchain(message: NeutralMessage) -> BaseMessage:
             return SystemMessage(content, **more)
 
 
-def _content(message: Mapping[str, Any], role: str, where: str) -> str | list[str | dict[str, Any]]:
+def _read_content(message: Mapping[str, Any], role: str, where: str) -> str | list[str | dict[str, Any]]:
     content = message.get("content")
     if content is None and role == "assistant":
         return ""
@@ -242,7 +242,7 @@ def _content(message: Mapping[str, Any], role: str, where: str) -> str | list[st
     raise Unserialisable(f"the content of {where} has to be text, or a list of text and objects")
 
 
-def _calls(calls: Any, where: str) -> list[NeutralCall]:
+def _read_calls(calls: Any, where: str) -> list[NeutralCall]:
     out: list[NeutralCall] = []
     for call in _parse_objects(calls, "tool_calls", where):
         name, args = call.get("name"), call.get("args")
@@ -280,14 +280,14 @@ def _parse_tags(value: Any, where: str) -> list[str]:
     return list(value)
 
 
-def _text(message: Mapping[str, Any], name: str, where: str) -> str | None:
+def _read_text(message: Mapping[str, Any], name: str, where: str) -> str | None:
     value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise Unserialisable(f"{name} of {where} has to be text, not {_type(value)}")
     return value
 
 
-def _plain(message: Mapping[str, Any], where: str) -> Any:
+def _copy_as_json(message: Mapping[str, Any], where: str) -> Any:
     """Return a copy that is JSON and nothing else, and shares nothing with the argument.
 
     A round trip that changes something is refused: a key that is not text would come back as text.

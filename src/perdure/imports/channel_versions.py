@@ -1,8 +1,9 @@
 """Translates channel versions: the stock savers' text becomes the integer that it begins with.
 
 The text is a number, and noise that distinguishes the branches of a thread; within a branch the number alone
-orders. LangGraph asks for the first version of a channel without naming the thread, and Perdure's savers
-answer with an integer, which cannot be compared with text.
+gives the order. An imported thread cannot keep text: LangGraph asks for the first version of a channel
+without naming the thread, so Perdure's savers always answer with an integer, and text and integers do not
+compare.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ def translate_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     seen = checkpoint.get("versions_seen") or {}
     return {
         **checkpoint,
-        "channel_versions": _all(checkpoint.get("channel_versions") or {}),
-        "versions_seen": {node: _all(versions) for node, versions in seen.items()},
+        "channel_versions": _translate_all(checkpoint.get("channel_versions") or {}),
+        "versions_seen": {node: _translate_all(versions) for node, versions in seen.items()},
     }
 
 
-def _all(versions: Mapping[str, Any]) -> dict[str, Any]:
-    return {channel: _one(version) for channel, version in versions.items()}
+def _translate_all(versions: Mapping[str, Any]) -> dict[str, Any]:
+    return {channel: _translate_one(version) for channel, version in versions.items()}
 
 
-def _one(version: Any) -> Any:
+def _translate_one(version: Any) -> Any:
     if isinstance(version, str) and (found := _STOCK.fullmatch(version)):
         return int(found[1])
     return version

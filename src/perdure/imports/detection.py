@@ -1,6 +1,6 @@
-"""Finds out what kind a source is, from its first bytes, or from the names of tables, columns and keys.
+"""Detects the kind of a source, from its first bytes, or from the names of tables, columns and keys.
 
-A kind is the answer only if nothing else fits. Where several fit, or none, the error names them.
+A kind is returned only if no other kind fits. If several fit, the error names them.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ _POSTGRES = ("postgresql://", "postgres://")
 _REDIS = ("redis://", "rediss://")
 _HTTP = ("http://", "https://")
 _HEAD = 1 << 16
-"""Bytes at the beginning of a text file that are examined."""
+"""Number of bytes at the beginning of a file that are examined."""
 
 Tables = Mapping[str, Set[str]]
-"""Columns by table, all names in small letters."""
+"""Columns by table, all names in lower case."""
 
 
 def detect_kind(where: str) -> SourceKind:
     """Return the kind of a source.
 
     Args:
-        where: Its path or URL.
+        where: The source's path or URL.
 
     Raises:
-        BadUrl: There is no such source, it is a database of Perdure's, it is of no kind that is known, or it
-            may be of several.
+        BadUrl: There is no such source, it is a database of Perdure's, or it fits no known kind or several.
         MissingExtra: The client library of the source is not installed.
-        Unavailable: It does not answer.
+        Unavailable: The source does not answer.
     """
     if where.startswith(_POSTGRES):
         tables = _read_postgres_tables(where)
-        kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES))
-        return _only(redact(where), kinds, _is_own(tables))
+        kinds = list(_find_kinds_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES))
+        return _require_single(redact(where), kinds, _is_own(tables))
     if where.startswith(_REDIS):
         return SourceKind.LANGGRAPH_REDIS
     if where.startswith(_HTTP):
         return SourceKind.LANGGRAPH_SERVER
     if where.startswith("dynamodb://"):
-        return _of_dynamodb(where)
+        return _detect_dynamodb_kind(where)
     if where.startswith("d1://"):
         return SourceKind.PLAIN
     if "://" in where and not where.startswith("sqlite:///"):
@@ -70,15 +69,15 @@ def detect_kind(where: str) -> SourceKind:
         return SourceKind.ARCHIVE
     if head.startswith(SQLITE_MAGIC):
         tables = _read_sqlite_tables(path)
-        kinds = list(_of_tables(tables, SourceKind.LANGGRAPH_SQLITE))
-        return _only(str(path), kinds, _is_own(tables))
-    return _only(str(path), list(_of_text(path, head)))
+        kinds = list(_find_kinds_of_tables(tables, SourceKind.LANGGRAPH_SQLITE))
+        return _require_single(str(path), kinds, _is_own(tables))
+    return _require_single(str(path), list(_find_kinds_of_text(path, head)))
 
 
 _CHOICE = f"pass --from with one of {', '.join(SourceKind)}"
 
 
-def _only(name: str, found: list[SourceKind], is_own: bool = False) -> SourceKind:
+def _require_single(name: str, found: list[SourceKind], is_own: bool = False) -> SourceKind:
     if len(found) == 1 and not is_own:
         return found[0]
     if found and not is_own:
@@ -93,7 +92,7 @@ def _only(name: str, found: list[SourceKind], is_own: bool = False) -> SourceKin
     raise BadUrl(f"{name} is of no kind that is recognised; {_CHOICE}")
 
 
-def _of_tables(tables: Tables, stock: SourceKind) -> Iterator[SourceKind]:
+def _find_kinds_of_tables(tables: Tables, stock: SourceKind) -> Iterator[SourceKind]:
     if any(tables.get(name, set()) >= columns for name, columns in STOCK_TABLES):
         yield stock
     if tables.get("checkpoints", set()) >= CHECKPOINT_COLUMNS:
@@ -129,8 +128,8 @@ def _read_postgres_tables(url: str) -> Tables:
             SessionTable().table,
         )
     tables = _group_by_table(found)
-    # One server has both more often than not: Perdure's is asked for by `perdure copy` only if it is alone.
-    if any(_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)):
+    # Perdure's tables are often in a database with others: report them only if they are the only ones.
+    if any(_find_kinds_of_tables(tables, SourceKind.LANGGRAPH_POSTGRES)):
         return tables
     return _group_by_table(own)
 
@@ -142,16 +141,18 @@ def _group_by_table(rows: Any) -> Tables:
     return tables
 
 
-def _of_dynamodb(url: str) -> SourceKind:
+def _detect_dynamodb_kind(url: str) -> SourceKind:
     with require_extra("dynamodb"):
         from perdure.imports.dynamodb import KEYS, key_names
     names = key_names(url)
     if set(names) == set(KEYS):
         return SourceKind.AWS_DYNAMODB
-    return _only(redact(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"})
+    return _require_single(
+        redact(url), [SourceKind.SESSIONS] if names == [KEY] else [], set(names) == {"pk", "sk"}
+    )
 
 
-def _of_text(path: Path, head: bytes) -> Iterator[SourceKind]:
+def _find_kinds_of_text(path: Path, head: bytes) -> Iterator[SourceKind]:
     start = head.removeprefix(BOM_UTF8).lstrip()
     if start.startswith(b"["):
         yield SourceKind.HISTORY

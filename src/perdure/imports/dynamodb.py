@@ -37,19 +37,19 @@ PACKAGE = "langgraph-checkpoint-aws"
 _CHECKPOINTS, _WRITES = "CHECKPOINT_", "WRITES_"
 _PAGE = 32
 _BATCH = 100
-"""Keys of one request: DynamoDB's limit."""
+"""Maximum number of keys of one request, which is DynamoDB's limit."""
 _DESERIALIZER = TypeDeserializer()
 
 
-def _error_name(error: Exception) -> str:
+def _find_error_name(error: Exception) -> str:
     code = ""
     if isinstance(error, aws.ClientError):
         code = error.response["Error"]["Code"]
     return code or type(error).__name__
 
 
-reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_error_name)
-"""Decorator of methods of a source that ask DynamoDB."""
+reading = translate_errors(aws.ClientError, aws.BotoCoreError, name_of=_find_error_name)
+"""Decorator for methods of a source that call DynamoDB: the client's errors become ``Unavailable``."""
 
 
 KEYS = ("PK", "SK")
@@ -67,11 +67,11 @@ def key_names(url: str) -> list[str]:
     try:
         return read_key_names(open_client(target), target.table)
     except (aws.ClientError, aws.BotoCoreError) as error:
-        raise Unavailable(f"{target} cannot be read: {_error_name(error)}") from error
+        raise Unavailable(f"{target} cannot be read: {_find_error_name(error)}") from error
 
 
 def read_key_names(client: Any, table: str) -> list[str]:
-    """Return the names of a table's keys; errors are those of the client."""
+    """Return the names of a table's keys; the client's errors are not translated."""
     keys = client.describe_table(TableName=table)["Table"]["KeySchema"]
     return [key["AttributeName"] for key in keys]
 
@@ -87,8 +87,8 @@ def open_client(target: DynamoUrl) -> Any:
 
 
 class DynamoSource(StockSource):
-    """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. Payloads that were moved to S3 are
-    refused by name.
+    """A table of DynamoDBSaver or of DynamoDBStore, opened for reading. A thread with payloads that were
+    moved to S3 is refused with that reason.
 
     Args:
         url: ``dynamodb://table?region=…``, as for Perdure's own tables.
@@ -106,20 +106,20 @@ class DynamoSource(StockSource):
         self._client: Any = open_client(target)
         self._check()
         self._slots: tuple[str, dict[CheckpointEntry, list[tuple[WriteSlot, str]]]] = ("", {})
-        self.saver = self._stock_saver(target.region, target.endpoint)
+        self.saver = self._open_stock_saver(target.region, target.endpoint)
 
     @reading
     def _check(self) -> None:
         if set(read_key_names(self._client, self._table)) != set(KEYS):
             raise BadUrl(f"{self.name} is not a table of {PACKAGE}, whose keys are PK and SK")
 
-    def _stock_saver(self, region: str | None, endpoint: str | None) -> Any:
+    def _open_stock_saver(self, region: str | None, endpoint: str | None) -> Any:
         if find_spec("langgraph_checkpoint_aws") is None:
             return None
         from langgraph_checkpoint_aws import DynamoDBSaver
 
         saver = DynamoDBSaver(self._table, region_name=region, endpoint_url=endpoint)
-        # Its constructor takes no serializer.
+        # The constructor takes no serializer, so replace the saver's own.
         saver.serializer.serde = StockSerde()
         return saver
 
@@ -166,17 +166,17 @@ class DynamoSource(StockSource):
             for item in self._query(key, "task_id, idx, task_path")
         ]
 
-    def _slots_of(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
-        """Return the writes of a checkpoint as the thread's last outline has them."""
-        held, by_entry = self._slots
-        if held == thread and entry in by_entry:
+    def _find_slots(self, thread: str, entry: CheckpointEntry) -> list[tuple[WriteSlot, str]]:
+        """Return the writes of a checkpoint, from the last outline if that is the thread's."""
+        outlined_thread, by_entry = self._slots
+        if outlined_thread == thread and entry in by_entry:
             return by_entry[entry]
         return self._read_slots(thread, entry)
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
         keys = [(_CHECKPOINTS + thread, f"{entry.namespace}#{entry.id}") for entry in wanted]
-        for entry, (_, kind, body) in zip(wanted, self._payloads(keys), strict=True):
+        for entry, (_, kind, body) in zip(wanted, self._read_payloads(keys), strict=True):
             found = load(kind, body)
             if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
                 raise Corrupt(f"checkpoint {entry.id} is damaged at the source")
@@ -188,19 +188,19 @@ class DynamoSource(StockSource):
             (f"{_WRITES}{thread}#{slot.namespace}#{slot.checkpoint_id}", f"{slot.task_id}#{slot.idx}")
             for slot in wanted
         ]
-        for slot, (item, kind, body) in zip(wanted, self._payloads(keys), strict=True):
+        for slot, (item, kind, body) in zip(wanted, self._read_payloads(keys), strict=True):
             path = item.get("task_path", {}).get("S", "")
             yield SourceWrite(slot, path, item["channel"]["S"], *payload(kind, body))
 
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
-        return [slot for slot, _ in self._slots_of(thread, entry)]
+        return [slot for slot, _ in self._find_slots(thread, entry)]
 
     @reading
     def read_stock(self, thread: str, entry: CheckpointEntry) -> CheckpointTuple:
         """Return a checkpoint as the saver returns it, but with its writes in LangGraph's order: the saver
         orders them by the text of their keys."""
-        found, slots = super().read_stock(thread, entry), self._slots_of(thread, entry)
+        found, slots = super().read_stock(thread, entry), self._find_slots(thread, entry)
         if len(found.pending_writes or ()) != len(slots):
             raise Contention(f"checkpoint {entry.id} at {self.name} changed")
         pairs = zip(slots, found.pending_writes or (), strict=True)
@@ -216,7 +216,7 @@ class DynamoSource(StockSource):
             FilterExpression="attribute_exists(#value) AND attribute_exists(created_at)",
             ExpressionAttributeNames={"#value": "value"},
         )
-        return map(_item, pages)
+        return map(_make_item, pages)
 
     def close(self) -> None:
         """Close the connections."""
@@ -231,12 +231,14 @@ class DynamoSource(StockSource):
             ProjectionExpression=projection,
         )
 
-    def _payloads(self, keys: Sequence[tuple[str, str]]) -> Iterator[tuple[Mapping[str, Any], str, bytes]]:
+    def _read_payloads(
+        self, keys: Sequence[tuple[str, str]]
+    ) -> Iterator[tuple[Mapping[str, Any], str, bytes]]:
         """Yield the items of keys in the given order, each with the form and the bytes of its payload."""
         for start in range(0, len(keys), _PAGE):
             page = keys[start : start + _PAGE]
-            there = self._items(page)
-            items = [there[key] for key in page]
+            items_by_key = self._read_items(page)
+            items = [items_by_key[key] for key in page]
             for item in items:
                 if item["ref_loc"]["S"] != "DYNAMODB":
                     raise Unserialisable(
@@ -245,17 +247,17 @@ class DynamoSource(StockSource):
                         "db.checkpointer()"
                     )
             places = [(item["ref_key"]["S"], "CHUNK") for item in items]
-            bodies = self._items(places)
+            bodies = self._read_items(places)
             for item, place in zip(items, places, strict=True):
                 yield item, item["type"]["S"], _unpack(item, bodies[place]["payload"]["B"])
 
-    def _items(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    def _read_items(self, keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Mapping[str, Any]]:
         """Return items by key; raise ``Contention`` if one is gone."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         rest: list[Any] = [{"PK": {"S": key}, "SK": {"S": sort}} for key, sort in dict.fromkeys(keys)]
         while rest:
             asked, rest = rest[:_BATCH], rest[_BATCH:]
-            answer = self._batch(asked)
+            answer = self._read_batch(asked)
             for item in answer["Responses"].get(self._table, ()):
                 found[item["PK"]["S"], item["SK"]["S"]] = item
             # Items that do not fit one answer, or the table's capacity, are requested again.
@@ -266,7 +268,7 @@ class DynamoSource(StockSource):
         return found
 
     @reading
-    def _batch(self, keys: Sequence[Any]) -> dict[str, Any]:
+    def _read_batch(self, keys: Sequence[Any]) -> dict[str, Any]:
         wanted = {self._table: {"Keys": keys, "ConsistentRead": True}}
         answer: dict[str, Any] = self._client.batch_get_item(RequestItems=wanted)
         return answer
@@ -288,15 +290,16 @@ def read_items(call: Callable[..., Any], *args: Any, **parameters: Any) -> Itera
         start = {"ExclusiveStartKey": page["LastEvaluatedKey"]}
 
 
-def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
-    """Return an item of DynamoDBStore, which joins the labels of a namespace by colons, and reads them so."""
+def _make_item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
+    """Return an item of DynamoDBStore, which joins the labels of a namespace by colons and splits them
+    there."""
     prefix, key = row["PK"]["S"], row["SK"]["S"]
     try:
         value = read_value(row["value"])
         if not isinstance(value, dict):
             raise TypeError("the value is not a map")
         created, updated = (read_time(row[name]["S"]) for name in ("created_at", "updated_at"))
-        # DynamoDBStore keeps when an item expires, not for how long it lives.
+        # DynamoDBStore stores the time when an item expires, from which its lifetime is derived.
         expires = None
         if "expires_at" in row:
             expires = int(row["expires_at"]["N"]) * 1_000_000
@@ -308,36 +311,36 @@ def _item(row: Mapping[str, Any]) -> SourceItem | DamagedItem:
 
 
 def read_value(attribute: Mapping[str, Any], *, decodes: bool = False) -> Any:
-    """Return the value of an attribute as JSON has it: numbers are integers where they are whole.
+    """Return the value of an attribute as a JSON value; whole numbers become integers.
 
     Args:
         attribute: The attribute, as the client returns it.
-        decodes: True reads bytes as text.
+        decodes: True to decode bytes as text.
 
     Raises:
-        TypeError: It is not a JSON value.
+        TypeError: The attribute is not a JSON value.
     """
 
-    def plain(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         if isinstance(value, Decimal):
             if value == value.to_integral_value():
                 return int(value)
             return float(value)
         if isinstance(value, dict):
-            return {key: plain(held) for key, held in value.items()}
+            return {key: convert(held) for key, held in value.items()}
         if isinstance(value, list):
-            return [plain(held) for held in value]
+            return [convert(held) for held in value]
         if decodes and isinstance(value, Binary):
             return bytes(value.value).decode()
         if value is None or isinstance(value, str | bool):
             return value
         raise TypeError(f"{type(value).__name__} is not a JSON value")
 
-    return plain(_DESERIALIZER.deserialize(attribute))
+    return convert(_DESERIALIZER.deserialize(attribute))
 
 
 def _unpack(item: Mapping[str, Any], body: bytes) -> bytes:
-    """Return an item's payload as it was before it was compressed, if it was."""
+    """Return an item's payload, decompressed if it is compressed."""
     if not item.get("compression", {}).get("S"):
         return body
     try:

@@ -23,14 +23,14 @@ from perdure.model.well_formed import require_text
 
 
 class ThreadEncoder:
-    """Encodes the checkpoints of one thread one after the other; each shares its chunks with those before.
+    """Encodes the checkpoints of one thread one after the other; each shares chunks with the earlier ones.
 
     Args:
         partition: The thread at the target.
         digest: Names the chunks.
         generation: The thread's collection generation.
         numbers: The last sequence number in use, by namespace.
-        heads: The heads, by namespace, on which the first new checkpoints follow.
+        heads: The heads, by namespace, after which the first new checkpoints are stored.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class ThreadEncoder:
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
 
     def value(self, namespace: str, value: Any) -> tuple[bytes, Mapping[bytes, bytes]]:
-        """Return the reference of a channel's value of a checkpoint that is not stored, and its chunks."""
+        """Return the reference and the chunks of a channel's value at a checkpoint that is itself not
+        stored."""
         encoding = self._make_encoding(namespace, None)
         ref = encoding.write(value)
         chunks = dict(encoding.chunks)

@@ -1,5 +1,5 @@
-"""Checkpoints as a source's own saver returns them: from the saver, or built of what was read if its package
-is not installed."""
+"""Checkpoints as a source's own saver returns them: from the saver or, if its package is not
+installed, built from what was read."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StockSource(ABC):
 
     @property
     def verifier(self) -> str:
-        """The package whose saver is asked, or the source itself if it is not installed."""
+        """Name of the package whose saver is asked, or of the source if the package is not installed."""
         if self.saver is None:
             return self.name
         return self.package
@@ -87,7 +87,8 @@ class StockSource(ABC):
         return sum(1 for _ in self.threads())
 
     def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as the stock saver returns them, or as they are read here without its package."""
+        """Yield checkpoints as the stock saver returns them or, without its package, as they are read
+        here."""
         for entry in wanted:
             if self.saver is not None:
                 yield self.read_stock(thread, entry)
@@ -104,5 +105,5 @@ class StockSource(ABC):
         return found
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the largest id: the rule of most stock savers."""
+        """Return the largest id: most stock savers load this checkpoint as the latest."""
         return max(entry.id for entry in outline.checkpoints if entry.namespace == namespace)

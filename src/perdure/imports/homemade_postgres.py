@@ -1,4 +1,4 @@
-"""Opens tables of the plain layout in PostgreSQL, and finds them by their names in any case."""
+"""Opens tables of the plain layout in PostgreSQL; their names may be in any letter case."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ _NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precisio
 def of_postgres(url: str) -> PlainSource:
     """Open a PostgreSQL database of the plain layout; raise ``BadUrl`` if it does not have that layout."""
     rows = PostgresRows(url)
-    return open_tables(rows.name, rows, lambda: _dialect_of(rows))
+    return open_tables(rows.name, rows, lambda: _make_dialect(rows))
 
 
-def _dialect_of(rows: PostgresRows) -> Dialect:
-    schema, checkpoints = _checkpoints(rows)
+def _make_dialect(rows: PostgresRows) -> Dialect:
+    schema, checkpoints = _find_checkpoints(rows)
     columns = rows.columns(checkpoints)
-    writes = _one_of(rows, "writes", schema)
-    of_writes = rows.columns(writes) if writes else {}
-    refuse_missing(rows.name, columns, of_writes)
+    writes = _find_table(rows, "writes", schema)
+    write_columns = rows.columns(writes) if writes else {}
+    refuse_missing(rows.name, columns, write_columns)
     _refuse_other_types(rows.name, "checkpoints", columns, {"state": {*_JSON, *_TEXT, "bytea"}})
     _refuse_other_types(rows.name, "checkpoints", columns, {"created_at": {*_MOMENTS, *_TEXT, *_NUMBERS}})
     _refuse_other_types(
-        rows.name, "writes", of_writes, {"value": {*_JSON, *_TEXT, "bytea"}, "channel": _TEXT}
+        rows.name, "writes", write_columns, {"value": {*_JSON, *_TEXT, "bytea"}, "channel": _TEXT}
     )
     _refuse_ids(rows, checkpoints, columns)
     if writes:
-        _refuse_ids(rows, writes, of_writes)
-        _refuse_unequal_ids(rows.name, columns, of_writes)
+        _refuse_ids(rows, writes, write_columns)
+        _refuse_unequal_ids(rows.name, columns, write_columns)
     time = columns.get("created_at")
     return Dialect(
         checkpoints=checkpoints,
         writes=writes,
         text="{}::text",
-        state=_form("state", columns["state"]),
-        value=_form("value", of_writes.get("value", "")),
-        time=_time(time),
-        newest=_newest(time),
-        task="task_id::text" if "task_id" in of_writes else "NULL",
-        idx="idx::text" if "idx" in of_writes else "NULL",
-        order=_order(rows, writes),
+        state=_make_form_sql("state", columns["state"]),
+        value=_make_form_sql("value", write_columns.get("value", "")),
+        time=_make_time_sql(time),
+        newest=_make_newest_order(time),
+        task="task_id::text" if "task_id" in write_columns else "NULL",
+        idx="idx::text" if "idx" in write_columns else "NULL",
+        order=_find_write_order(rows, writes),
         odd="thread_id IS NULL OR checkpoint_id IS NULL OR thread_id::text = ''",
         can_hold=_is_uuid if columns["thread_id"] == "uuid" else lambda name: "\0" not in name,
     )
@@ -62,7 +62,7 @@ def _is_uuid(text: str) -> bool:
         return False
 
 
-def _checkpoints(rows: PostgresRows) -> tuple[str, str]:
+def _find_checkpoints(rows: PostgresRows) -> tuple[str, str]:
     """Return the schema that has the table of checkpoints, and the table, both as SQL."""
     schemas = [
         name
@@ -72,18 +72,18 @@ def _checkpoints(rows: PostgresRows) -> tuple[str, str]:
         )
     ]
     for schema in schemas:
-        if table := _one_of(rows, "checkpoints", schema):
+        if table := _find_table(rows, "checkpoints", schema):
             return schema, table
     others = rows(
         f"SELECT DISTINCT nspname FROM {_RELATIONS} AND lower(relname) = ?1 "  # noqa: S608 - a constant
         "AND nspname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1 LIMIT 3",
         "checkpoints",
     )
-    there = ""
+    hint = ""
     if others:
-        there = f" (there is one in {', '.join(name for (name,) in others)})"
+        hint = f" (there is one in {', '.join(name for (name,) in others)})"
     raise BadUrl(
-        f"{rows.name} has no table checkpoints on its search_path{there}; for another schema add "
+        f"{rows.name} has no table checkpoints on its search_path{hint}; for another schema add "
         "?options=-csearch_path%3Dname"
     )
 
@@ -91,9 +91,9 @@ def _checkpoints(rows: PostgresRows) -> tuple[str, str]:
 _RELATIONS = "pg_class JOIN pg_namespace n ON n.oid = relnamespace WHERE relkind IN ('r', 'p', 'v', 'm', 'f')"
 
 
-def _one_of(rows: PostgresRows, name: str, schema: str) -> str:
-    """Return a schema's table of a name as SQL, empty if it has none; one in other letters is taken if it is
-    the only one."""
+def _find_table(rows: PostgresRows, name: str, schema: str) -> str:
+    """Return a schema's table of a name as SQL, empty if there is none. A table whose name differs in letter
+    case is taken if it is the only one."""
     found = rows(
         f"SELECT relname, quote_ident(nspname) || '.' || quote_ident(relname) FROM {_RELATIONS} "  # noqa: S608 - a constant
         "AND lower(relname) = ?1 AND quote_ident(nspname) = ?2 ORDER BY relname",
@@ -139,18 +139,19 @@ def _refuse_ids(rows: PostgresRows, table: str, columns: Mapping[str, str]) -> N
             )
 
 
-def _refuse_unequal_ids(name: str, columns: Mapping[str, str], of_writes: Mapping[str, str]) -> None:
-    """Refuse threads' ids of one type in one table and of another in the other: PostgreSQL compares them with
-    an error, or calls different ones equal."""
-    ids, of_ids = columns["thread_id"], of_writes["thread_id"]
-    if ids != of_ids and {ids, of_ids} != {"text", "character varying"}:
+def _refuse_unequal_ids(name: str, columns: Mapping[str, str], write_columns: Mapping[str, str]) -> None:
+    """Refuse thread ids of different types in the two tables: when PostgreSQL compares them, it fails, or
+    finds different ids equal."""
+    checkpoints_type, writes_type = columns["thread_id"], write_columns["thread_id"]
+    if checkpoints_type != writes_type and {checkpoints_type, writes_type} != {"text", "character varying"}:
         raise BadUrl(
-            f"{name}: the column thread_id is of type {ids} in checkpoints and {of_ids} in writes; give both "
-            "as one type, e.g. with a view that has CAST(thread_id AS TEXT) AS thread_id"
+            f"{name}: the column thread_id is of type {checkpoints_type} in checkpoints and "
+            f"{writes_type} in writes; give both as one type, e.g. with a view that has "
+            "CAST(thread_id AS TEXT) AS thread_id"
         )
 
 
-def _form(column: str, kind: str) -> str:
+def _make_form_sql(column: str, kind: str) -> str:
     if kind == "bytea":
         form, text = ("blob", f"encode({column}, 'hex')")
     else:
@@ -158,7 +159,7 @@ def _form(column: str, kind: str) -> str:
     return f"CASE WHEN {column} IS NULL THEN 'null' ELSE '{form}' END, {text}"
 
 
-def _time(kind: str | None) -> str:
+def _make_time_sql(kind: str | None) -> str:
     if kind is None:
         return "NULL"
     if kind in _MOMENTS:
@@ -170,7 +171,7 @@ def _time(kind: str | None) -> str:
     return "created_at::text"
 
 
-def _newest(kind: str | None) -> str:
+def _make_newest_order(kind: str | None) -> str:
     if kind is None:
         return "checkpoint_id"
     if kind in _TEXT:
@@ -180,9 +181,9 @@ def _newest(kind: str | None) -> str:
     return f"{time} DESC NULLS LAST"
 
 
-def _order(rows: PostgresRows, writes: str) -> str:
-    """Return the order in which rows of a table came: of a column that counts them; else of their places,
-    which change only where rows are changed or removed. A view has neither."""
+def _find_write_order(rows: PostgresRows, writes: str) -> str:
+    """Return the order in which the writes came, as SQL: by a column that counts them, or else by the rows'
+    places, which change only if rows are changed or removed. A view has neither: order by its content."""
     if not writes:
         return ""
     counted = rows(

@@ -30,8 +30,9 @@ def of_d1(url: str) -> PlainSource:
 
 
 def of_rows(name: str, rows: PlainRows) -> PlainSource:
-    """Open tables whose rows SQLite reads; raise ``BadUrl`` if they do not have the layout."""
-    return open_tables(name, rows, lambda: _dialect_of(name, rows))
+    """Open tables of the plain layout in SQLite's dialect; raise ``BadUrl`` if they do not have that
+    layout."""
+    return open_tables(name, rows, lambda: _make_dialect(name, rows))
 
 
 class _D1Rows:
@@ -55,7 +56,7 @@ class _D1Rows:
         self._transport.close()
 
 
-def _dialect_of(name: str, rows: PlainRows) -> Dialect:
+def _make_dialect(name: str, rows: PlainRows) -> Dialect:
     checkpoints, writes = (
         {row[0].lower() for row in rows("SELECT name FROM pragma_table_info(?1)", table)}
         for table in ("checkpoints", "writes")
@@ -65,8 +66,8 @@ def _dialect_of(name: str, rows: PlainRows) -> Dialect:
         checkpoints="checkpoints",
         writes="writes" if writes else "",
         text="{}",
-        state=_choose_form("state"),
-        value=_choose_form("value"),
+        state=_make_form_sql("state"),
+        value=_make_form_sql("value"),
         time="CAST(created_at AS TEXT)" if "created_at" in checkpoints else "NULL",
         newest="created_at DESC" if "created_at" in checkpoints else "checkpoint_id",
         task="task_id" if "task_id" in writes else "NULL",
@@ -76,7 +77,7 @@ def _dialect_of(name: str, rows: PlainRows) -> Dialect:
     )
 
 
-def _choose_form(column: str) -> str:
+def _make_form_sql(column: str) -> str:
     text = f"CASE typeof({column}) WHEN 'blob' THEN hex({column}) ELSE {column} END"
     return f"CASE typeof({column}) WHEN 'blob' THEN 'blob' WHEN 'null' THEN 'null' ELSE 'text' END, {text}"
 

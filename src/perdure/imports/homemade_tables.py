@@ -1,8 +1,8 @@
 """Reads the tables of home-made savers in a SQL database, the kind "plain" of an import:
 
 ``checkpoints(thread_id, checkpoint_id, parent_id, state, created_at)`` and, if it is there,
-``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``, either without its time, its task or its
-index. ``state`` is a JSON object as text, or LangGraph's MessagePack as bytes: a whole checkpoint of
+``writes(thread_id, checkpoint_id, task_id, idx, channel, value)``; ``created_at``, ``task_id`` and ``idx``
+may be missing. ``state`` is a JSON object as text, or LangGraph's MessagePack as bytes: a whole checkpoint of
 LangGraph's, or the values by channel. ``value`` is JSON as text or MessagePack as bytes. Everything
 particular to a database, including the names of its tables, is in the ``Dialect`` that its module provides.
 """
@@ -37,11 +37,11 @@ CHECKPOINT_COLUMNS = {"thread_id", "checkpoint_id", "parent_id", "state"}
 """Columns that a table of checkpoints has."""
 _WRITES = {"thread_id", "checkpoint_id", "channel", "value"}
 _TASKS = UUID("8a5b4b0e-4a0f-5c0b-9c9e-2f6a1d0f7c31")
-"""Namespace of the ids of tasks that a table of writes does not name."""
-_WHOLE = {"channel_values", "channel_versions"}
+"""Namespace of the task ids that are made where a table of writes has none."""
+_CHECKPOINT_FIELDS = {"channel_values", "channel_versions"}
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
-_SECONDS = 1e11
-"""Numbers below are seconds since 1970: until the year 5138."""
+_SECONDS_MAX = 1e11
+"""Numbers up to this one are seconds since 1970, up to the year 5138; greater ones have a smaller unit."""
 
 
 class PlainRows(Protocol):
@@ -49,11 +49,11 @@ class PlainRows(Protocol):
 
     def __call__(self, query: str, *parameters: str) -> Sequence[Sequence[Any]]:
         """Return the rows of a query with parameters ``?1``, ``?2``…, all of them text. Text that is not
-        UTF-8 comes as lone surrogates, and is taken so."""
+        UTF-8 has lone surrogates, in rows and in parameters."""
         ...
 
     def begin(self) -> None:
-        """Read from the state of the next query's moment on, where the database can."""
+        """Let the following queries read the state at the moment of the first one, if the database can."""
         ...
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class PlainRows(Protocol):
 
 
 class Dialect(NamedTuple):
-    """SQL of the two tables in a database. The columns of the layout have these names here.
+    """SQL for the two tables of a database, in which columns have the names of the layout.
 
     Attributes:
         checkpoints: The table, as SQL.
@@ -71,7 +71,8 @@ class Dialect(NamedTuple):
         state: Two expressions, the form of a state (``text``, ``blob`` or ``null``) and its text; bytes are
             text of hexadecimal digits.
         value: The same of a write's value.
-        time: The text of a time, in ISO 8601 or a number since 1970; ``NULL`` if there are no times.
+        time: The text of a checkpoint's time, in ISO 8601 or a number since 1970; ``NULL`` if there are no
+            times.
         newest: The order of checkpoints, the newest first.
         task, idx: The text of a write's task and of its index; ``NULL`` if there are none.
         order: The order in which writes came, as far as the database knows it.
@@ -103,7 +104,7 @@ class _Row(NamedTuple):
     place: int = 0
 
 
-class _Held:
+class _OutlineFacts:
     """Facts derived from a thread's outline: each checkpoint's depth, and its writes with their rows."""
 
     def __init__(self, thread: str, outline: Outline, rows: Sequence[_Row]) -> None:
@@ -116,7 +117,7 @@ class _Held:
 
 
 class PlainSource:
-    """Tables of the plain layout, which it closes.
+    """Tables of the plain layout; closing the source closes ``rows``.
 
     Args:
         name: The source's name for messages.
@@ -130,7 +131,7 @@ class PlainSource:
     def __init__(self, name: str, rows: PlainRows, dialect: Dialect) -> None:
         self.name = self.verifier = name
         self._rows, self._sql = rows, dialect
-        self._held: _Held | None = None
+        self._facts: _OutlineFacts | None = None
         self._opened_at = datetime.now(UTC).isoformat()
         if self._rows(f"SELECT 1 FROM {dialect.checkpoints} WHERE {dialect.odd} LIMIT 1"):  # noqa: S608 - a dialect's
             raise BadUrl(
@@ -165,46 +166,47 @@ class PlainSource:
         outline = Outline(
             [CheckpointEntry("", name, parent or None) for name, parent in sorted(rows, key=itemgetter(0))]
         )
-        slots: list[_Row] = []
+        write_rows: list[_Row] = []
         if sql.writes:
-            # D1 answers by the names of columns, so that two of one name would be one.
+            # D1 returns rows by the names of columns, so two columns must not have the same name.
             columns = f"{sql.text.format('checkpoint_id')}, channel, {sql.task} AS task, {sql.idx} AS idx"
             order = f"WHERE thread_id = ?1 ORDER BY {sql.order}"
-            alike: Counter[_Row] = Counter()
-            of_task: Counter[tuple[str, str]] = Counter()
+            equal_rows: Counter[_Row] = Counter()
+            task_counts: Counter[tuple[str, str]] = Counter()
             for name, channel, task, idx in self._rows(f"SELECT {columns} FROM {sql.writes} {order}", thread):  # noqa: S608 - a dialect's
                 if not isinstance(channel, str):
                     raise Unserialisable(f"a write of checkpoint {name} names no channel, but {channel!r}")
-                # A channel's writes are a task of their own: what is added later changes no other's name.
+                # Without task ids, a channel's writes are one task: a later row changes no other's id.
                 if task is None:
                     task_id = str(uuid5(_TASKS, f"{name} {channel}"))
                 else:
                     task_id = task
                 if idx is None:
-                    number = of_task[name, task_id]
+                    number = task_counts[name, task_id]
                 else:
                     number = int(idx)
                 outline.writes.append(WriteSlot("", name, task_id, number))
                 row = _Row(name, channel, task, idx)
-                slots.append(row._replace(place=alike[row]))
-                of_task[name, task_id] += 1
-                alike[row] += 1
-        self._held = _Held(thread, outline, slots)
+                write_rows.append(row._replace(place=equal_rows[row]))
+                task_counts[name, task_id] += 1
+                equal_rows[row] += 1
+        self._facts = _OutlineFacts(thread, outline, write_rows)
         return outline
 
-    def _outline_of(self, thread: str) -> _Held:
-        """Return the last outline of a thread, so that reading a page does not read the whole outline
-        again."""
-        if self._held is None or self._held.thread != thread:
+    def _load_facts(self, thread: str) -> _OutlineFacts:
+        """Return the facts of a thread's outline; it is read only if the last outline was of another
+        thread."""
+        if self._facts is None or self._facts.thread != thread:
             self.outline(thread)
-        if self._held is None:
+        if self._facts is None:
             raise AssertionError("an outline is held")
-        return self._held
+        return self._facts
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order. A checkpoint that has only values is completed so that
-        LangGraph can go on: versions that count from the thread's first checkpoint, and no task to run."""
-        depths = self._outline_of(thread).depths
+        LangGraph can go on from it, with versions that count from the thread's first checkpoint and no task
+        to run."""
+        depths = self._load_facts(thread).depths
         query = f"SELECT {self._sql.state}, {self._sql.time} FROM {self._sql.checkpoints}"  # noqa: S608 - a dialect's
         for entry in wanted:
             if not _HEX.fullmatch(entry.id.replace("-", "")):
@@ -220,16 +222,16 @@ class PlainSource:
                 state = load(*_read_column(kind, text))
             if not isinstance(state, dict):
                 raise Unserialisable(f"the state of checkpoint {entry.id} is not an object")
-            # As LangGraph counts: the ids of tasks, by which writes are found again, depend on it.
+            # The step as LangGraph counts it: the ids of tasks, by which it finds writes, are made from it.
             step = depths[entry.id] - 1
             source = "input" if step < 0 else "loop"
             metadata: dict[str, Any] = {"source": source, "step": step, "parents": {}}
-            if state.keys() >= _WHOLE:
+            if state.keys() >= _CHECKPOINT_FIELDS:
                 yield SourceCheckpoint(entry, {**state, "id": entry.id}, metadata)
                 continue
             checkpoint: dict[str, Any] = {
                 "v": 4,
-                "ts": self._opened_at if created is None else _time(created),
+                "ts": self._opened_at if created is None else _format_time(created),
                 "id": entry.id,
                 "channel_values": state,
                 "channel_versions": dict.fromkeys(state, step + 2),
@@ -241,11 +243,11 @@ class PlainSource:
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order. In a table without tasks, writes belong to no task that
         LangGraph would run: they can only be read."""
-        known, sql = self._outline_of(thread).rows, self._sql
+        rows_by_slot, sql = self._load_facts(thread).rows, self._sql
         for slot in wanted:
-            row = known[slot]
-            known_by = {"channel": row.channel, sql.task: row.task, sql.idx: row.idx}
-            values = {name: value for name, value in known_by.items() if value is not None}
+            row = rows_by_slot[slot]
+            key_columns = {"channel": row.channel, sql.task: row.task, sql.idx: row.idx}
+            values = {name: value for name, value in key_columns.items() if value is not None}
             same = "".join(f" AND {name} = ?{number}" for number, name in enumerate(values, 4))
             rows = self._rows(
                 f"SELECT channel, {sql.value} FROM {sql.writes} "  # noqa: S608 - a dialect's
@@ -265,19 +267,19 @@ class PlainSource:
 
     def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
         """Yield checkpoints as they are read here: no saver is known for this layout."""
-        slots = self._outline_of(thread).slots
+        slots = self._load_facts(thread).slots
         for found in self.checkpoints(thread, wanted):
             yield as_tuple(thread, found, self.writes(thread, slots.get(found.entry.id, [])), SERDE)
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the checkpoint that was created last; where several were, or there are no times, the one
-        with the largest id of those that are no other's parent."""
+        """Return the checkpoint that was created last. If several were, or there are no times, return the
+        largest id among those that are not another's parent."""
         sql = self._sql
         query = f"SELECT {sql.text.format('checkpoint_id')}, {sql.time} FROM {sql.checkpoints}"  # noqa: S608 - a dialect's
         rows = self._rows(f"{query} WHERE thread_id = ?1 ORDER BY {sql.newest}", thread)
-        # Rows that came since the outline was read are of the next import.
-        known = {entry.id for entry in outline.checkpoints}
-        found = [(name, created) for name, created in rows if name in known]
+        # Rows that came since the outline was read are left to the next import.
+        outlined_ids = {entry.id for entry in outline.checkpoints}
+        found = [(name, created) for name, created in rows if name in outlined_ids]
         if not found:
             raise Contention(f"thread {thread!r} was removed from {self.name} during the import")
         newest = [name for name, created in found if created == found[0][1]]
@@ -307,12 +309,12 @@ def open_tables(name: str, rows: PlainRows, dialect_of: Callable[[], Dialect]) -
 
 
 def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[str]) -> None:
-    """Raise ``BadUrl``, naming them, if tables lack columns of the layout.
+    """Raise ``BadUrl`` if tables lack columns of the layout; the error names the columns.
 
     Args:
         name: The source's name.
-        checkpoints: The columns of the one table.
-        writes: The columns of the other, none if there is no such table.
+        checkpoints: The columns of the table of checkpoints.
+        writes: The columns of the table of writes, empty if there is no such table.
     """
     for table, columns, layout in (
         ("checkpoints", checkpoints, CHECKPOINT_COLUMNS),
@@ -328,7 +330,7 @@ def refuse_missing(name: str, checkpoints: Collection[str], writes: Collection[s
 
 @contextmanager
 def _name_row(row: str) -> Iterator[None]:
-    """Name a row in the reason why it cannot be read."""
+    """Add the name of a row to the error if it cannot be read."""
     try:
         yield
     except Unserialisable as error:
@@ -342,36 +344,42 @@ def _read_column(kind: str, text: Any) -> tuple[str, bytes]:
     raw = bytes.fromhex(text or "")
     if not raw:
         return "null", b""  # LangGraph's serialiser writes no bytes for None
-    # Bytes of ASCII are a whole number each in MessagePack: it has no values of several that begin with one.
+    # In MessagePack, a first byte below 0x80 is a whole value: if further bytes follow, they are JSON.
     return ("json" if len(raw) > 1 and raw[0] < 0x80 else "msgpack"), raw
 
 
 def _count_ancestors(outline: Outline) -> dict[str, int]:
-    """Return the number of each checkpoint's existing ancestors. Checkpoints in a circle count up to where it
-    closes; the importer refuses them."""
+    """Return the number of each checkpoint's existing ancestors. In a circle of parents, counting ends
+    where the circle closes; the importer refuses such a thread."""
     parents = {entry.id: entry.parent_id for entry in outline.checkpoints}
     depths: dict[str, int] = {}
     for name in parents:
         path: list[str] = []
-        at: str | None = name
+        ancestor: str | None = name
         on_path: set[str] = set()
-        while at is not None and at in parents and at not in depths and at not in on_path:
-            path.append(at)
-            on_path.add(at)
-            at = parents[at]
-        depth = depths.get(at, -1) if at is not None else -1
+        while (
+            ancestor is not None
+            and ancestor in parents
+            and ancestor not in depths
+            and ancestor not in on_path
+        ):
+            path.append(ancestor)
+            on_path.add(ancestor)
+            ancestor = parents[ancestor]
+        depth = depths.get(ancestor, -1) if ancestor is not None else -1
         for passed in reversed(path):
             depth += 1
             depths[passed] = depth
     return depths
 
 
-def _time(created: str) -> str:
-    """Return a time in ISO 8601: of text, or of seconds, milli-, micro- or nanoseconds since 1970."""
+def _format_time(created: str) -> str:
+    """Return a time in ISO 8601. A number is of seconds, milli-, micro- or nanoseconds since 1970; other text
+    is returned as it is."""
     try:
         number = float(created)
     except ValueError:
         return created
-    while _SECONDS < number < _SECONDS * 1e9:
+    while _SECONDS_MAX < number < _SECONDS_MAX * 1e9:
         number /= 1000
     return datetime.fromtimestamp(number, UTC).isoformat()

@@ -1,6 +1,6 @@
 """Imports threads: read an outline, translate what is new in batches, write, verify, and make it visible.
 
-The progress of an import is derived from the records at the target: nothing else is noted. So an import can
+The progress of an import is derived from the records at the target, and stored nowhere else. So an import can
 be stopped at any point and run again, and run again later for newer data.
 """
 
@@ -33,9 +33,10 @@ from perdure.model.records import Partition
 from perdure.model.write_records import by_record, plan_puts, put_over, record_key
 
 ATTEMPTS = 5
-"""Times that a thread is imported again because it was written to at the target meanwhile."""
+"""Number of attempts to import a thread; an attempt fails if the thread is written to at the target
+meanwhile."""
 
-_READ = 256
+_READ_AT_ONCE = 256
 T = TypeVar("T")
 
 State = Literal["imported", "extended", "unchanged", "skipped"]
@@ -114,16 +115,16 @@ class Importer:
         return bool(outline.checkpoints or outline.writes)
 
     def thread(self, thread: str) -> ThreadReport:
-        """Import one thread, or what came to it since it was imported.
+        """Import one thread, or the part of it that is newer than its last import.
 
-        A thread that cannot be imported is reported as skipped, with the reason, and is at the target what it
-        was before. Raises ``Unavailable`` if the target or the source does not answer.
+        A thread that cannot be imported is reported as skipped, with the reason, and stays at the target as
+        it was. Raises ``Unavailable`` if the target or the source does not answer.
         """
         for left in reversed(range(ATTEMPTS)):
             try:
-                return self._thread(thread)
+                return self._import_once(thread)
             except (Contention, Corrupt, Differs) as error:
-                # The compared records may have been removed at the target meanwhile.
+                # The compared records may have been removed at the target meanwhile: try again.
                 if not left:
                     return ThreadReport(thread, "skipped", why=str(error))
             except Unavailable:
@@ -136,28 +137,28 @@ class Importer:
                 return ThreadReport(thread, "skipped", why=why)
         raise AssertionError("the last attempt returns")
 
-    def _thread(self, thread: str) -> ThreadReport:
+    def _import_once(self, thread: str) -> ThreadReport:
         partition = Partition(self._options.tenant, thread)
         outline = self.source.outline(thread)
-        found = self._db.run(importing.survey(partition))
-        if not found.exists:
-            found = StoredThread(found.view, {}, {}, {}, found.is_partial)
-        numbers = importing.find_last_numbers(found)
-        # Records that another attempt has left are stored again, and refused if the thread went on without
-        # them.
-        left = find_unfinished(outline.checkpoints, found.checkpoints, found.extent)
-        arrived = {key: seq for key, seq in found.checkpoints.items() if key not in left}
-        found = replace(found, checkpoints=arrived)
-        gone = find_pruned(outline.checkpoints, found.checkpoints, found.extent)
-        new = find_missing(outline.checkpoints, found.checkpoints, gone)
-        if not found.exists and len(new) < len(outline.checkpoints):
+        stored = self._db.run(importing.survey(partition))
+        if not stored.exists:
+            stored = StoredThread(stored.view, {}, {}, {}, stored.is_partial)
+        numbers = importing.find_last_numbers(stored)
+        # Checkpoints that an unfinished attempt has left count as missing: they are stored again, or refused
+        # if the thread went on without them.
+        leftover = find_unfinished(outline.checkpoints, stored.checkpoints, stored.extent)
+        imported = {key: seq for key, seq in stored.checkpoints.items() if key not in leftover}
+        stored = replace(stored, checkpoints=imported)
+        pruned = find_pruned(outline.checkpoints, stored.checkpoints, stored.extent)
+        new = find_missing(outline.checkpoints, stored.checkpoints, pruned)
+        if not stored.exists and len(new) < len(outline.checkpoints):
             raise Corrupt("its checkpoints name each other as parents, in a circle: the source is damaged")
-        plan = _Plan(partition, outline, found, new, sorted(_choose_slots(outline, found, new)))
+        plan = _Plan(partition, outline, stored, new, sorted(_choose_slots(outline, stored, new)))
         namespaces = {entry.namespace for entry in outline.checkpoints}
         latest = {ns: self.source.latest(thread, ns, outline) for ns in namespaces}
-        heads = _plan_head_moves({ns: name for ns, name in latest.items() if (ns, name) not in gone}, plan)
-        arriving = {(entry.namespace, entry.id) for entry in new}
-        if any(head not in arriving and head not in found.checkpoints for head in heads.items()):
+        heads = _plan_head_moves({ns: name for ns, name in latest.items() if (ns, name) not in pruned}, plan)
+        new_keys = {(entry.namespace, entry.id) for entry in new}
+        if any(head not in new_keys and head not in stored.checkpoints for head in heads.items()):
             raise Contention("its latest checkpoint was written during the import; import it again")
         if not new and not plan.slots and not heads:
             return ThreadReport(thread, "unchanged")
@@ -165,16 +166,18 @@ class Importer:
             plan.refuse_diverged()
         self._refuse_answered(plan)
         if self._options.dry_run:
-            encoder = ThreadEncoder(partition, self._db.digest, 0, numbers, found.heads)
+            encoder = ThreadEncoder(partition, self._db.digest, 0, numbers, stored.heads)
             touched: set[CheckpointKey] = set()
             written = self._write(plan, encoder, None, touched)
             return ThreadReport(thread, plan.state if any(written) or heads else "unchanged", *written)
         added = Counter(entry.namespace for entry in new)
         arrival = self._db.run(
-            importing.begin(partition, found, added, self._db.draw_version(), self._budget)
+            importing.begin(partition, stored, added, self._db.draw_version(), self._budget)
         )
         try:
-            encoder = ThreadEncoder(partition, self._db.digest, arrival.view.generation, numbers, found.heads)
+            encoder = ThreadEncoder(
+                partition, self._db.digest, arrival.view.generation, numbers, stored.heads
+            )
             touched = set()
             written = self._write(plan, encoder, arrival, touched)
             if not any(written) and not heads:
@@ -189,26 +192,26 @@ class Importer:
         except Unavailable:
             raise
         except Exception:
-            # Another import may have taken the name over: then the stored thread is that import's.
+            # ``Contention`` means that another import has taken over the thread: leave the thread to it.
             with suppress(Contention):
                 self._db.run(importing.abandon(arrival))
             raise
         return ThreadReport(thread, plan.state, *written, verified)
 
     def _refuse_answered(self, plan: _Plan) -> None:
-        """Refuse writes of a task that has gone on at the target: an answer given there, or what the task
-        did, must be neither replaced nor mixed."""
-        there = plan.found.writes
-        own = {tuple(key[:3]) for key, write in there.items() if write.nonce}
-        slots = [slot for slot in plan.slots if slot[:3] in own]
+        """Refuse writes of a task that was answered or run at the target: its writes there must be neither
+        replaced nor mixed with the source's."""
+        stored = plan.found.writes
+        changed_tasks = {tuple(key[:3]) for key, write in stored.items() if write.nonce}
+        slots = [slot for slot in plan.slots if slot[:3] in changed_tasks]
         if not slots:
             return
         encoder = ThreadEncoder(plan.partition, self._db.digest, 0, {}, {})
-        for some in _split_into_chunks(slots, _READ):
-            for write in self.source.writes(plan.partition.thread, some):
+        for page in _split_into_pages(slots, _READ_AT_ONCE):
+            for write in self.source.writes(plan.partition.thread, page):
                 pending, _ = encoder.write(write)
-                held = [there.get(pending.key), there.get(pending.aside.key)]
-                if not any(each is not None and each.ref == pending.ref for each in held):
+                candidates = [stored.get(pending.key), stored.get(pending.aside.key)]
+                if not any(each is not None and each.ref == pending.ref for each in candidates):
                     raise Conflict(
                         f"the thread went on at the target (task {pending.task_id} of checkpoint "
                         f"{pending.checkpoint_id} was answered or run there) and at the source; what is at "
@@ -224,8 +227,8 @@ class Importer:
         batch = _Batch(self._db, arrival, self._options.report)
         stored = set(plan.found.checkpoints)
         ancestors = _Ancestors(source, plan)
-        for some in _split_into_chunks(plan.new, _READ):
-            for checkpoint in source.checkpoints(thread, some):
+        for page in _split_into_pages(plan.new, _READ_AT_ONCE):
+            for checkpoint in source.checkpoints(thread, page):
                 record, chunks = encoder.checkpoint(checkpoint, stored)
                 if record.cut and record.deltas:
                     record, more = ancestors.carry_over(record, encoder)
@@ -233,41 +236,43 @@ class Importer:
                 stored.add((record.namespace, record.id))
                 batch.add(record.put(), chunks)
         writes = 0
-        there, held = plan.found.writes, by_record(plan.found.writes.values())
-        found = (w for each in _split_into_chunks(plan.slots, _READ) for w in source.writes(thread, each))
+        stored_writes, writes_by_record = plan.found.writes, by_record(plan.found.writes.values())
+        found = (
+            w for each in _split_into_pages(plan.slots, _READ_AT_ONCE) for w in source.writes(thread, each)
+        )
         for _record, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
-            free: list[PendingWrite] = []
+            unstored: list[PendingWrite] = []
             needed: dict[bytes, bytes] = {}
             for pending, chunks in group:
                 needed.update(chunks)
-                before = there.get(pending.key)
+                before = stored_writes.get(pending.key)
                 if before is not None and (before.nonce or before.ref == pending.ref):
                     continue
                 plan.refuse_diverged()
                 if before is None:
-                    free.append(pending)
+                    unstored.append(pending)
                 else:
                     batch.add(put_over(pending, before), needed)
                 touched.add((pending.namespace, pending.checkpoint_id))
                 writes += 1
-            for put in plan_puts(free, held):
+            for put in plan_puts(unstored, writes_by_record):
                 batch.add(put, needed)
         batch.flush()
         return len(plan.new), writes
 
     def _verify(self, plan: _Plan, touched: set[CheckpointKey]) -> int:
         digest, partition = self._db.digest, plan.partition
-        new = plan.find_missing()
+        new = plan.find_unpublished()
         entries = [e for e in plan.outline.checkpoints if e[:2] in new or e[:2] in touched]
         for namespace, group in groupby(sorted(entries), key=lambda e: e.namespace):
-            for some in _split_into_chunks(group, verify.PAGE):
-                ids = [entry.id for entry in some]
-                there = self._db.run(verify.load(partition, namespace, ids, digest))
-                expected = self.source.read_expected(partition.thread, some)
-                for entry, wanted in zip(some, expected, strict=True):
-                    # Values brought by an earlier import may have changed at the source: its saver may let
-                    # one branch of a thread overwrite values of another.
-                    verify.compare(entry, wanted, there.get(entry.id), whole=entry[:2] in new)
+            for page in _split_into_pages(group, verify.PAGE):
+                ids = [entry.id for entry in page]
+                imported = self._db.run(verify.load(partition, namespace, ids, digest))
+                expected = self.source.read_expected(partition.thread, page)
+                for entry, wanted in zip(page, expected, strict=True):
+                    # Only new checkpoints are compared in full. Values of an earlier import may have changed
+                    # at the source: its saver may let one branch of a thread overwrite another's.
+                    verify.compare(entry, wanted, imported.get(entry.id), whole=entry[:2] in new)
         return len(entries)
 
 
@@ -288,7 +293,7 @@ class _Plan:
         return "imported"
 
     def refuse_diverged(self) -> None:
-        """Refuse what came since to a thread whose latest checkpoint at the target is not the source's."""
+        """Raise ``Conflict`` if the thread's latest checkpoint at the target is not one of the source's."""
         head = self.found.view.head
         is_of_source = head is None or any(
             e.namespace == "" and e.id == head.checkpoint_id for e in self.outline.checkpoints
@@ -299,13 +304,13 @@ class _Plan:
                 f"at the source ({len(self.new)} new checkpoints); what is at the target stays as it is"
             )
 
-    def find_missing(self) -> set[CheckpointKey]:
+    def find_unpublished(self) -> set[CheckpointKey]:
         """Return the new checkpoints, and those that an interrupted import left after the head."""
         chosen = {(e.namespace, e.id) for e in self.new}
-        there = self.found.checkpoints
-        for (namespace, name), seq in there.items():
+        stored = self.found.checkpoints
+        for (namespace, name), seq in stored.items():
             head = self.found.heads.get(namespace)
-            if head is None or seq > there.get((namespace, head.checkpoint_id), 0):
+            if head is None or seq > stored.get((namespace, head.checkpoint_id), 0):
                 chosen.add((namespace, name))
         return chosen
 
@@ -331,30 +336,30 @@ class _Ancestors:
     def carry_over(
         self, record: CheckpointRecord, encoder: ThreadEncoder
     ) -> tuple[CheckpointRecord, Mapping[bytes, bytes]]:
-        """Return a checkpoint whose parent is not at the target, with the values from which its DeltaChannels
-        are replayed there, and the chunks that these add."""
+        """Return the record of a checkpoint whose parent is not at the target, together with the values from
+        which its DeltaChannels are replayed there, and the chunks of these values."""
         thread, namespace = self._plan.partition.thread, record.namespace
         writes: dict[str, list[CarriedWrite]] = {channel: [] for channel in record.deltas}
         seeds: dict[str, bytes] = {}
         chunks: dict[bytes, bytes] = {}
-        passed: set[str] = set()
-        at = self._entries.get((namespace, record.parent_id or ""))
-        while at is not None and at.id not in passed and len(seeds) < len(writes):
-            passed.add(at.id)
-            found = self._source.writes(thread, self._slots.get((namespace, at.id), []))
+        visited: set[str] = set()
+        ancestor = self._entries.get((namespace, record.parent_id or ""))
+        while ancestor is not None and ancestor.id not in visited and len(seeds) < len(writes):
+            visited.add(ancestor.id)
+            found = self._source.writes(thread, self._slots.get((namespace, ancestor.id), []))
             for write in sorted(found, key=_order_write, reverse=True):
                 if write.channel in writes.keys() - seeds.keys():
                     pending, more = encoder.write(write)
                     writes[write.channel].append(CarriedWrite(pending.task_id, pending.ref))
                     chunks.update(more)
-            for checkpoint in self._source.checkpoints(thread, [at]):
+            for checkpoint in self._source.checkpoints(thread, [ancestor]):
                 values = checkpoint.checkpoint["channel_values"]
                 for channel in values.keys() & (writes.keys() - seeds.keys()):
                     seeds[channel], more = encoder.value(namespace, values[channel])
                     chunks.update(more)
-            at = self._entries.get((namespace, at.parent_id or ""))
+            ancestor = self._entries.get((namespace, ancestor.parent_id or ""))
         carried = {c: Carried(seeds.get(c), tuple(reversed(found))) for c, found in writes.items()}
-        return record._replace(carried=carried if passed else {}), chunks
+        return record._replace(carried=carried if visited else {}), chunks
 
 
 def _order_write(write: SourceWrite) -> tuple[str, str, int]:
@@ -363,21 +368,23 @@ def _order_write(write: SourceWrite) -> tuple[str, str, int]:
 
 
 def _choose_slots(outline: Outline, found: StoredThread, new: list[CheckpointEntry]) -> list[WriteSlot]:
-    """Return the slots that the target lacks, and the reserved ones, which are overwritten. Slots of
-    checkpoints that were pruned at the target are left out."""
+    """Return the slots that the target lacks, and the reserved ones (below 0), which may be overwritten.
+    Slots of checkpoints that were pruned at the target are left out."""
     in_source = {(e.namespace, e.id) for e in outline.checkpoints}
-    there = {*found.checkpoints, *((e.namespace, e.id) for e in new)}
+    at_target = {*found.checkpoints, *((e.namespace, e.id) for e in new)}
 
     def is_wanted(slot: WriteSlot) -> bool:
         key = (slot.namespace, slot.checkpoint_id)
-        return (slot.idx < 0 or tuple(slot) not in found.writes) and (key in there or key not in in_source)
+        return (slot.idx < 0 or tuple(slot) not in found.writes) and (
+            key in at_target or key not in in_source
+        )
 
     return list(filter(is_wanted, outline.writes))
 
 
 def _plan_head_moves(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
-    """Return the heads to set, by namespace: the source's latest checkpoints, where the target's head is
-    another one of the source's."""
+    """Return the heads to set, by namespace: the source's latest checkpoint, if the target has no head or
+    its head is another checkpoint of the source."""
     in_source = {(e.namespace, e.id) for e in plan.outline.checkpoints}
     heads = {ns: head.checkpoint_id for ns, head in plan.found.heads.items()}
     return {
@@ -388,7 +395,7 @@ def _plan_head_moves(latest: dict[str, str], plan: _Plan) -> dict[str, str]:
 
 
 class _Batch:
-    """Rows and chunks that are stored together; nothing is stored without an arrival."""
+    """Rows and chunks that are stored together; without an ``arrival``, in a dry run, nothing is stored."""
 
     def __init__(
         self, database: DatabaseHandle, arrival: Arrival | None, report: Callable[[int], None]
@@ -418,7 +425,7 @@ class _Batch:
         self._rows, self._chunks, self._size = [], {}, 0
 
 
-def _split_into_chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def _split_into_pages(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
-    while some := list(islice(rest, size)):
-        yield some
+    while page := list(islice(rest, size)):
+        yield page

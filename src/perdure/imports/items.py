@@ -1,4 +1,4 @@
-"""Imports the items of a store, some at a time by namespace."""
+"""Imports the items of a store, in batches by namespace."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _AT_ONCE = 50
 
 @dataclass(slots=True)
 class ItemCounts:
-    """Counts of a store's items: written now, there already or newer at the target, expired at the source;
-    and those that were skipped, with the reason."""
+    """Counts of a store's items: written now; unchanged, as the target has them or newer ones; expired at the
+    source; and the reasons of those that were skipped."""
 
     written: int = 0
     unchanged: int = 0
@@ -47,28 +47,28 @@ class ItemImporter:
         self.counts = ItemCounts()
 
     def run(self, items: Iterable[SourceItem | DamagedItem]) -> ItemCounts:
-        """Import items; return the counts. An item that cannot be read or stored is skipped alone. Raises
-        ``Unavailable`` if the target does not answer."""
+        """Import items; return the counts. An item that cannot be read or stored is skipped, and the others
+        are imported. Raises ``Unavailable`` if the target does not answer."""
         counts = self.counts
-        for labels, group in groupby(self._readable(items), key=lambda item: item.namespace):
+        for labels, group in groupby(self._skip_damaged(items), key=lambda item: item.namespace):
             partition = partition_of(self._options.tenant, labels)
-            some: list[ArrivingItem] = []
+            batch: list[ArrivingItem] = []
             for item in group:
                 if item.expires_at is not None and item.expires_at <= self._now:
                     counts.expired += 1
                     continue
                 try:
-                    some.append(_to_arriving(item, self._db.draw_version()))
+                    batch.append(_to_arriving(item, self._db.draw_version()))
                 except PerdureError as error:
                     counts.skipped.append(str(error))
-                if len(some) == _AT_ONCE:
-                    self._put(partition, some)
-                    some = []
-            if some:
-                self._put(partition, some)
+                if len(batch) == _AT_ONCE:
+                    self._put(partition, batch)
+                    batch = []
+            if batch:
+                self._put(partition, batch)
         return counts
 
-    def _readable(self, items: Iterable[SourceItem | DamagedItem]) -> Iterator[SourceItem]:
+    def _skip_damaged(self, items: Iterable[SourceItem | DamagedItem]) -> Iterator[SourceItem]:
         for item in items:
             if isinstance(item, DamagedItem):
                 self.counts.skipped.append(item.why)

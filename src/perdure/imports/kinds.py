@@ -32,13 +32,13 @@ def open_source(kind: SourceKind, where: str) -> Source:
     """Open a source for reading; the caller closes it.
 
     Args:
-        kind: Its kind, any of threads but an archive.
-        where: Its path or URL.
+        kind: The source's kind: one that has threads, other than an archive.
+        where: The source's path or URL.
 
     Raises:
         BadUrl: There is no such source.
         MissingExtra: The client library of the source is not installed.
-        Unavailable: It does not answer.
+        Unavailable: The source does not answer.
     """
     return _OPENERS[kind](where)
 
@@ -49,7 +49,7 @@ def _open_sqlite_source(where: str) -> Source:
     return SqliteSource(Path(where.removeprefix("sqlite:///")))
 
 
-def _postgres(where: str) -> Source:
+def _open_postgres_source(where: str) -> Source:
     with require_extra("postgres"):
         from perdure.imports.postgres import PostgresSource
 
@@ -63,7 +63,7 @@ def _open_redis_source(where: str) -> Source:
     return RedisSource(where)
 
 
-def _server(where: str) -> Source:
+def _open_server_source(where: str) -> Source:
     from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.source import ServerSource
 
@@ -77,13 +77,13 @@ def _open_dynamodb_source(where: str) -> Source:
     return DynamoSource(where)
 
 
-def _history(where: str) -> Source:
+def _open_history_source(where: str) -> Source:
     from perdure.imports.histories.conversations import HistorySource
 
     return HistorySource(Path(where))
 
 
-def _plain(where: str) -> Source:
+def _open_plain_source(where: str) -> Source:
     from perdure.imports.homemade_sqlite import of_d1, of_file
 
     if where.startswith(("postgresql://", "postgres://")):
@@ -107,10 +107,10 @@ def require_extra(extra: str) -> Iterator[None]:
 
 _OPENERS: dict[SourceKind, Callable[[str], Source]] = {
     SourceKind.LANGGRAPH_SQLITE: _open_sqlite_source,
-    SourceKind.LANGGRAPH_POSTGRES: _postgres,
+    SourceKind.LANGGRAPH_POSTGRES: _open_postgres_source,
     SourceKind.LANGGRAPH_REDIS: _open_redis_source,
-    SourceKind.LANGGRAPH_SERVER: _server,
+    SourceKind.LANGGRAPH_SERVER: _open_server_source,
     SourceKind.AWS_DYNAMODB: _open_dynamodb_source,
-    SourceKind.PLAIN: _plain,
-    SourceKind.HISTORY: _history,
+    SourceKind.PLAIN: _open_plain_source,
+    SourceKind.HISTORY: _open_history_source,
 }

@@ -1,8 +1,8 @@
 """Decides which checkpoints of a source are new to the target, and the order in which they are stored.
 
-A checkpoint that is not at the target is new, or was imported earlier and pruned there. As the ids of
-checkpoints begin with the time, an import records the largest id of the thread at the source, and a digest of
-all ids up to it, which have been imported.
+A checkpoint that is not at the target is new, or was imported earlier and pruned there. To tell these apart,
+an import records the largest id of the thread at the source, and a digest of all ids up to it: as ids begin
+with the time, these are the checkpoints that it has imported.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ def find_pruned(
         outline: The thread at the source.
         known: The checkpoints at the target.
         before: The ``extent`` of the last import, empty if there was none. If it does not match, because the
-            source has removed a checkpoint since or added one under a clock that was slow, only ancestors of
-            ``known`` are considered pruned.
+            source has removed a checkpoint since or added one with an earlier id from a slow clock, only
+            ancestors of ``known`` are considered pruned.
     """
-    digest, last = before[:_SIZE], _last_of(before)
+    digest, last = before[:_SIZE], _read_last_id(before)
     earlier = [entry for entry in outline if entry.id <= last]
     if digest and _digest(earlier) == digest:
         return {(e.namespace, e.id) for e in earlier} - set(known)
     entries = {(e.namespace, e.id): e for e in outline}
     found: set[CheckpointKey] = set()
     for key in known:
-        at = entries.get(key)
-        while at is not None and at.parent_id is not None:
-            parent = (at.namespace, at.parent_id)
+        ancestor = entries.get(key)
+        while ancestor is not None and ancestor.parent_id is not None:
+            parent = (ancestor.namespace, ancestor.parent_id)
             if parent in known or parent in found:
                 break
             found.add(parent)
-            at = entries.get(parent)
+            ancestor = entries.get(parent)
     return found
 
 
@@ -67,11 +67,11 @@ def find_unfinished(
     """
     if not before:
         return set()
-    last = _last_of(before)
+    last = _read_last_id(before)
     return {(e.namespace, e.id) for e in outline if e.id > last}.intersection(known)
 
 
-def _last_of(extent: bytes) -> str:
+def _read_last_id(extent: bytes) -> str:
     return extent[_SIZE:].decode("utf-8", "surrogatepass")
 
 
@@ -88,7 +88,7 @@ def find_missing(
         pruned: The checkpoints that were pruned at the target, which are left out.
     """
     entries = {(e.namespace, e.id): e for e in outline}
-    return _in_order([e for key, e in entries.items() if key not in known and key not in pruned])
+    return _sort_parents_first([e for key, e in entries.items() if key not in known and key not in pruned])
 
 
 def _digest(entries: Iterable[CheckpointEntry]) -> bytes:
@@ -100,8 +100,8 @@ def _digest(entries: Iterable[CheckpointEntry]) -> bytes:
     return digest.digest()
 
 
-def _in_order(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
-    """Sort by id, but parents before their children: the clocks of two processes may have differed."""
+def _sort_parents_first(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
+    """Sort by id, but parents before their children, whose ids are smaller if a process had a slow clock."""
     keys = {(e.namespace, e.id) for e in entries}
     children: dict[CheckpointKey, list[CheckpointEntry]] = {}
     ready: list[tuple[str, str, CheckpointEntry]] = []
@@ -118,5 +118,6 @@ def _in_order(entries: list[CheckpointEntry]) -> list[CheckpointEntry]:
         out.append(entry)
         for child in children.pop((entry.namespace, entry.id), ()):
             heapq.heappush(ready, (child.id, child.namespace, child))
-    # Entries that are left are among their own ancestors: the importer refuses a thread with such a cycle.
+    # Entries that are left out are among their own ancestors: the importer refuses a thread with such a
+    # cycle.
     return out

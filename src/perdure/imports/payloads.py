@@ -56,8 +56,8 @@ def payload(kind: str | None, body: bytes | memoryview | str | None) -> tuple[in
     if found is not None:
         return found, raw
     if kind == "json":
-        return SERDE.payload(_from_json(raw))
-    raise _unreadable_error(kind)
+        return SERDE.payload(_read_json(raw))
+    raise _make_unreadable_error(kind)
 
 
 def load(kind: str | None, body: bytes | memoryview | str | None) -> Any:
@@ -65,7 +65,7 @@ def load(kind: str | None, body: bytes | memoryview | str | None) -> Any:
     return SERDE.value(*payload(kind, body))
 
 
-def _unreadable_error(kind: str | None) -> Unserialisable:
+def _make_unreadable_error(kind: str | None) -> Unserialisable:
     if kind == "pickle":
         return Unserialisable(
             "a value is pickled, and reading a pickle runs what it names. Load the thread in your own "
@@ -79,7 +79,7 @@ def _unreadable_error(kind: str | None) -> Unserialisable:
     return Unserialisable(f"a value has the serialised form {kind!r}, which is not one of LangGraph's")
 
 
-def _from_json(raw: bytes) -> Any:
+def _read_json(raw: bytes) -> Any:
     try:
         value = json.loads(raw)
     except ValueError as error:

@@ -61,12 +61,12 @@ class RedisSource(StockSource):
             raise BadUrl(f"{self.name}: not a Redis URL; write {_FORM}") from None
         self._check()
         self._namespaces: dict[str, list[str]] = {}
-        self._registered = 0
-        self.saver = self._stock_saver()
+        self._registry_size = 0
+        self.saver = self._open_stock_saver()
 
     @_reading
     def _check(self) -> None:
-        if self._client.exists(self._key("threads")):
+        if self._client.exists(self._make_key("threads")):
             return
         if any(True for _ in self._client.scan_iter(match="checkpoint:*", count=1000)):
             raise BadUrl(
@@ -76,7 +76,7 @@ class RedisSource(StockSource):
             )
         raise BadUrl(f"{self.name} has no keys of {PACKAGE} under the prefix {self._prefix!r}; write {_FORM}")
 
-    def _stock_saver(self) -> Any:
+    def _open_stock_saver(self) -> Any:
         if find_spec("langgraph_checkpoint_plainredis") is None:
             return None
         from langgraph_checkpoint_plainredis import RedisSaver
@@ -90,21 +90,22 @@ class RedisSource(StockSource):
 
     @_reading
     def outline(self, thread: str) -> Outline:
-        """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists."""
+        """Return the outline of a thread. Writes without a checkpoint are not in the saver's lists,
+        and are left out."""
         outline = Outline()
         for namespace in self._read_registry().get(thread, ()):
-            names = self._timeline(thread, namespace)
+            names = self._list_timeline(thread, namespace)
             for start in range(0, len(names), _PAGE):
                 page = names[start : start + _PAGE]
                 pipe = self._client.pipeline(transaction=False)
                 for name in page:
-                    pipe.get(self._key("cp", thread, namespace, name))
-                    pipe.hkeys(self._key("wr", thread, namespace, name))
+                    pipe.get(self._make_key("cp", thread, namespace, name))
+                    pipe.hkeys(self._make_key("wr", thread, namespace, name))
                 answers = pipe.execute()
                 for name, raw, fields in zip(page, answers[::2], answers[1::2], strict=True):
                     if raw is None:
                         continue  # expired
-                    parent = _object(raw).get("parent_id")
+                    parent = _parse_checkpoint(raw).get("parent_id")
                     outline.checkpoints.append(CheckpointEntry(namespace, name, parent or None))
                     outline.writes += [_make_slot(namespace, name, field.decode()) for field in fields]
         outline.checkpoints.sort(key=lambda entry: entry.id)
@@ -112,47 +113,47 @@ class RedisSource(StockSource):
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        held: dict[tuple[str, str], tuple[str, Any]] = {}
+        cache: dict[tuple[str, str], tuple[str, Any]] = {}
         for entry in wanted:
-            yield self._checkpoint(thread, entry, held)
+            yield self._read_checkpoint(thread, entry, cache)
 
     @_reading
-    def _checkpoint(
-        self, thread: str, entry: CheckpointEntry, held: dict[tuple[str, str], tuple[str, Any]]
+    def _read_checkpoint(
+        self, thread: str, entry: CheckpointEntry, cache: dict[tuple[str, str], tuple[str, Any]]
     ) -> SourceCheckpoint:
-        raw = self._client.get(self._key("cp", thread, entry.namespace, entry.id))
+        raw = self._client.get(self._make_key("cp", thread, entry.namespace, entry.id))
         if raw is None:
             raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-        found = _object(raw)
+        found = _parse_checkpoint(raw)
         checkpoint = dict(found["checkpoint"])
         versions: Mapping[str, Any] = checkpoint.get("channel_versions") or {}
         lacking = {
             channel: str(version)
             for channel, version in versions.items()
-            if held.get((entry.namespace, channel), ("",))[0] != str(version)
+            if cache.get((entry.namespace, channel), ("",))[0] != str(version)
         }
         if lacking:
-            keys = [self._key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
+            keys = [self._make_key("blob", thread, entry.namespace, *pair) for pair in lacking.items()]
             blobs: Any = self._client.mget(keys)
             for (channel, version), blob in zip(lacking.items(), blobs, strict=True):
                 if blob is None:
                     kind, body = ("empty", b"")
                 else:
                     kind, body = _parse_value(blob)
-                value = held if kind == "empty" else load(kind, body)
-                held[entry.namespace, channel] = (version, value)
-        values = {channel: held[entry.namespace, channel][1] for channel in versions}
-        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not held}
+                value = cache if kind == "empty" else load(kind, body)
+                cache[entry.namespace, channel] = (version, value)
+        values = {channel: cache[entry.namespace, channel][1] for channel in versions}
+        checkpoint["channel_values"] = {c: value for c, value in values.items() if value is not cache}
         return SourceCheckpoint(entry, checkpoint, dict(found.get("metadata") or {}))
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
         for slot in wanted:
-            yield self._write(thread, slot)
+            yield self._read_write(thread, slot)
 
     @_reading
-    def _write(self, thread: str, slot: WriteSlot) -> SourceWrite:
-        key = self._key("wr", thread, slot.namespace, slot.checkpoint_id)
+    def _read_write(self, thread: str, slot: WriteSlot) -> SourceWrite:
+        key = self._make_key("wr", thread, slot.namespace, slot.checkpoint_id)
         raw: Any = self._client.hget(key, f"{slot.task_id}:{slot.idx}")
         if raw is None:
             raise Contention(f"a write of checkpoint {slot.checkpoint_id} is gone from {self.name}")
@@ -164,7 +165,7 @@ class RedisSource(StockSource):
     @_reading
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
-        fields: Any = self._client.hkeys(self._key("wr", thread, *entry[:2]))
+        fields: Any = self._client.hkeys(self._make_key("wr", thread, *entry[:2]))
         return [_make_slot(*entry[:2], field.decode()) for field in fields]
 
     @_reading
@@ -174,9 +175,9 @@ class RedisSource(StockSource):
 
     @_reading
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:
-        """Return the checkpoint that was written last: the saver's rule."""
-        there = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
-        return next(name for name in reversed(self._timeline(thread, namespace)) if name in there)
+        """Return the checkpoint that was written last, as the saver does."""
+        outlined_ids = {entry.id for entry in outline.checkpoints if entry.namespace == namespace}
+        return next(name for name in reversed(self._list_timeline(thread, namespace)) if name in outlined_ids)
 
     def items(self) -> Iterator[SourceItem]:
         """Return nothing: the package has no store."""
@@ -187,23 +188,23 @@ class RedisSource(StockSource):
         self._client.close()
 
     def _read_registry(self) -> dict[str, list[str]]:
-        """Return the namespaces by thread. The registry is one hash of all threads: it is read again only
-        when its size has changed."""
-        size: Any = self._client.hlen(self._key("threads"))
-        if size != self._registered:
-            found: Any = self._client.hvals(self._key("threads"))
+        """Return the namespaces by thread. The registry is one hash of all threads, so it is read again
+        only when its size has changed."""
+        size: Any = self._client.hlen(self._make_key("threads"))
+        if size != self._registry_size:
+            found: Any = self._client.hvals(self._make_key("threads"))
             self._namespaces = {}
             for value in found:
                 entry = json.loads(value)
                 self._namespaces.setdefault(entry["thread"], []).append(entry["ns"])
-            self._registered = len(found)
+            self._registry_size = len(found)
         return self._namespaces
 
-    def _timeline(self, thread: str, namespace: str) -> list[str]:
-        found: Any = self._client.zrange(self._key("idx", thread, namespace), 0, -1)
+    def _list_timeline(self, thread: str, namespace: str) -> list[str]:
+        found: Any = self._client.zrange(self._make_key("idx", thread, namespace), 0, -1)
         return [name.decode() for name in found]
 
-    def _key(self, *parts: str) -> str:
+    def _make_key(self, *parts: str) -> str:
         return ":".join((self._prefix, *parts))
 
 
@@ -220,7 +221,7 @@ def _parse_value(raw: Any) -> tuple[str, bytes]:
         raise Unserialisable("a value has not the form of the saver's") from error
 
 
-def _object(raw: Any) -> dict[str, Any]:
+def _parse_checkpoint(raw: Any) -> dict[str, Any]:
     found = load(*_parse_value(raw))
     if not isinstance(found, dict) or not isinstance(found.get("checkpoint"), dict):
         raise Unserialisable("a checkpoint has not the form of the saver's")

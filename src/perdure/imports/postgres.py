@@ -40,7 +40,7 @@ _reading = translate_errors(psycopg.Error)
 class PostgresSource(StockSource):
     """A database of langgraph-checkpoint-postgres, opened for reading.
 
-    A thread's rows are read from the state of one moment, which ``outline`` begins.
+    All rows of a thread are read in the state of one moment: that of the call of ``outline``.
 
     Args:
         url: A ``postgresql://`` URL with libpq's parameters.
@@ -54,9 +54,9 @@ class PostgresSource(StockSource):
 
     def __init__(self, url: str) -> None:
         self.name, self._connection = redact(url), connect(url)
-        self._has_threads = self._columns("checkpoints") >= _CHECKPOINTS
-        self._has_store = self._columns("store") >= _STORE
-        self._has_path = "task_path" in self._columns("checkpoint_writes")
+        self._has_threads = self._list_columns("checkpoints") >= _CHECKPOINTS
+        self._has_store = self._list_columns("store") >= _STORE
+        self._has_path = "task_path" in self._list_columns("checkpoint_writes")
         if not self._has_threads and not self._has_store:
             self.close()
             raise BadUrl(
@@ -76,13 +76,13 @@ class PostgresSource(StockSource):
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order, including threads that have only writes."""
         last = ""
-        while self._has_threads and (found := self._after(last)) is not None:
+        while self._has_threads and (found := self._find_next_thread(last)) is not None:
             yield found
             last = found
 
     @_reading
-    def _after(self, last: str) -> str | None:
-        rows = self._rows(
+    def _find_next_thread(self, last: str) -> str | None:
+        rows = self._fetch_rows(
             "SELECT min(t) AS t FROM (VALUES "
             "((SELECT min(thread_id) FROM checkpoints WHERE thread_id > %s)), "
             "((SELECT min(thread_id) FROM checkpoint_writes WHERE thread_id > %s))) AS found (t)",
@@ -94,16 +94,16 @@ class PostgresSource(StockSource):
 
     @_reading
     def outline(self, thread: str) -> Outline:
-        """Return the outline of a thread, and begin to read it from this moment's state."""
+        """Return the outline of a thread; its other rows are then read in the state of this moment."""
         self._connection.rollback()
         self._blobs.clear()
         if not self._has_threads:
             return Outline()
-        checkpoints = self._rows(
+        checkpoints = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = %s",
             thread,
         )
-        writes = self._rows(
+        writes = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, task_id, idx FROM checkpoint_writes WHERE thread_id = %s",
             thread,
         )
@@ -117,16 +117,16 @@ class PostgresSource(StockSource):
         """Yield checkpoints in the given order."""
         for start in range(0, len(wanted), _PAGE):
             page = wanted[start : start + _PAGE]
-            rows = self._page(thread, page)
+            rows = self._read_page(thread, page)
             for entry in page:
                 row = rows.get(entry[:2])
                 if row is None:
                     raise Contention(f"checkpoint {entry.id} is gone from {self.name}")
-                yield self._checkpoint(thread, entry, row)
+                yield self._make_checkpoint(thread, entry, row)
 
     @_reading
-    def _page(self, thread: str, page: Sequence[CheckpointEntry]) -> dict[tuple[str, str], Any]:
-        rows = self._rows(
+    def _read_page(self, thread: str, page: Sequence[CheckpointEntry]) -> dict[tuple[str, str], Any]:
+        rows = self._fetch_rows(
             "SELECT checkpoint_ns, checkpoint_id, checkpoint, metadata FROM checkpoints WHERE thread_id = %s "
             "AND (checkpoint_ns, checkpoint_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
             thread,
@@ -136,17 +136,19 @@ class PostgresSource(StockSource):
         return {(row["checkpoint_ns"], row["checkpoint_id"]): row for row in rows}
 
     @_reading
-    def _checkpoint(self, thread: str, entry: CheckpointEntry, row: Mapping[str, Any]) -> SourceCheckpoint:
+    def _make_checkpoint(
+        self, thread: str, entry: CheckpointEntry, row: Mapping[str, Any]
+    ) -> SourceCheckpoint:
         checkpoint = dict(row["checkpoint"])
         versions = dict(checkpoint.get("channel_versions") or {})
         values = dict(checkpoint.get("channel_values") or {})
-        values.update(self._values(thread, entry.namespace, versions))
+        values.update(self._read_values(thread, entry.namespace, versions))
         if checkpoint.get("v", 0) < 4 and entry.parent_id is not None:
             if self._has_path:
                 order = "task_path, task_id, idx"
             else:
                 order = "task_id, idx"
-            sends = self._rows(
+            sends = self._fetch_rows(
                 "SELECT type, blob FROM checkpoint_writes "  # noqa: S608
                 f"WHERE thread_id = %s AND checkpoint_id = %s AND channel = %s ORDER BY {order}",
                 thread,
@@ -154,7 +156,7 @@ class PostgresSource(StockSource):
                 _TASKS,
             )
             if sends:
-                # An older form kept them with the parent.
+                # Before version 4, Sends were stored as writes of the parent.
                 values[_TASKS] = [load(send["type"], send["blob"]) for send in sends]
                 if versions:
                     versions[_TASKS] = max(versions.values())
@@ -163,17 +165,17 @@ class PostgresSource(StockSource):
         checkpoint |= {"channel_values": values, "channel_versions": versions}
         return SourceCheckpoint(entry, checkpoint, row["metadata"] or {})
 
-    def _values(self, thread: str, namespace: str, versions: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values of channels by version. The last one of each channel is kept: a blob belongs to
-        all checkpoints until the channel's version changes."""
-        held = self._blobs
+    def _read_values(self, thread: str, namespace: str, versions: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of channels at their versions. The last value of each channel is cached, as it
+        belongs to all checkpoints until the channel's version changes."""
+        cache = self._blobs
         lacking = {
             channel: str(version)
             for channel, version in versions.items()
-            if held.get((namespace, channel), ("",))[0] != str(version)
+            if cache.get((namespace, channel), ("",))[0] != str(version)
         }
         if lacking:
-            rows = self._rows(
+            rows = self._fetch_rows(
                 "SELECT channel, type, blob FROM checkpoint_blobs "
                 "WHERE thread_id = %s AND checkpoint_ns = %s "
                 "AND (channel, version) IN (SELECT * FROM unnest(%s::text[], %s::text[]))",
@@ -184,19 +186,19 @@ class PostgresSource(StockSource):
             )
             found = {r["channel"]: load(r["type"], r["blob"]) for r in rows if r["type"] != "empty"}
             for channel, version in lacking.items():
-                held[namespace, channel] = (version, found.get(channel, held))
-        values = {channel: held[namespace, channel][1] for channel in versions}
-        return {channel: value for channel, value in values.items() if value is not held}
+                cache[namespace, channel] = (version, found.get(channel, cache))
+        values = {channel: cache[namespace, channel][1] for channel in versions}
+        return {channel: value for channel, value in values.items() if value is not cache}
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
         for start in range(0, len(wanted), _PAGE):
-            yield from self._writes(thread, wanted[start : start + _PAGE])
+            yield from self._read_writes(thread, wanted[start : start + _PAGE])
 
     @_reading
-    def _writes(self, thread: str, page: Sequence[WriteSlot]) -> list[SourceWrite]:
+    def _read_writes(self, thread: str, page: Sequence[WriteSlot]) -> list[SourceWrite]:
         path = "task_path" if self._has_path else "''"
-        rows = self._rows(
+        rows = self._fetch_rows(
             f"SELECT checkpoint_ns, checkpoint_id, task_id, idx, {path} AS task_path, channel, type, blob "  # noqa: S608
             "FROM checkpoint_writes WHERE thread_id = %s AND (checkpoint_ns, checkpoint_id, task_id, idx) IN "
             "(SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::int[]))",
@@ -214,7 +216,7 @@ class PostgresSource(StockSource):
     @_reading
     def slots_of(self, thread: str, entry: CheckpointEntry) -> list[WriteSlot]:
         """Return the slots of a checkpoint's pending writes."""
-        rows = self._rows(
+        rows = self._fetch_rows(
             "SELECT task_id, idx FROM checkpoint_writes "
             "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s",
             thread,
@@ -232,19 +234,21 @@ class PostgresSource(StockSource):
         if not self._has_store:
             return
         last: tuple[str, str] | None = None
-        has_ttl = "ttl_minutes" in self._columns("store")
-        while rows := self._items(last, "expires_at, ttl_minutes" if has_ttl else "NULL AS e, NULL AS m"):
+        has_ttl = "ttl_minutes" in self._list_columns("store")
+        while rows := self._read_items(
+            last, "expires_at, ttl_minutes" if has_ttl else "NULL AS e, NULL AS m"
+        ):
             for row in rows:
                 yield read_item(*row.values())
             last = rows[-1]["prefix"], rows[-1]["key"]
 
     @_reading
-    def _items(self, last: tuple[str, str] | None, ttl: str) -> list[dict[str, Any]]:
+    def _read_items(self, last: tuple[str, str] | None, ttl: str) -> list[dict[str, Any]]:
         self._connection.rollback()
         where = ""
         if last is not None:
             where = "WHERE (prefix, key) > (%s, %s)"
-        return self._rows(
+        return self._fetch_rows(
             f"SELECT prefix, key, value, created_at, updated_at, {ttl} FROM store {where} "  # noqa: S608
             "ORDER BY prefix, key LIMIT 500",
             *(last or ()),
@@ -254,13 +258,13 @@ class PostgresSource(StockSource):
         """Close the connection."""
         self._connection.close()
 
-    def _columns(self, table: str) -> set[str]:
-        rows = self._rows(
+    def _list_columns(self, table: str) -> set[str]:
+        rows = self._fetch_rows(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0", table
         )
         return {row["attname"] for row in rows}
 
-    def _rows(self, query: str, *values: object) -> list[dict[str, Any]]:
+    def _fetch_rows(self, query: str, *values: object) -> list[dict[str, Any]]:
         with self._connection.cursor(row_factory=dict_row, binary=True) as cursor:
-            # The text is of this module; values are bound.
+            # The query's text comes from this module; values are bound.
             return cursor.execute(query.encode(), values).fetchall()

@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"\?(\d+)")
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
-    """Open a connection that changes nothing, and whose transactions read the state of one moment.
+    """Open a read-only connection, whose transactions each read the state of one moment.
 
     Raises:
         BadUrl: libpq cannot read the URL.
@@ -61,12 +61,13 @@ class PostgresRows:
                 raise Unavailable(f"{self.name} cannot be read: {type(error).__name__}") from error
 
     def begin(self) -> None:
-        """Read from the state of the next query's moment on."""
+        """Let the following queries read the state at the moment of the first one."""
         with suppress(psycopg.Error):  # the next query says what is wrong with the connection
             self._connection.rollback()
 
     def columns(self, table: str) -> dict[str, str]:
-        """Return a table's columns with their types, without domains; none if there is no such table.
+        """Return a table's columns with their types, a domain as its base type; empty if there is no such
+        table.
 
         Args:
             table: Its name as SQL.

@@ -52,7 +52,7 @@ class WriteSlot(NamedTuple):
 @dataclass(slots=True)
 class Outline:
     """Outline of a thread at a source, without values: its checkpoints in the order of their ids, and the
-    slots of its pending writes. Some 300 bytes of memory a checkpoint."""
+    slots of its pending writes. It takes some 300 bytes of memory for each checkpoint."""
 
     checkpoints: list[CheckpointEntry] = field(default_factory=list)
     writes: list[WriteSlot] = field(default_factory=list)
@@ -98,7 +98,7 @@ class DamagedItem(NamedTuple):
 
 
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors of reading a row of any content, which must not end the import of the others."""
+"""Errors that reading a damaged row may raise; they must not end the import of the other rows."""
 
 
 class Source(Protocol):
@@ -111,7 +111,8 @@ class Source(Protocol):
 
     @property
     def verifier(self) -> str:
-        """The package whose saver ``read_expected`` asks, or the source itself if it is not installed."""
+        """Name of the package whose saver ``read_expected`` asks, or of the source if the package is not
+        installed."""
         ...
 
     def count(self) -> int | None:
@@ -143,8 +144,8 @@ class Source(Protocol):
         ...
 
     def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints with their pending writes as the saver itself returns them, its values as plain
-        data, in the given order."""
+        """Yield checkpoints with their pending writes, in the given order, as the saver itself returns them
+        but with values as plain data."""
         ...
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:

@@ -30,7 +30,7 @@ STOCK_TABLES = (
     ("checkpoints", {"checkpoint_ns", "parent_checkpoint_id"}),
     ("store", {"prefix", "key", "value"}),
 )
-"""Tables by which the package's databases are known, each with some columns."""
+"""Tables by which the package's databases are recognised, each with some of its columns."""
 
 
 def is_stock(path: Path) -> bool:
@@ -41,7 +41,7 @@ def is_stock(path: Path) -> bool:
 class SqliteSource(StockSource):
     """A file of langgraph-checkpoint-sqlite, opened for reading.
 
-    A thread's rows are read from the state of one moment, which ``outline`` begins.
+    All rows of a thread are read in the state of one moment: that of the call of ``outline``.
 
     Args:
         path: The file.
@@ -70,11 +70,11 @@ class SqliteSource(StockSource):
         except BadUrl:
             self.close()
             raise
-        self.saver = self._stock_saver()
+        self.saver = self._open_stock_saver()
 
     def _refuse_other_ids(self) -> None:
         for table in sorted({"checkpoints", "writes"} & self._tables):
-            # Numbers come before all text in the order of SQLite, and bytes after it.
+            # SQLite orders numbers before all text and bytes after it, so an index finds both kinds.
             other = "thread_id IS NULL OR thread_id < '' OR thread_id >= x''"
             if self._rows(f"SELECT 1 FROM {table} WHERE {other} LIMIT 1"):  # noqa: S608 - a constant
                 raise BadUrl(
@@ -82,7 +82,7 @@ class SqliteSource(StockSource):
                     f"the rows of {table} with typeof(thread_id) <> 'text', or give them ids of text"
                 )
 
-    def _stock_saver(self) -> Any:
+    def _open_stock_saver(self) -> Any:
         if find_spec("langgraph.checkpoint.sqlite") is None or not self._has_path:
             return None
         from langgraph.checkpoint.sqlite import SqliteSaver
@@ -94,20 +94,20 @@ class SqliteSource(StockSource):
     def threads(self) -> Iterator[str]:
         """Yield the ids of the threads in order, including threads that have only writes."""
         last: str | None = None
-        while (last := self._after(last)) is not None:
+        while (last := self._find_next_thread(last)) is not None:
             yield last
 
-    def _after(self, last: str | None) -> str | None:
+    def _find_next_thread(self, last: str | None) -> str | None:
         found: list[str] = []
         for table in {"checkpoints", "writes"} & self._tables:
             where = "" if last is None else "WHERE thread_id > ?"
             query = f"SELECT thread_id FROM {table} {where} ORDER BY thread_id LIMIT 1"  # noqa: S608
             found += [row[0] for row in self._rows(query, *(() if last is None else (last,)))]
-        # The order of SQLite is that of the bytes.
+        # SQLite orders text by its bytes.
         return min(found, key=lambda name: name.encode("utf-8", "surrogateescape"), default=None)
 
     def outline(self, thread: str) -> Outline:
-        """Return the outline of a thread, and begin to read it from this moment's state."""
+        """Return the outline of a thread; its other rows are then read in the state of this moment."""
         if not is_utf8(thread):
             raise Corrupt("its id is not UTF-8 text: the source is damaged")
         if self._connection.in_transaction:
@@ -136,7 +136,7 @@ class SqliteSource(StockSource):
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
         for entry in wanted:
-            kind, body, metadata = self._row(
+            kind, body, metadata = self._read_row(
                 "SELECT type, checkpoint, metadata FROM checkpoints "
                 "WHERE thread_id = ? AND checkpoint_ns = ? AND checkpoint_id = ?",
                 thread,
@@ -154,7 +154,7 @@ class SqliteSource(StockSource):
         """Yield pending writes in the given order."""
         path = "task_path" if self._has_path else "''"
         for slot in wanted:
-            task_path, channel, kind, body = self._row(
+            task_path, channel, kind, body = self._read_row(
                 f"SELECT {path}, channel, type, value FROM writes WHERE thread_id = ? "  # noqa: S608
                 "AND checkpoint_ns = ? AND checkpoint_id = ? AND task_id = ? AND idx = ?",
                 thread,
@@ -186,7 +186,7 @@ class SqliteSource(StockSource):
         """Close the file."""
         self._rows.close()
 
-    def _row(self, query: str, *values: object) -> Any:
+    def _read_row(self, query: str, *values: object) -> Any:
         rows = self._rows(query, *values)
         if not rows:
             raise Contention(f"a row of thread {values[0]!r} is gone from {self.name}")

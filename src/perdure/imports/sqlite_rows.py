@@ -1,4 +1,4 @@
-"""Reads a SQLite file of another program: read-only, and text that is not UTF-8 as surrogates.
+"""Reads a SQLite file of another program: read-only, with lone surrogates in text that is not UTF-8.
 
 SQLite stores any bytes as text. A query that meets such a row must not end the import of all others, so the
 bytes are kept as lone surrogates, by which the row can be found again and is refused when it is translated.
@@ -30,7 +30,7 @@ class SqliteRows:
         self.connection = sqlite3.connect(
             f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, timeout=30
         )
-        self.connection.text_factory = _text
+        self.connection.text_factory = _decode
 
     def __call__(self, query: str, *values: object) -> list[Any]:
         """Return the rows of a query; raises ``Unavailable`` if the file cannot be read."""
@@ -84,5 +84,5 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def _text(raw: bytes) -> str:
+def _decode(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")

@@ -1,4 +1,4 @@
-"""Writes threads to the tables of LangGraph's own savers, so that a graph goes on with them there.
+"""Writes threads to the tables of LangGraph's own savers, so that a graph can go on with them there.
 
 Values stay packed: the wire form is LangGraph's own, so nothing that a thread names is imported or built.
 """
@@ -32,7 +32,7 @@ StockSaver = BaseCheckpointSaver[Any]
 
 
 class Departure(NamedTuple):
-    """Counts of what was written of a thread."""
+    """Numbers of a thread's checkpoints and writes that were written."""
 
     checkpoints: int
     writes: int
@@ -47,7 +47,7 @@ def open_stock_saver(url: str) -> Iterator[StockSaver]:
             langgraph-checkpoint-postgres.
 
     Raises:
-        BadUrl: It is neither.
+        BadUrl: The URL is neither.
         MissingExtra: The package of the saver is not installed.
     """
     serde: Any = StockSerde()
@@ -92,7 +92,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     Raises:
         NotFound: There is no such thread.
         Conflict: The saver has another thread with this id.
-        Corrupt: The saver returns something else than was written.
+        Corrupt: The saver returns something other than was written.
     """
     found = handle.run(importing.survey(partition))
     if not found.checkpoints:
@@ -100,8 +100,8 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     ids = {name for _, name in found.checkpoints}
     ids |= {_make_past_id(name) for name in ids}
     thread: Any = {"configurable": {"thread_id": partition.thread}}
-    for held in saver.list(thread):
-        name = held.config.get("configurable", {})["checkpoint_id"]
+    for existing in saver.list(thread):
+        name = existing.config.get("configurable", {})["checkpoint_id"]
         if name not in ids:
             raise Conflict(
                 f"the target has another thread {partition.thread!r}, with the checkpoint {name}; delete it "
@@ -110,9 +110,9 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
     written = Departure(0, 0)
     order = sorted(found.checkpoints, key=lambda key: (key[0], found.checkpoints[key]))
     for start in range(0, len(order), verify.PAGE):
-        some = order[start : start + verify.PAGE]
-        for namespace in dict.fromkeys(namespace for namespace, _ in some):
-            page = [name for space, name in some if space == namespace]
+        page_keys = order[start : start + verify.PAGE]
+        for namespace in dict.fromkeys(namespace for namespace, _ in page_keys):
+            page = [name for space, name in page_keys if space == namespace]
             loaded = handle.run(verify.load(partition, namespace, page, handle.digest))
             for name, past in handle.run(_load_pasts(partition, namespace, loaded, handle.digest)).items():
                 _put_and_compare(saver, past)
@@ -126,7 +126,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
 def _load_pasts(
     partition: Partition, namespace: str, loaded: Mapping[str, CheckpointTuple], digest: Digester
 ) -> Program[dict[str, CheckpointTuple]]:
-    """Return an ancestor for each checkpoint whose own ancestors were pruned, with the values and writes from
+    """Make an ancestor for each checkpoint whose own ancestors were pruned, with the values and writes from
     which its DeltaChannels are replayed: a stock saver looks for these in an ancestor."""
     out: dict[str, CheckpointTuple] = {}
     for record in (yield from history.find_all(partition, namespace, list(loaded))):
@@ -147,7 +147,9 @@ def _load_pasts(
             **loaded[record.id].checkpoint,
             "id": past_id,
             "channel_values": seeds,
-            "channel_versions": {c: _before(record.versions[c]) for c in seeds if c in record.versions},
+            "channel_versions": {
+                c: _make_past_version(record.versions[c]) for c in seeds if c in record.versions
+            },
             "versions_seen": {},
             "updated_channels": None,
         }
@@ -159,38 +161,39 @@ def _load_pasts(
 
 
 def _make_past_id(checkpoint_id: str) -> str:
-    """Return the id of the ancestor that holds what a checkpoint carries: below all ids with a time."""
+    """Return the id of the ancestor that is made for a checkpoint; it sorts before all ids with a time."""
     return str(UUID(bytes=bytes(4) + blake2b(checkpoint_id.encode(), digest_size=12).digest()))
 
 
-def _before(version: Any) -> Any:
-    """Return a new version for a channel: a stock saver's version appends a distinguishing part to a
-    number."""
+def _make_past_version(version: Any) -> Any:
+    """Return a channel's version at an ancestor that is made. Text gets a further part, to differ from the
+    checkpoint's own version, as savers store values by version; a number gets one by
+    ``_make_stock_version``."""
     if isinstance(version, int):
         return version
     return f"{version}.0"
 
 
-def _put_and_compare(saver: StockSaver, held: CheckpointTuple) -> int:
-    count = _put(saver, held)
-    place: dict[str, Any] = held.config.get("configurable", {})
+def _put_and_compare(saver: StockSaver, loaded: CheckpointTuple) -> int:
+    count = _put(saver, loaded)
+    place: dict[str, Any] = loaded.config.get("configurable", {})
     entry = CheckpointEntry(place["checkpoint_ns"], place["checkpoint_id"], None)
-    verify.compare(entry, _without_order(saver.get_tuple(held.config)), _without_order(held))
+    verify.compare(entry, _sort_writes(saver.get_tuple(loaded.config)), _sort_writes(loaded))
     return count
 
 
-def _put(saver: StockSaver, held: CheckpointTuple) -> int:
-    config: dict[str, Any] = held.config.get("configurable", {})
-    parent = (held.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+def _put(saver: StockSaver, loaded: CheckpointTuple) -> int:
+    config: dict[str, Any] = loaded.config.get("configurable", {})
+    parent = (loaded.parent_config or {}).get("configurable", {}).get("checkpoint_id")
     place: dict[str, Any] = {
         "thread_id": config["thread_id"],
         "checkpoint_ns": config.get("checkpoint_ns", ""),
     }
-    checkpoint: Any = _translate_versions(held.checkpoint)
+    checkpoint: Any = _translate_versions(loaded.checkpoint)
     before: Any = {"configurable": {**place, **({"checkpoint_id": parent} if parent else {})}}
-    after = saver.put(before, checkpoint, held.metadata, checkpoint["channel_versions"])
+    after = saver.put(before, checkpoint, loaded.metadata, checkpoint["channel_versions"])
     by_task: dict[str, list[tuple[str, Any]]] = {}
-    for task, channel, value in held.pending_writes or ():
+    for task, channel, value in loaded.pending_writes or ():
         by_task.setdefault(task, []).append((channel, value))
     for task, writes in by_task.items():
         saver.put_writes(after, writes, task)
@@ -198,18 +201,18 @@ def _put(saver: StockSaver, held: CheckpointTuple) -> int:
 
 
 def _translate_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with the versions that the stock savers count with: a number, and noise by which
-    the branches of a thread keep values of their own. Here the noise follows from the value."""
+    """Return a checkpoint with versions in the form of the stock savers: a number, and noise that keeps the
+    values of a thread's branches apart. Here the noise is derived from the value."""
     values = checkpoint["channel_values"]
     names = {
-        channel: _stock(version, values.get(channel), channel in values)
+        channel: _make_stock_version(version, values.get(channel), channel in values)
         for channel, version in checkpoint["channel_versions"].items()
     }
 
     def convert_seen(channel: str, version: Any) -> Any:
         if checkpoint["channel_versions"].get(channel) == version:
             return names[channel]
-        return _stock(version, None, False)
+        return _make_stock_version(version, None, False)
 
     return {
         **checkpoint,
@@ -221,7 +224,7 @@ def _translate_versions(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stock(version: Any, value: Any, has_value: bool) -> Any:
+def _make_stock_version(version: Any, value: Any, has_value: bool) -> Any:
     if not isinstance(version, int):
         return version
     noise = 0
@@ -231,9 +234,9 @@ def _stock(version: Any, value: Any, has_value: bool) -> Any:
     return f"{version:032}.0.{noise:016}"
 
 
-def _without_order(held: CheckpointTuple | None) -> Any:
-    """Return a checkpoint with its writes in one order: a stock saver has one of its own for tasks."""
-    if held is None:
+def _sort_writes(loaded: CheckpointTuple | None) -> Any:
+    """Return a checkpoint with its writes sorted: a stock saver orders the writes of tasks in its own way."""
+    if loaded is None:
         return None
-    writes = sorted(held.pending_writes or (), key=lambda write: (write[0], write[1]))
-    return held._replace(pending_writes=writes)
+    writes = sorted(loaded.pending_writes or (), key=lambda write: (write[0], write[1]))
+    return loaded._replace(pending_writes=writes)

@@ -52,14 +52,14 @@ def item_of(prefix: str, key: str, value: Any, created_at: Any, updated_at: Any,
         tuple(prefix.split(".")) if prefix else (),
         key,
         decoded,
-        _microseconds(created_at),
-        _microseconds(updated_at),
+        _to_microseconds(created_at),
+        _to_microseconds(updated_at),
         None if minutes is None else round(float(minutes) * _MINUTE),
-        None if expires_at is None else _microseconds(expires_at),
+        None if expires_at is None else _to_microseconds(expires_at),
     )
 
 
-def _microseconds(value: Any) -> int:
+def _to_microseconds(value: Any) -> int:
     if value is None:
         return 0
     if isinstance(value, datetime):

@@ -20,7 +20,8 @@ from perdure.model.values.joined_values import join_tree
 
 
 class Differs(Corrupt):
-    """Raised when an imported checkpoint is not what the source has: it changed meanwhile, or is damaged."""
+    """Raised when an imported checkpoint is not what the source has: the source changed meanwhile, or is
+    damaged."""
 
 
 PAGE = 32
@@ -30,7 +31,7 @@ PAGE = 32
 def load(
     partition: Partition, namespace: str, ids: Sequence[str], digest: Digester
 ) -> Program[dict[str, CheckpointTuple]]:
-    """Return checkpoints with their pending writes as a load returns them, by id; objects stay packed."""
+    """Return checkpoints with their pending writes as loading returns them, by id; objects stay packed."""
     records = yield from history.find_all(partition, namespace, ids)
     writes = yield from history.writes_of(partition, namespace, ids)
     wanted: dict[str, bytes] = {}
@@ -78,21 +79,21 @@ def compare(
     if whole:
         parts["parent"] = (_find_parent(expected), _find_parent(found))
         parts["metadata"] = (dict(expected.metadata), dict(found.metadata))
-        parts |= _parts(translate_versions(expected.checkpoint), found.checkpoint)
-    for part, (there, here) in parts.items():
-        if _pack(there) != _pack(here):
+        parts |= _pair_parts(translate_versions(expected.checkpoint), found.checkpoint)
+    for part, (at_source, at_target) in parts.items():
+        if _pack(at_source) != _pack(at_target):
             raise Differs(f"checkpoint {entry.id} was not stored as the source has it: its {part} differs")
 
 
-def _parts(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _pair_parts(at_source: Mapping[str, Any], at_target: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     parts: dict[str, tuple[Any, Any]] = {}
-    for name in {*there, *here} - {"channel_values"}:
-        # An empty field of an older form is left out.
-        parts[name] = (there.get(name) or None, here.get(name) or None)
-    before, after = there["channel_values"], here["channel_values"]
-    parts["list of channels"] = (sorted(before), sorted(after))
-    for channel in before:
-        parts[f"channel {channel!r}"] = (before[channel], after.get(channel))
+    for name in {*at_source, *at_target} - {"channel_values"}:
+        # An older form lacks a field where a newer one has an empty field.
+        parts[name] = (at_source.get(name) or None, at_target.get(name) or None)
+    source_values, target_values = at_source["channel_values"], at_target["channel_values"]
+    parts["list of channels"] = (sorted(source_values), sorted(target_values))
+    for channel in source_values:
+        parts[f"channel {channel!r}"] = (source_values[channel], target_values.get(channel))
     return parts
 
 

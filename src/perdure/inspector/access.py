@@ -30,14 +30,14 @@ PERMISSIONS = ("tag", "edit", "run", "answer", "cancel", "retry", "delete", "exp
 
 
 class InterruptAnswer(NamedTuple):
-    """Answer to an interrupt: any JSON value, for one interrupt if several are open."""
+    """Answer to an interrupt: any JSON value, with the interrupt's id if several are open."""
 
     value: Any
     interrupt_id: str | None = None
 
 
 class RunStart(NamedTuple):
-    """Start of a run without new input: from a checkpoint, the latest without an id, or by an answer."""
+    """Start of a run without new input: from a checkpoint (by default the latest), or by an answer."""
 
     graph: str | None
     checkpoint_id: str | None = None
@@ -45,7 +45,7 @@ class RunStart(NamedTuple):
 
 
 class ReplayGraphs(NamedTuple):
-    """Names of the graphs by which threads can be replayed, and that of the one to compare with, if any."""
+    """Names of the graphs that can replay threads, and of the graph to compare others with, if any."""
 
     names: tuple[str, ...] = ()
     compared: str | None = None
@@ -82,7 +82,8 @@ class Access(Protocol):
 
     @property
     def url(self) -> str | None:
-        """URL of the database for its schema version; ``None`` if the viewer may not know it."""
+        """URL of the database, to read the schema version; ``None`` if the viewer may not know the
+        version."""
         ...
 
     @property
@@ -126,11 +127,12 @@ class Access(Protocol):
         ...
 
     async def permissions(self) -> frozenset[str]:
-        """Return the permissions that are worth offering. Each action is checked again."""
+        """Return the permissions whose actions are offered; each action checks its permission again."""
         ...
 
     async def authorize_listing(self) -> Sees | None:
-        """Return which threads the viewer may list, ``None`` for all; raise if none may be."""
+        """Return a predicate for the threads that the viewer may list, ``None`` for all threads; raise if the
+        viewer may list none."""
         ...
 
     async def thread(self, thread_id: str) -> ThreadRow:
@@ -145,19 +147,19 @@ class Access(Protocol):
     async def authorize_user_removal(
         self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
     ) -> None:
-        """Raise unless the viewer may remove the data of a user besides threads: these crons, and the items
-        in these namespaces of the store."""
+        """Raise unless the viewer may remove a user's data other than threads: these crons, and the items in
+        these namespaces of the store."""
         ...
 
     async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
-        """Return a thread on which the viewer may act; raise if not. ``right`` is a right to the thread that
-        the action needs besides that of the permission."""
+        """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
+        thread that the action needs."""
         ...
 
 
 class LocalReplays(NamedTuple):
-    """Graphs by name to replay threads of a database with; ``compared`` is the one that another is compared
-    with, if any."""
+    """Graphs, by name, to replay threads of a database with; ``compared`` is the name of the graph to compare
+    others with, if any."""
 
     database: Database | SyncDatabase
     agents: Mapping[str, Agent]
@@ -170,7 +172,7 @@ class LocalAccess:
     Args:
         handle: The database.
         tenant: The tenant whose threads are shown.
-        all_tenants: True to show those of every other tenant on request, too.
+        all_tenants: True to show the threads of other tenants, too, on request.
         url: The database's URL.
         runtime: Runtime for actions, ``None`` to show only.
         replays: Graphs to replay threads with, ``None`` without them.
@@ -200,7 +202,7 @@ class LocalAccess:
             self.runtime = runtime.for_tenant(tenant)
         self.who = "local"
         self.prices = prices
-        self._whole_runtime = runtime
+        self._all_tenants_runtime = runtime
         self._allowed = allowed
         self._replays = replays
 
@@ -218,7 +220,7 @@ class LocalAccess:
             tenant,
             all_tenants=True,
             url=self.url,
-            runtime=self._whole_runtime,
+            runtime=self._all_tenants_runtime,
             replays=self._replays,
             allowed=self._allowed,
             prices=self.prices,
@@ -299,7 +301,7 @@ class LocalAccess:
 
     @property
     def agents(self) -> Iterable[Agent]:
-        return () if self._whole_runtime is None else self._whole_runtime.graphs.values()
+        return () if self._all_tenants_runtime is None else self._all_tenants_runtime.graphs.values()
 
     async def authorize_user_removal(
         self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
@@ -314,7 +316,8 @@ class LocalAccess:
 
 
 def describe_tenant_refusal(tenant: str) -> str:
-    """Return the reason for which a viewer is refused the threads of a tenant, whether it exists or not."""
+    """Return the reason for which a viewer is refused the threads of a tenant, the same whether the tenant
+    exists or not."""
     return f"there is no tenant {tenant[:40]!r} that you may see"
 
 

@@ -43,63 +43,73 @@ EXPORT_MAX = 64 * 1024 * 1024
 
 async def _tag(request: ActionRequest) -> dict[str, Any]:
     checkpoint, namespace = (
-        _text(request.arguments, "checkpoint", ""),
-        _text(request.arguments, "namespace", ""),
+        _read_text(request.arguments, "checkpoint", ""),
+        _read_text(request.arguments, "namespace", ""),
     )
-    name = _text(request.arguments, "name")
-    found = await request.runtime.threads.set_tag(request.thread_id, name, checkpoint or None, namespace)
-    return {"checkpoint_id": found}
+    name = _read_text(request.arguments, "name")
+    checkpoint_id = await request.runtime.threads.set_tag(
+        request.thread_id, name, checkpoint or None, namespace
+    )
+    return {"checkpoint_id": checkpoint_id}
 
 
 async def _untag(request: ActionRequest) -> dict[str, Any]:
-    await request.runtime.threads.remove_tag(request.thread_id, _text(request.arguments, "name"))
+    await request.runtime.threads.remove_tag(request.thread_id, _read_text(request.arguments, "name"))
     return {}
 
 
 async def _edit(request: ActionRequest) -> dict[str, Any]:
     """Write values at a checkpoint as if a node had returned them; at a past one this makes a fork."""
-    values, node = request.arguments.get("values"), _text(request.arguments, "as_node", "") or None
+    values, node = request.arguments.get("values"), _read_text(request.arguments, "as_node", "") or None
     if not isinstance(values, dict) or not values:
         raise BadSetting('values has to be a JSON object with channels, such as {"messages": […]}')
     if request.row.status == "busy" or await request.runtime.list_postponed(request.thread_id, limit=1):
         raise RunInProgress(
             f"thread {request.thread_id!r} has work under way or scheduled; wait, or cancel it"
         )
-    config = await _config(request)
-    async with request.access.graph(_graph(request), request.thread_id) as graph:
+    config = await _make_config(request)
+    async with request.access.graph(_choose_graph(request), request.thread_id) as graph:
         if node is not None and node not in graph.nodes:
             raise BadSetting(f"the graph has no node {node!r}; it has {sorted(graph.nodes)}")
         try:
-            after = await aupdate_state(graph, config, values, as_node=node)
+            edited = await aupdate_state(graph, config, values, as_node=node)
         except PerdureError:
             raise
         except Exception as error:
             raise BadSetting(f"the values do not fit the graph: {describe_unfitness(error)}") from error
-        now = await aread_state(graph, {"configurable": {"thread_id": request.thread_id}})
+        latest = await aread_state(graph, {"configurable": {"thread_id": request.thread_id}})
     run_id = None if request.row.run is None else request.row.run.id
-    await request.runtime.threads.note_edit(request.thread_id, run_id, goes_on=bool(now.next))
-    return {"checkpoint_id": after.get("configurable", {}).get("checkpoint_id")}
+    await request.runtime.threads.note_edit(request.thread_id, run_id, goes_on=bool(latest.next))
+    return {"checkpoint_id": edited.get("configurable", {}).get("checkpoint_id")}
 
 
 async def _run(request: ActionRequest) -> dict[str, Any]:
     """Continue the graph from a checkpoint; from a past one this makes a fork."""
-    config = await _config(request)
+    config = await _make_config(request)
     checkpoint: str | None = config["configurable"].get("checkpoint_id")
-    return {"run_id": await request.access.start(request.thread_id, RunStart(_graph(request), checkpoint))}
+    return {
+        "run_id": await request.access.start(request.thread_id, RunStart(_choose_graph(request), checkpoint))
+    }
 
 
 async def _answer(request: ActionRequest) -> dict[str, Any]:
     if "value" not in request.arguments:
         raise BadSetting("the answer has no value; pass one, which may be null")
-    answer = InterruptAnswer(request.arguments["value"], _text(request.arguments, "interrupt_id", "") or None)
-    return {"run_id": await request.access.start(request.thread_id, RunStart(_graph(request), answer=answer))}
+    answer = InterruptAnswer(
+        request.arguments["value"], _read_text(request.arguments, "interrupt_id", "") or None
+    )
+    return {
+        "run_id": await request.access.start(
+            request.thread_id, RunStart(_choose_graph(request), answer=answer)
+        )
+    }
 
 
 async def _cancel(request: ActionRequest) -> dict[str, Any]:
     rollback = request.arguments.get("rollback", False)
     if not isinstance(rollback, bool):
         raise BadSetting("rollback has to be true or false")
-    run_id = _text(request.arguments, "run_id")
+    run_id = _read_text(request.arguments, "run_id")
     if not await request.runtime.cancel(request.thread_id, run_id, rollback=rollback):
         raise NotFound(f"thread {request.thread_id!r} has no waiting or open run {run_id!r}")
     return {}
@@ -115,13 +125,13 @@ async def _retry(request: ActionRequest) -> dict[str, Any]:
 
 async def _rerun(request: ActionRequest) -> dict[str, Any]:
     """Run a failed run again from its last stored step."""
-    ticket = await request.runtime.retry(request.thread_id, _text(request.arguments, "run_id"))
+    ticket = await request.runtime.retry(request.thread_id, _read_text(request.arguments, "run_id"))
     return {"run_id": ticket.id, "was_repeated": ticket.is_duplicate}
 
 
 async def _discard(request: ActionRequest) -> dict[str, Any]:
     """Remove the records of a failed run; what it stored in the thread stays."""
-    run_id = _text(request.arguments, "run_id")
+    run_id = _read_text(request.arguments, "run_id")
     standing = await request.runtime.find(request.thread_id, run_id)
     if standing is None or standing.run is None or standing.run.state != "failed":
         raise NotFound(f"thread {request.thread_id!r} has no failed run {run_id!r}")
@@ -138,19 +148,21 @@ async def _delete(request: ActionRequest) -> dict[str, Any]:
 
 async def _export(request: ActionRequest) -> dict[str, Any]:
     handle = request.access.handle
-    at = Partition(request.access.tenant, request.thread_id)
+    partition = Partition(request.access.tenant, request.thread_id)
     try:
-        found: dict[str, Any] = plain(await handle.arun(plain_reading.export(at, handle.digest, EXPORT_MAX)))
+        exported: dict[str, Any] = plain(
+            await handle.arun(plain_reading.export(partition, handle.digest, EXPORT_MAX))
+        )
     except TooLarge as error:
-        # The export is too large, not a value to store: the request is at fault.
+        # Here the export is too large, not a value to store, so report a fault of the request.
         raise BadSetting(str(error)) from None
-    return found
+    return exported
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action with its permission, the names of the arguments that its audit entry records, and the
-    right to the thread that it needs on a server besides that of its permission."""
+    """An action with its permission, the names of the arguments that its audit entry records, and a
+    further right to the thread, if any, that it needs on a server."""
 
     permission: str
     do: Callable[[ActionRequest], Awaitable[dict[str, Any]]]
@@ -191,7 +203,7 @@ async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]
     if name not in ACTIONS:
         raise NotFound(f"the inspector has no action {name!r}")
     action = ACTIONS[name]
-    row = await access.act(action.permission, _text(arguments, "id"), action.right)
+    row = await access.act(action.permission, _read_text(arguments, "id"), action.right)
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
@@ -203,8 +215,8 @@ async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]
 
 
 async def require_any(access: Access, permission: str) -> None:
-    """Raise ``NotAllowed`` unless a permission may be granted for at least one thread. It is checked again
-    for the thread of each action."""
+    """Raise ``NotAllowed`` unless a permission may be granted for at least one thread. Each action checks
+    the permission again for its own thread."""
     if access.runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")
     if permission not in await access.permissions():
@@ -214,7 +226,7 @@ async def require_any(access: Access, permission: str) -> None:
 def _choose_audited_arguments(action: Action, arguments: Arguments) -> dict[str, Any]:
     """Return the arguments that the audit entry of an action records. Raise ``BadSetting`` for a value of the
     wrong type or length, before anything is recorded."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     for name in action.audited:
         value = arguments.get(name)
         if name == "rollback":
@@ -228,42 +240,42 @@ def _choose_audited_arguments(action: Action, arguments: Arguments) -> dict[str,
         if value is not None and not is_valid:
             raise BadSetting(f"{name} has to be {expected}")
         if value:
-            found[name] = value
-    return found
+            chosen[name] = value
+    return chosen
 
 
-def _text(arguments: Arguments, name: str, default: str | None = None) -> str:
+def _read_text(arguments: Arguments, name: str, default: str | None = None) -> str:
     value = arguments.get(name, default)
     if not isinstance(value, str) or (default is None and not value):
         raise BadSetting(f"{name} has to be text")
     return value
 
 
-def _graph(request: ActionRequest) -> str | None:
+def _choose_graph(request: ActionRequest) -> str | None:
     return (
-        _text(request.arguments, "graph", "")
+        _read_text(request.arguments, "graph", "")
         or request.row.graph_id
         or (None if request.row.run is None else request.row.run.graph)
     )
 
 
-async def _config(request: ActionRequest) -> Any:
+async def _make_config(request: ActionRequest) -> Any:
     """Return the config of the checkpoint that a request names, by default of the latest."""
     checkpoint, namespace = (
-        _text(request.arguments, "checkpoint", ""),
-        _text(request.arguments, "namespace", ""),
+        _read_text(request.arguments, "checkpoint", ""),
+        _read_text(request.arguments, "namespace", ""),
     )
     configurable: dict[str, Any] = {"thread_id": request.thread_id, "checkpoint_ns": namespace}
     if checkpoint:
         if not await request.runtime.threads.has_checkpoint(request.thread_id, namespace, checkpoint):
             raise NotFound(f"thread {request.thread_id!r} has no checkpoint {checkpoint!r}")
-        # LangGraph forks at a checkpoint that a config names, even if it is the latest.
-        if await _head(request, namespace) != checkpoint:
+        # LangGraph forks at any checkpoint that a config names, so the latest one must not be named.
+        if await _find_head(request, namespace) != checkpoint:
             configurable["checkpoint_id"] = checkpoint
     return {"configurable": configurable}
 
 
-async def _head(request: ActionRequest, namespace: str) -> str | None:
+async def _find_head(request: ActionRequest, namespace: str) -> str | None:
     about = await timeline.thread(request.access, {"id": request.thread_id})
-    found: str | None = about["heads"].get(namespace)
-    return found
+    head: str | None = about["heads"].get(namespace)
+    return head

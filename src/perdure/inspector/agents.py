@@ -21,9 +21,9 @@ async def todos(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``.
     """
-    at, _ = await read_thread(access, asked)
+    partition, _ = await read_thread(access, asked)
     program = load_todos(
-        at,
+        partition,
         access.handle.digest,
         namespace=asked.get("namespace") or "",
         checkpoint_id=asked.get("checkpoint") or None,
@@ -36,14 +36,14 @@ async def subagents(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``after``, the cursor of the part before.
+        asked: ``id`` of the thread; ``after``, the cursor of the previous part.
     """
-    at, _ = await read_thread(access, asked)
+    partition, _ = await read_thread(access, asked)
     after: str | None = asked.get("after") or ""
     until = time.monotonic() + _SECONDS
     found: list[Subagent] = []
     while after is not None and len(found) < _SUBAGENTS_MAX and (not found or time.monotonic() < until):
-        page = await access.handle.arun(load_subagents(at, access.handle.digest, after=after))
+        page = await access.handle.arun(load_subagents(partition, access.handle.digest, after=after))
         found += page.subagents
         after = page.cursor
     return {"subagents": [each._asdict() for each in found], "cursor": after}

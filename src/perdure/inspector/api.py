@@ -30,8 +30,8 @@ View = Callable[[Access, Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
 async def about(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the tenant, whether others can be chosen, what the viewer may do, and the graphs to replay
-    threads with."""
+    """Return the tenant, whether other tenants can be chosen, what the viewer may do, and the graphs to
+    replay threads with."""
     permissions = await access.permissions()
     if "replay" in permissions:
         names, compared = access.replay_graphs
@@ -99,9 +99,8 @@ async def view(access: Access, name: str, asked: Mapping[str, str]) -> dict[str,
 
 
 async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out an action, on a thread of the ``tenant`` that is given, if any; otherwise as
-    ``actions.act``. The actions ``rerun-failed``,
-    ``stop-runs`` and ``delete-user`` are on many threads."""
+    """Carry out an action. ``given`` may name a ``tenant``; its other arguments are those of ``actions.act``,
+    except for the actions on many threads: ``rerun-failed``, ``stop-runs`` and ``delete-user``."""
     if name == "rerun-failed":
         return await runs.rerun_failed(_choose_tenant(access, given), given)
     if name == "delete-user":
@@ -112,7 +111,8 @@ async def act(access: Access, name: str, given: Mapping[str, Any]) -> dict[str, 
 
 
 async def replay(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Replay steps of a thread, of the ``tenant`` that is given, if any; otherwise as ``replaying.part``."""
+    """Replay steps of a thread. ``given`` may name a ``tenant``; its other arguments are those of
+    ``replaying.part``."""
     return await replaying.part(_choose_tenant(access, given), given)
 
 

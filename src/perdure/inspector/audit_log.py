@@ -1,4 +1,4 @@
-"""The audit log of the inspector: who did what to which thread, stored before it is done and after.
+"""The audit log of the inspector: who did what to which thread, stored before the action, updated after.
 
 An entry holds no text of messages. Entries belong to the tenant and stay when their thread is deleted. The
 newest ``MOST`` of a tenant are kept; every action is also reported by the logger ``perdure.audit``.
@@ -26,14 +26,14 @@ from perdure.runtime.threads.walk_by_id import WalkPlace
 _COLLECTION = "action"
 _PAGE = 100
 MOST = 10_000
-"""Minimum number of a tenant's entries to keep; older ones are removed from time to time."""
+"""Number of a tenant's newest entries that are always kept; older ones are removed from time to time."""
 _TRIM_ONE_IN = 100
 """On average, one in this number of actions removes the oldest entries."""
 _TRIMMED = 25
 _log = logging.getLogger("perdure.audit")
 
 
-def _place(tenant: str) -> Partition:
+def _make_partition(tenant: str) -> Partition:
     return Partition(tenant, "audit", SERVER)
 
 
@@ -43,10 +43,10 @@ async def record_action(
 ) -> AsyncIterator[dict[str, Any]]:
     """Record an action around a block: as ``started`` before it, as ``done`` or ``failed`` after it.
 
-    An entry that stays ``started`` is of a process that ended within the action.
+    An entry stays ``started`` if the process ended during the action.
 
     Args:
-        access: The rights of the one who acts.
+        access: The rights of the user who acts.
         action: The action's name.
         thread_id: The thread.
         details: Ids and names that the action is about.
@@ -54,7 +54,7 @@ async def record_action(
     Yields:
         A dict, to which the block may add details.
     """
-    at, name = await _now(access), secrets.token_hex(8)
+    at, name = await _read_time(access), secrets.token_hex(8)
     body: dict[str, Any] = {
         "who": access.who,
         "action": action,
@@ -79,9 +79,10 @@ async def record_action(
 
 
 async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a page of entries, newest first: of the threads that the viewer may see.
+    """Return a page of the entries of threads that the viewer may see, newest first.
 
-    A viewer who may not see all threads gets no entries of deleted ones but the own.
+    Of deleted threads, a viewer who may not see all threads gets only the entries of the viewer's own
+    actions.
 
     Args:
         access: The viewer's rights.
@@ -98,15 +99,15 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     place = WalkPlace.read(asked.get("cursor") or "")
     if place.passed > 2 * MOST:
         raise BadSetting("the cursor is not one of this log")
-    page = await access.handle.arun(_older(access.tenant, place))
+    page = await access.handle.arun(_list_older(access.tenant, place))
     names = {body["thread_id"] for entry in page if (body := entry.body).get("who") != access.who}
     if sees is None:
-        seen = set()
+        visible_names = set()
     else:
-        seen = await _find_visible(access, names, sees)
+        visible_names = await _find_visible(access, names, sees)
     for entry in page:
         body = dict(entry.body)
-        if sees is not None and body.get("who") != access.who and body["thread_id"] not in seen:
+        if sees is not None and body.get("who") != access.who and body["thread_id"] not in visible_names:
             place = place._replace(passed=place.passed + 1)
             continue
         found.append(body)
@@ -115,40 +116,40 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 
 async def _find_visible(access: Access, names: Collection[str], sees: Sees) -> set[str]:
-    """Return those of the threads that the viewer may see."""
+    """Return the names of the threads that the viewer may see."""
     looks = (access.handle.arun(look(Partition(access.tenant, name))) for name in names)
     rows = await asyncio.gather(*looks)
     return {row.thread_id for row in rows if row is not None and sees(row.metadata)}
 
 
-async def _now(access: Access) -> int:
+async def _read_time(access: Access) -> int:
     return await access.handle.arun(ask(Now()))
 
 
 async def _put(access: Access, name: str, body: Mapping[str, Any], now: int) -> None:
     handle = access.handle
     program = documents.put(
-        _place(access.tenant), _COLLECTION, name, body, now, Expect.ANY, fresh=handle.draw_version()
+        _make_partition(access.tenant), _COLLECTION, name, body, now, Expect.ANY, fresh=handle.draw_version()
     )
     await handle.arun(program)
 
 
-def _older(tenant: str, place: WalkPlace) -> Program[list[Document]]:
+def _list_older(tenant: str, place: WalkPlace) -> Program[list[Document]]:
     # Names begin with the time, so their order is that of the entries.
     after = (_COLLECTION, place.after) if place.after else None
     wanted = Range(DOCUMENT, (_COLLECTION,), reverse=True, after=after, limit=place.passed + _PAGE)
-    (records,) = yield from ask(Fetch(_place(tenant), (wanted,)))
+    (records,) = yield from ask(Fetch(_make_partition(tenant), (wanted,)))
     return [Document.read(record) for record in records[place.passed :]]
 
 
 def _trim(tenant: str) -> Program[None]:
     """Remove the entries beyond the newest ``MOST``."""
     stubs = Range(DOCUMENT, (_COLLECTION,), reverse=True, limit=MOST, bodies=False)
-    (kept,) = yield from ask(Fetch(_place(tenant), (stubs,)))
+    (kept,) = yield from ask(Fetch(_make_partition(tenant), (stubs,)))
     while len(kept) == MOST:
         oldest = stubs._replace(after=kept[-1].key, limit=_TRIMMED)
-        (beyond,) = yield from ask(Fetch(_place(tenant), (oldest,)))
+        (beyond,) = yield from ask(Fetch(_make_partition(tenant), (oldest,)))
         if not beyond:
             return
         gone = tuple(Delete(DOCUMENT, record.key) for record in beyond)
-        yield from ask(Commit(_place(tenant), gone))
+        yield from ask(Commit(_make_partition(tenant), gone))

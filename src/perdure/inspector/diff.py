@@ -1,4 +1,4 @@
-"""Differences of two states in plain JSON data, from which the second can be made out of the first.
+"""Differences between two states of plain JSON data, with which the second can be made from the first.
 
 Lists are compared item by item. Messages are recognised by their ids, so that an edited message is one change
 and not a removal beside an addition; other items are recognised by their content.
@@ -20,7 +20,7 @@ Change = dict[str, Any]
 
 A ``list`` has ``removed`` (``index``, ``item``), ``added`` (``index``, ``item``), ``edited`` (``from``,
 ``to``, ``before``, ``after``) and ``moved`` (``from``, ``to``, ``item``). Indexes of removed items and
-``from`` count in the first list, the others in the second. ``length`` is that of the second list, ``kept``
+``from`` refer to the first list, the others to the second. ``length`` is that of the second list, ``kept``
 the number of items that neither changed nor moved.
 """
 
@@ -28,7 +28,7 @@ _Key = tuple[str, str | bytes, int]
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Change]:
-    """Return the changes from one state to another by channel, without channels that are the same."""
+    """Return the changes from one state to another by channel, without unchanged channels."""
     out: dict[str, Change] = {}
     for name in sorted({*before, *after}):
         if name not in after:
@@ -36,12 +36,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Ch
         elif name not in before:
             out[name] = {"change": "added", "after": after[name]}
         elif canonical(before[name]) != canonical(after[name]):
-            out[name] = _change(before[name], after[name])
+            out[name] = _compare(before[name], after[name])
     return out
 
 
 def apply(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, Any]:
-    """Return the state that the changes lead to from the first one."""
+    """Return the second state, made from the first one and the changes."""
     out = dict(before)
     for name, change in found.items():
         if change["change"] == "removed":
@@ -51,9 +51,9 @@ def apply(before: Mapping[str, Any], found: Mapping[str, Change]) -> dict[str, A
     return out
 
 
-def _change(before: Any, after: Any) -> Change:
+def _compare(before: Any, after: Any) -> Change:
     if isinstance(before, list) and isinstance(after, list):
-        return _of_lists(before, after)
+        return _compare_lists(before, after)
     if isinstance(before, dict) and isinstance(after, dict):
         both = [key for key in before if key in after]
         return {
@@ -69,11 +69,11 @@ def _change(before: Any, after: Any) -> Change:
     return {"change": "value", "before": before, "after": after}
 
 
-def _of_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
+def _compare_lists(before: Sequence[Any], after: Sequence[Any]) -> Change:
     texts, new_texts = list(map(canonical, before)), list(map(canonical, after))
-    keys, new_keys = _keys(before, texts), _keys(after, new_texts)
-    place = {key: index for index, key in enumerate(keys)}
-    pairs = [(place[key], index) for index, key in enumerate(new_keys) if key in place]
+    keys, new_keys = _make_keys(before, texts), _make_keys(after, new_texts)
+    old_indexes = {key: index for index, key in enumerate(keys)}
+    pairs = [(old_indexes[key], index) for index, key in enumerate(new_keys) if key in old_indexes]
     in_order = _find_longest_rising([old for old, new in pairs if texts[old] == new_texts[new]])
     edited: list[Change] = []
     moved: list[Change] = []
@@ -116,7 +116,7 @@ def _apply_list(before: Sequence[Any], change: Change) -> list[Any]:
     return [placed[index] if index in placed else next(rest) for index in range(change["length"])]
 
 
-def _keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
+def _make_keys(items: Sequence[Any], texts: Sequence[bytes]) -> list[_Key]:
     """Return a unique key of each item: a message's id if no other item has it, else the content with the
     number of its earlier occurrences."""
     ids = [message_id(item) for item in items]
@@ -152,19 +152,19 @@ def _find_longest_rising(numbers: Sequence[int]) -> set[int]:
     ends: list[int] = []
     previous: list[int] = []
     for index, number in enumerate(numbers):
-        at = bisect_left(tails, number)
-        previous.append(ends[at - 1] if at else -1)
-        if at == len(tails):
+        length = bisect_left(tails, number)
+        previous.append(ends[length - 1] if length else -1)
+        if length == len(tails):
             tails.append(number)
             ends.append(index)
         else:
-            tails[at] = number
-            ends[at] = index
+            tails[length] = number
+            ends[length] = index
     out: set[int] = set()
-    at = ends[-1] if ends else -1
-    while at >= 0:
-        out.add(numbers[at])
-        at = previous[at]
+    last = ends[-1] if ends else -1
+    while last >= 0:
+        out.add(numbers[last])
+        last = previous[last]
     return out
 
 
@@ -173,5 +173,5 @@ def canonical(value: Any) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        # A lone surrogate, or a number beyond 64 bits.
+        # orjson refuses a lone surrogate, and a number beyond 64 bits.
         return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()

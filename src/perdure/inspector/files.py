@@ -18,11 +18,11 @@ async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``checkpoint``, the latest without it; ``namespace``; ``after``, the
-            cursor of the page before.
+            cursor of the previous page.
     """
-    at, _ = await read_thread(access, asked)
+    partition, _ = await read_thread(access, asked)
     program = load_files(
-        at,
+        partition,
         access.handle.digest,
         namespace=asked.get("namespace") or "",
         checkpoint_id=asked.get("checkpoint") or None,
@@ -37,11 +37,11 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: as for ``files``, with the ``path``, and ``start``, the first character.
+        asked: as for ``files``, with the ``path``, and ``start``, the index of the first character.
     """
-    at, _ = await read_thread(access, asked)
+    partition, _ = await read_thread(access, asked)
     program = load_file(
-        at,
+        partition,
         access.handle.digest,
         require_parameter(asked, "path"),
         namespace=asked.get("namespace") or "",

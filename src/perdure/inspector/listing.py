@@ -1,7 +1,7 @@
 """Pages of a tenant's threads: searched by id, title, metadata and status, ordered by activity, age or size.
 
-No database keeps the sizes of threads, as that would cost every write. So threads are measured for an order
-by size, in parts: each request examines the next threads for a moment and returns the largest of them.
+No database stores the sizes of threads, as keeping them would slow every write. So to order threads by size
+they are measured in parts: each request examines the next threads for a moment and returns the largest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from perdure.runtime.threads.user_and_title import find_title, find_user
 from perdure.runtime.threads.walk_by_id import WalkPlace, WalkStep, number, walk
 
 Wanted = Callable[[ThreadRow], bool]
-"""Predicate over a thread as it is now."""
+"""Predicate over a thread's current row."""
 
 PAGE = 50
 _SECONDS = 0.4
@@ -51,29 +51,30 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``id`` (the beginning of an id), ``metadata`` (JSON object that a thread's metadata contains),
-            ``title`` (a part of a thread's title, in either case), ``status``, ``sort`` (``activity``,
+            ``title`` (a part of a thread's title, in any case), ``status``, ``sort`` (``activity``,
             ``age``, ``newest``, ``id`` or ``size``) and ``cursor``, all optional. With an ``id`` threads are
-            ordered by id or, if ``sort`` says so, by ``size``; other orders are refused then. Further
+            ordered by id or, if ``sort`` says so, by ``size``; other orders are refused. Further
             conditions are ``words`` of the conversation, ``user``, ``error`` of the newest run, ``tag``,
             ``cost`` (the least cost of the calls of models, in the currency of the prices), ``since`` (a span
             such as ``1h``, or a time in microseconds since 1970) and ``before`` (such a time); with one of
-            them threads come by activity, on databases without a listing by their ids.
+            them threads are ordered by activity, on databases without a listing by id.
 
     Returns:
-        ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size`` they are
-        the largest among the threads that this request ``examined``, each with its ``bytes`` (``None`` if it
-        cannot be measured): the largest of all pages are the largest of all threads, and the sum of their
-        ``bytes`` is that of all threads. With a further condition
-        there is the number of threads ``examined``, too, an ``excerpt`` of the message with the words, and
-        for a ``cost`` that of each thread with its ``currency``.
+        ``threads``, and the ``cursor`` of the next page, ``None`` at the end. Ordered by ``size``,
+        a page has the largest of the threads that this request ``examined``, each with its ``bytes``
+        (``None`` if it cannot be measured), and the ``bytes`` of all matching threads that were examined. So
+        the largest threads of all pages are the largest of all, and the sum of the pages' ``bytes`` is the
+        size of all threads. With a further condition, a page also has the number of threads ``examined``,
+        and each thread an ``excerpt`` of the message with the words and, if the condition is a ``cost``, its
+        ``cost`` with the ``currency``.
 
     Raises:
         BadSetting: A value cannot be used.
     """
     sees = await access.authorize_listing()
-    status = _status(asked.get("status") or None)
-    metadata, title = _metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
-    sort = _sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
+    status = _read_status(asked.get("status") or None)
+    metadata, title = _read_metadata(asked.get("metadata") or ""), (asked.get("title") or "").casefold()
+    sort = _choose_sort(asked.get("sort") or None, has_id=bool(asked.get("id")))
     if any(asked.get(name) for name in _SEARCHED):
         return await _search(access, sees, asked, status, metadata, sort)
     if sort in (_ID, _SIZE):
@@ -85,10 +86,12 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         prefix = asked.get("id") or ""
         place = WalkPlace.read(asked.get("cursor") or "")
         steps = walk(access.handle, access.tenant, sees, place, prefix=prefix, with_rows=True)
-        return await (_by_size if sort == _SIZE else _by_id)(access, steps, is_wanted)
+        return await (_list_by_size if sort == _SIZE else _list_by_id)(access, steps, is_wanted)
 
-    def is_seen(held: Mapping[str, Any]) -> bool:
-        return title in find_title(held).casefold() and (sees is None or sees(held))
+    def is_seen(metadata_of_thread: Mapping[str, Any]) -> bool:
+        return title in find_title(metadata_of_thread).casefold() and (
+            sees is None or sees(metadata_of_thread)
+        )
 
     passed = number(asked.get("cursor") or "0", "the cursor")
     listed = ThreadIndex(access.handle, access.tenant).steps(
@@ -99,12 +102,14 @@ async def threads(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         skip=passed,
         enough=PAGE + 1,
     )
-    return await _by_time(listed, passed)
+    return await _list_by_time(listed, passed)
 
 
-async def _by_time(steps: AsyncGenerator[tuple[int, ThreadRow | None], None], passed: int) -> dict[str, Any]:
-    """Return a page of threads in the order of a listing, after a place in it. It has fewer than ``PAGE`` if
-    finding them takes long."""
+async def _list_by_time(
+    steps: AsyncGenerator[tuple[int, ThreadRow | None], None], passed: int
+) -> dict[str, Any]:
+    """Return a page of threads in the order of a listing, after a place in it. The page has fewer than
+    ``PAGE`` threads if finding them takes long."""
     until = time.monotonic() + _SECONDS
     page: list[dict[str, Any]] = []
     cursor = None
@@ -133,7 +138,7 @@ async def _search(
     metadata: dict[str, Any],
     sort: str,
 ) -> dict[str, Any]:
-    """Return a page of a search whose conditions no index has."""
+    """Return a page of a search by conditions that no index covers."""
     if sort not in ("activity", _ID):
         raise BadSetting(f"with {', '.join(_SEARCHED)}, threads come by activity; leave sort={sort} out")
     query = ThreadQuery(
@@ -184,7 +189,7 @@ def describe_thread(row: ThreadRow) -> dict[str, Any]:
     }
 
 
-def _error(run: Run) -> str | None:
+def _describe_error(run: Run) -> str | None:
     text, kind = run.note.get("error"), str(run.note.get("kind", ""))
     if not isinstance(text, str):
         return None
@@ -195,7 +200,7 @@ def _error(run: Run) -> str | None:
 
 
 def describe_run(run: Run) -> dict[str, Any]:
-    """Return a run as JSON data, without what it was given."""
+    """Return a run as JSON data, without its input."""
     return {
         "run_id": run.id,
         "state": run.state,
@@ -209,12 +214,14 @@ def describe_run(run: Run) -> dict[str, Any]:
         "base": run.base,
         "started_at": run.started_at,
         "updated_at": run.updated_at,
-        "error": _error(run),
+        "error": _describe_error(run),
     }
 
 
-async def _by_id(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
-    """Return a page of the wanted threads by id. It has fewer than ``PAGE`` if finding them takes long."""
+async def _list_by_id(
+    access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted
+) -> dict[str, Any]:
+    """Return a page of the wanted threads by id, fewer than ``PAGE`` if finding them takes long."""
     until = time.monotonic() + _SECONDS
     found: list[dict[str, Any]] = []
     async with aclosing(steps):
@@ -226,7 +233,9 @@ async def _by_id(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: 
     return {"threads": found, "cursor": None}
 
 
-async def _by_size(access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted) -> dict[str, Any]:
+async def _list_by_size(
+    access: Access, steps: AsyncGenerator[WalkStep, None], wanted: Wanted
+) -> dict[str, Any]:
     """Return the largest of the wanted threads, as far as there is time to examine them."""
     until = time.monotonic() + _SECONDS
     found: list[dict[str, Any]] = []
@@ -258,13 +267,13 @@ async def _size(access: Access, thread_id: str) -> int | None:
     try:
         found = await access.handle.arun(measure(Partition(access.tenant, thread_id), access.handle.digest))
     except Unavailable:
-        raise  # Of the database, not of the thread.
+        raise  # The database is unavailable, not the thread alone.
     except PerdureError:
-        return None  # Its row has the fault.
+        return None  # The fault is shown with the thread's row.
     return found.total
 
 
-def _sort(text: str | None, *, has_id: bool) -> str:
+def _choose_sort(text: str | None, *, has_id: bool) -> str:
     if text is None:
         if has_id:
             return _ID
@@ -272,12 +281,12 @@ def _sort(text: str | None, *, has_id: bool) -> str:
     if text not in (*SORTS, _ID, _SIZE):
         raise BadSetting(f"sort is one of {sorted((*SORTS, _ID, _SIZE))}, not {text[:40]!r}")
     if has_id and text in SORTS:
-        # They are found in the order of their ids, so each order by time would need all of them.
+        # Threads are found in the order of their ids, so ordering them by time would need all of them first.
         raise BadSetting(f"with an id, sort is {_ID!r} or {_SIZE!r}, not {text!r}")
     return text
 
 
-def _status(text: str | None) -> Status | None:
+def _read_status(text: str | None) -> Status | None:
     if text is None:
         return None
     for status in get_args(Status):
@@ -287,7 +296,7 @@ def _status(text: str | None) -> Status | None:
     raise BadSetting(f"status is one of {list(get_args(Status))}, not {text!r}")
 
 
-def _metadata(text: str) -> dict[str, Any]:
+def _read_metadata(text: str) -> dict[str, Any]:
     if not text:
         return {}
     try:

@@ -17,10 +17,11 @@ from perdure.runtime.operations.overview import read
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _PAGE = 100
-_MOST = 100
+_TENANTS_MAX = 100
 _SECONDS = 0.4
 _PAST_THREADS = "\U0010ffff" * 4
-"""A name past the threads of a tenant; a thread beyond it would cost a request of its own."""
+"""An id greater than those of a tenant's threads, to skip to the next tenant; a thread with a greater id
+would cost one more request."""
 
 
 async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ async def overview(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: Nothing.
 
     Raises:
-        NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
+        NotAllowed: The viewer may see only some of the tenant's threads, and the numbers cover all.
     """
     await _require_all_threads(access)
     return await read(access.handle, access.tenant)
@@ -46,7 +47,7 @@ async def growth(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: Nothing.
 
     Raises:
-        NotAllowed: The viewer may see some of the tenant's threads only, and the numbers are of all.
+        NotAllowed: The viewer may see only some of the tenant's threads, and the numbers cover all.
     """
     await _require_all_threads(access)
     found = await read_growth(access.handle, access.tenant)
@@ -71,10 +72,10 @@ async def nodes(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``since`` (a span such as ``1h``, or a time in microseconds since 1970), by default ``1d``, and
-            ``cursor`` of the part before, both optional.
+            ``cursor`` of the previous part, both optional.
 
     Returns:
-        ``nodes``, as ``node_times.NodeTimes.entries``, whose ``classes`` of several parts can be added up;
+        ``nodes``, as ``node_times.NodeTimes.entries``, whose ``classes`` can be added up over several parts;
         the number of threads ``examined`` and how many of them are ``unreadable``; and the ``cursor`` to go
         on from, ``None`` at the end.
 
@@ -99,7 +100,7 @@ async def limits(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``limit``, the name of one, and ``cursor``, both optional.
+        asked: ``limit``, the name of a limit, and ``cursor``, both optional.
 
     Returns:
         ``limits``, an entry for each key as ``limit_states.entry_of``; the amounts that are ``set`` in place
@@ -134,14 +135,14 @@ async def tenants(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         NotAllowed: The viewer may see one tenant only.
     """
     access.require_all_tenants()
-    names = await access.handle.arun(_names(asked.get("beginning") or ""))
-    return {"tenants": names[:_MOST], "is_whole": len(names) <= _MOST}
+    names = await access.handle.arun(_list_tenants(asked.get("beginning") or ""))
+    return {"tenants": names[:_TENANTS_MAX], "is_whole": len(names) <= _TENANTS_MAX}
 
 
-def _names(beginning: str) -> Program[list[str]]:
+def _list_tenants(beginning: str) -> Program[list[str]]:
     names: list[str] = []
     after = Partition(beginning, "") if beginning else None
-    while len(names) <= _MOST:
+    while len(names) <= _TENANTS_MAX:
         hits = yield from ask(FindThreads(None, after=after, limit=1))
         if not hits or not hits[0].partition.tenant.startswith(beginning):
             break

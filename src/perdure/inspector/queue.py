@@ -48,12 +48,12 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     sees = await access.authorize_listing()
     now, hits = await access.handle.arun(_find_due(access.tenant))
     names = list(dict.fromkeys(partition for partition, lane in hits if lane in _QUEUES))
-    looked = await asyncio.gather(*(_work_of(access, partition, sees) for partition in names[:_THREADS]))
+    looked = await asyncio.gather(*(_load_work(access, partition, sees) for partition in names[:_THREADS]))
     work = [each for each in looked if each is not None]
-    interrupted, has_all_interrupted = await _with_status(access, "interrupted", sees)
-    failed, has_all_failed = await _with_status(access, "error", sees)
+    interrupted, has_all_interrupted = await _find_with_status(access, "interrupted", sees)
+    failed, has_all_failed = await _find_with_status(access, "error", sees)
     stuck: tuple[Stuck, ...] = ()
-    if sees is None:  # It counts threads that others may not see.
+    if sees is None:  # The survey covers threads that other viewers may not see.
         stuck = (await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))).stuck
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
@@ -68,12 +68,12 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-async def _work_of(access: Access, partition: Partition, sees: Sees | None) -> dict[str, Any] | None:
+async def _load_work(access: Access, partition: Partition, sees: Sees | None) -> dict[str, Any] | None:
     """Return a thread with its queues, ``None`` if the viewer may not see it."""
     row = await access.handle.arun(look(partition))
     if row is None or (sees is not None and not sees(row.metadata)):
         return None
-    return {**describe_thread(row), **await access.handle.arun(_of_thread(partition))}
+    return {**describe_thread(row), **await access.handle.arun(_load_queues(partition))}
 
 
 async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -81,24 +81,24 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``before``, the number of a message.
+        asked: ``id`` of the thread; ``before``, the number of the last message of the previous page.
     """
-    at, _ = await read_thread(access, asked)
-    found = await access.handle.arun(inbox.latest(at, _PAGE, number(asked, "before")))
-    replies = await access.handle.arun(outbox.replies(at, _PAGE))
-    later = await access.handle.arun(list_postponed(at, _PAGE))
+    partition, _ = await read_thread(access, asked)
+    found = await access.handle.arun(inbox.latest(partition, _PAGE, number(asked, "before")))
+    replies = await access.handle.arun(outbox.replies(partition, _PAGE))
+    later = await access.handle.arun(list_postponed(partition, _PAGE))
     return {
         "messages": [
-            {**_message(each.message), "run": None if each.run is None else describe_run(each.run)}
+            {**_describe_message(each.message), "run": None if each.run is None else describe_run(each.run)}
             for each in found
         ],
-        "later": [_message(message) for message in later],
-        "replies": [_reply(reply) for reply in replies],
+        "later": [_describe_message(message) for message in later],
+        "replies": [_describe_reply(reply) for reply in replies],
         "cursor": found[-1].message.seq if len(found) == _PAGE else None,
     }
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _describe_message(message: Message) -> dict[str, Any]:
     return {
         "number": message.seq,
         "id": message.id,
@@ -111,7 +111,7 @@ def _message(message: Message) -> dict[str, Any]:
     }
 
 
-def _reply(reply: Reply) -> dict[str, Any]:
+def _describe_reply(reply: Reply) -> dict[str, Any]:
     return {
         "number": reply.seq,
         "key": reply.id,
@@ -132,7 +132,7 @@ def _find_due(tenant: str) -> Program[tuple[int, list[tuple[Partition, str]]]]:
     return now, [(hit.partition, hit.record.key[0]) for hit in hits if hit.record is not None]
 
 
-def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
+def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
     lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
     inbound, outbound = Lane.read(IN, lanes[0]), Lane.read(OUT, lanes[1])
     run: Run | None = None
@@ -148,8 +148,11 @@ def _of_thread(partition: Partition) -> Program[dict[str, Any]]:
     }
 
 
-async def _with_status(access: Access, status: Any, sees: Sees | None) -> tuple[list[dict[str, Any]], bool]:
-    """Return threads with a status, and whether they are all: a search may have to read every thread."""
+async def _find_with_status(
+    access: Access, status: Any, sees: Sees | None
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return threads with a status, and whether they are all: the search may have to read every thread, so it
+    ends after a moment."""
     index = ThreadIndex(access.handle, access.tenant)
     out: list[dict[str, Any]] = []
     try:

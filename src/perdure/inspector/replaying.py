@@ -1,4 +1,4 @@
-"""Replay of a thread by one graph, or by two beside one another, a part of its steps in each request.
+"""Replay of a thread by one graph, or by two side by side, some of its steps in each request.
 
 Nothing is written to the thread, and no model, tool or connection is called.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from perdure.replay.run import Replayer, ReplayOptions, StepResult
 
 GRAPHS_MOST = 2
-"""Number of graphs that are replayed beside one another."""
+"""Maximum number of graphs that replay a thread side by side."""
 
 _SECONDS = 0.4
 
@@ -32,8 +32,8 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         given: ``id`` of the thread; ``graphs``, the names of one graph or of two; ``cursor``, where the last
-            part ended. ``last`` begins so many checkpoints before the latest, ``ignore`` lists channels whose
-            values do not count, ``context`` is the graph's context.
+            part ended; ``last``, how many checkpoints before the latest to begin; ``ignore``, channels whose
+            values are not compared; ``context``, the graph's context.
 
     Returns:
         ``steps``, each with the results of the graphs in their order; the number of steps ``done`` and in
@@ -51,11 +51,11 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
         raise BadSetting("id has to be the id of a thread")
     if not (cursor is None or isinstance(cursor, str)):
         raise BadSetting("cursor has to be that of the last part")
-    names, options = _names(given), _options(given)
+    names, options = _read_names(given), _read_options(given)
     row = await access.act("replay", thread_id)
-    known = access.replay_graphs.names
-    if unknown := [name for name in names if name not in known]:
-        raise NotFound(f"there is no graph {unknown[0]!r}; there are {sorted(known)}")
+    graph_names = access.replay_graphs.names
+    if unknown := [name for name in names if name not in graph_names]:
+        raise NotFound(f"there is no graph {unknown[0]!r}; there are {sorted(graph_names)}")
     is_first = cursor is None and access.runtime is not None
     details = {"graphs": ", ".join(names)}
     async with (
@@ -83,13 +83,13 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
         steps.append(await in_own_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1
-    more = chain[done][0].id if done < len(chain) else None
-    return {"steps": steps, "done": done, "total": len(chain), "cursor": more}
+    next_cursor = chain[done][0].id if done < len(chain) else None
+    return {"steps": steps, "done": done, "total": len(chain), "cursor": next_cursor}
 
 
 def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
     first = results[0]
-    found = [
+    differences = [
         []
         if each.comparison is None
         else [_show_difference(one) for one in each.comparison.sort_differences()]
@@ -101,13 +101,13 @@ def _describe(results: Sequence[StepResult]) -> dict[str, Any]:
         "nodes": list(first.nodes),
         "skipped": first.skipped,
         "is_derived": any(each.is_derived for each in results),
-        "differences": found,
-        "is_alike": all(each == found[0] for each in found),
+        "differences": differences,
+        "is_alike": all(each == differences[0] for each in differences),
     }
 
 
 def _show_difference(found: Difference) -> dict[str, Any]:
-    """Return a difference as JSON data, with the changes from the recorded value to the other one."""
+    """Return a difference as JSON data, with the changes from the recorded value to the replay's."""
     name = found.channel or found.kind
     before, after = ({} if value is None else {name: value} for value in (found.expected, found.found))
     return {
@@ -120,7 +120,7 @@ def _show_difference(found: Difference) -> dict[str, Any]:
     }
 
 
-def _names(given: Mapping[str, Any]) -> list[str]:
+def _read_names(given: Mapping[str, Any]) -> list[str]:
     names = given.get("graphs")
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise BadSetting("graphs has to be a list of names of graphs")
@@ -129,7 +129,7 @@ def _names(given: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _options(given: Mapping[str, Any]) -> ReplayOptions:
+def _read_options(given: Mapping[str, Any]) -> ReplayOptions:
     from perdure.replay.run import ReplayOptions
 
     last, ignore, context = given.get("last"), given.get("ignore") or [], given.get("context")

@@ -14,7 +14,7 @@ from perdure.model.retention_policy import parse_duration
 TEXT_MAX = 300
 """Maximum length of a text to search for, in characters."""
 
-_DIGITS_OF_SPANS = 12
+_SPAN_DIGITS_MAX = 12
 _LATEST = 2**62
 
 
@@ -27,8 +27,8 @@ def read_text(asked: Mapping[str, str], name: str) -> str | None:
 
 
 def read_cost(asked: Mapping[str, str]) -> float | None:
-    """Return a cost in a request, ``None`` without one; raise ``BadSetting`` for anything but a number from 0
-    on."""
+    """Return a cost in a request, ``None`` without one; raise ``BadSetting`` for anything except a
+    non-negative number."""
     text = read_text(asked, "cost")
     if text is None:
         return None
@@ -42,12 +42,12 @@ def read_cost(asked: Mapping[str, str]) -> float | None:
 
 
 async def read_time(access: Access, asked: Mapping[str, str], name: str) -> int | None:
-    """Return a time in a request in microseconds since 1970, ``None`` without one: the time itself, or a span
-    before now, such as ``1h``. Raise ``BadSetting`` for anything else."""
+    """Return a time in a request in microseconds since 1970, ``None`` without one. The request has the time
+    itself, or a span before now, such as ``1h``; raise ``BadSetting`` for anything else."""
     text = read_text(asked, name)
     if text is None:
         return None
-    if text.isascii() and text.isdigit() and len(text) > _DIGITS_OF_SPANS:
+    if text.isascii() and text.isdigit() and len(text) > _SPAN_DIGITS_MAX:
         return min(int(text), _LATEST)
     try:
         span = parse_duration(text)

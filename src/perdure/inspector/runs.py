@@ -1,4 +1,4 @@
-"""Runs of a tenant's threads: pages of them, one in detail, and running failed ones again.
+"""Runs of a tenant's threads: pages of them, one in detail, and repeating the failed ones.
 
 A request examines threads for a moment, and returns where to go on. So its memory and its time do not depend
 on the number of threads.
@@ -31,7 +31,7 @@ async def runs(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``state``, ``user``, ``since`` (a span such as ``1h``, or a time in microseconds since 1970),
-            ``error`` (a part of its type or text), ``group`` of its error, ``graph``, ``version`` of the
+            ``error`` (a part of its type or text), ``group`` of errors, ``graph``, ``version`` of the
             graph, ``id`` (the beginning of a thread's id), ``stands`` (``1`` for failed runs that still need
             attention) and ``cursor``, all optional.
 
@@ -85,17 +85,17 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread, ``run`` of the run.
     """
-    at, row = await read_thread(access, asked)
+    partition, row = await read_thread(access, asked)
     run_id = require_parameter(asked, "run")
-    found = await access.handle.arun(run_search.detail(at, run_id, row))
+    found = await access.handle.arun(run_search.detail(partition, run_id, row))
     if found is None:
-        raise NotFound(f"thread {at.thread!r} has no run {run_id!r}")
+        raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
     return {**entries.make_detail_entry(found), "permissions": sorted(await access.permissions())}
 
 
 async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Repeat the next failed runs that still stand, for a moment. Each is an action of its own, with its
-    entry in the log.
+    """Repeat the next failed runs that still need attention, for a moment. Each is an action of its own, with
+    its entry in the log.
 
     Args:
         access: The viewer's rights.
@@ -117,8 +117,8 @@ async def rerun_failed(access: Access, given: Mapping[str, Any]) -> dict[str, An
     await actions.require_any(access, "retry")
 
     async def repeat(found: FoundRun) -> tuple[str, bool]:
-        done = await actions.act(access, "rerun", {"id": found.thread_id, "run_id": found.run.id})
-        return done["run_id"], done["was_repeated"]
+        result = await actions.act(access, "rerun", {"id": found.thread_id, "run_id": found.run.id})
+        return result["run_id"], result["was_repeated"]
 
     walk = ThreadWalk(access.handle, access.tenant, sees, prefix=read_text(texts, "id") or "")
     done: list[dict[str, Any]] = []
@@ -160,7 +160,7 @@ async def stop_runs(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
             try:
                 await actions.act(access, "cancel", {"id": each.thread_id, "run_id": each.run_id})
             except NotFound:
-                continue  # It ended meanwhile.
+                continue  # The run ended meanwhile.
             except NotAllowed:
                 refused += 1
                 continue

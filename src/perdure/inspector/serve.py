@@ -33,7 +33,7 @@ class Presentation(NamedTuple):
     """Address and scope of a started inspector.
 
     Attributes:
-        loopback: True if it listens on the loopback address: other host names are refused then.
+        loopback: True if it listens on the loopback address; requests with other host names are then refused.
         ready: Called once requests are answered.
         open_browser: Address to open in a browser, if any.
     """

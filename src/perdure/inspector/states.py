@@ -20,26 +20,26 @@ from perdure.runtime.json_encoding import plain
 from perdure.storage.own_threads import in_own_thread
 
 ITEMS = 40
-"""Items of a list that a page shows at once."""
+"""Number of a list's items that a page shows at once."""
 
 _SHOWN_BYTES = 64 * 1024
 """Size up to which a value is shown in full."""
 
 _DIFF_MOST = 200
-"""Changed items that are sent of one kind; the counts are always complete."""
+"""Maximum number of changed items of one kind that are sent; the counts are always complete."""
 
 
 async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the state at a checkpoint: channels with sizes, metadata and pending writes by task.
 
-    The last items are returned of a long list, and the beginning of a large value.
+    Of a long list only the last items are returned, and of a large value only the beginning.
 
     Args:
         access: The viewer's rights.
         asked: ``id`` of the thread, ``checkpoint`` (the latest without it) and ``namespace``.
     """
-    at, _ = await read_thread(access, asked)
-    view = await _view(access, at, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    partition, _ = await read_thread(access, asked)
+    view = await _load_view(access, partition, asked.get("checkpoint") or None, asked.get("namespace") or "")
     return await in_own_thread(_describe, view)
 
 
@@ -54,9 +54,9 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         NotFound: There is no such channel.
     """
-    at, _ = await read_thread(access, asked)
+    partition, _ = await read_thread(access, asked)
     wanted = require_parameter(asked, "channel")
-    view = await _view(access, at, asked.get("checkpoint") or None, asked.get("namespace") or "")
+    view = await _load_view(access, partition, asked.get("checkpoint") or None, asked.get("namespace") or "")
     for found in view.channels:
         if found.name == wanted:
             if isinstance(found.value, list):
@@ -70,19 +70,21 @@ async def find_difference(access: Access, asked: Mapping[str, str]) -> dict[str,
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread, ``after`` (a checkpoint or a tag, the latest without it), ``before`` (the
-            parent without it) and ``namespace``.
+        asked: ``id`` of the thread, ``after`` (a checkpoint or a tag, by default the latest), ``before`` (by
+            default the parent) and ``namespace``.
 
     Raises:
         NotFound: There is no such checkpoint.
     """
-    (at, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
-    after = await _view(access, at, await _id(access, at, asked.get("after"), namespace), namespace)
-    old_id = await _id(access, at, asked.get("before"), namespace) or after.parent_id
+    (partition, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
+    after = await _load_view(
+        access, partition, await _find_id(access, partition, asked.get("after"), namespace), namespace
+    )
+    old_id = await _find_id(access, partition, asked.get("before"), namespace) or after.parent_id
     before = None
     if old_id is not None:
-        before = await _view(access, at, old_id, namespace)
-    found = await in_own_thread(_changes, before, after)
+        before = await _load_view(access, partition, old_id, namespace)
+    found = await in_own_thread(_find_changes, before, after)
     return {
         "before": old_id,
         "after": after.checkpoint_id,
@@ -90,18 +92,22 @@ async def find_difference(access: Access, asked: Mapping[str, str]) -> dict[str,
     }
 
 
-async def _view(access: Access, at: Partition, checkpoint_id: str | None, namespace: str) -> CheckpointView:
-    return await access.handle.arun(plain_reading.load(at, namespace, checkpoint_id, access.handle.digest))
+async def _load_view(
+    access: Access, partition: Partition, checkpoint_id: str | None, namespace: str
+) -> CheckpointView:
+    return await access.handle.arun(
+        plain_reading.load(partition, namespace, checkpoint_id, access.handle.digest)
+    )
 
 
-async def _id(access: Access, at: Partition, named: str | None, namespace: str) -> str | None:
+async def _find_id(access: Access, partition: Partition, named: str | None, namespace: str) -> str | None:
     """Return the id of a checkpoint that is named by its id or a tag."""
     if not named:
         return None
-    return (await access.handle.arun(plain_reading.read_tags(at, namespace))).get(named, named)
+    return (await access.handle.arun(plain_reading.read_tags(partition, namespace))).get(named, named)
 
 
-def _changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:
+def _find_changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:
     return diff.changes({} if before is None else values(before), values(after))
 
 
@@ -122,7 +128,7 @@ def _describe(view: CheckpointView) -> dict[str, Any]:
         "metadata": plain(view.metadata),
         "tags": list(view.tags),
         "alert_bytes": WARN_BYTES,
-        "channels": [_channel(each) for each in view.channels],
+        "channels": [_describe_channel(each) for each in view.channels],
         "writes": [
             {"task_id": task, "channel": name, **_show_value(_show_write(name, plain(value)))}
             for task, name, value in view.pending
@@ -142,7 +148,7 @@ def _show_write(channel: str, value: Any) -> Any:
     return write_text_for_clients(str(value).partition("(")[0], str(value))
 
 
-def _channel(view: ChannelView) -> dict[str, Any]:
+def _describe_channel(view: ChannelView) -> dict[str, Any]:
     about = {
         "name": view.name,
         "bytes": view.size,
@@ -187,6 +193,6 @@ def shorten_values(change: diff.Change) -> diff.Change:
     """Return a change with large values as the beginning of their text."""
     out = dict(change)
     for side in ("before", "after"):
-        if side in change and "beginning" in (held := _show_value(change[side])):
-            out[side] = f"{held['beginning']}…"
+        if side in change and "beginning" in (shown := _show_value(change[side])):
+            out[side] = f"{shown['beginning']}…"
     return out

@@ -30,13 +30,14 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the
+            previous page.
     """
-    (at, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
-    program = load_steps(at, access.handle.digest, namespace, number(asked, "before"))
+    (partition, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
+    program = load_steps(partition, access.handle.digest, namespace, number(asked, "before"))
     page = await access.handle.arun(program)
     if not page.steps and namespace and not asked.get("before"):
-        raise NotFound(f"thread {at.thread!r} has no checkpoint in namespace {namespace[:80]!r}")
+        raise NotFound(f"thread {partition.thread!r} has no checkpoint in namespace {namespace[:80]!r}")
     shown = [show_step(step, access.prices) for step in page.steps]
     return {"steps": shown, "way": way_of(reversed(page.steps)), "cursor": page.cursor}
 
@@ -48,15 +49,15 @@ async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``cursor`` of the part before.
+        asked: ``id`` of the thread; ``cursor`` of the previous part.
     """
-    (at, _), digest = await read_thread(access, asked), access.handle.digest
-    after = _key(asked.get("cursor") or "")
-    chunks = ChunkReader(at, digest)
+    (partition, _), digest = await read_thread(access, asked), access.handle.digest
+    after = _read_cursor(asked.get("cursor") or "")
+    chunks = ChunkReader(partition, digest)
     until = time.monotonic() + _SECONDS
     calls: list[ModelCall] = []
     while True:
-        part = await access.handle.arun(load_calls(at, digest, after, chunks=chunks))
+        part = await access.handle.arun(load_calls(partition, digest, after, chunks=chunks))
         calls += part.calls
         after = part.cursor
         if after is None or time.monotonic() > until:
@@ -74,11 +75,11 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``namespace``, the root by default; ``cursor`` of the page before.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``cursor`` of the previous page.
     """
-    (at, row), namespace = await read_thread(access, asked), asked.get("namespace") or ""
+    (partition, row), namespace = await read_thread(access, asked), asked.get("namespace") or ""
     program = load_messages(
-        at,
+        partition,
         access.handle.digest,
         access.prices,
         asked.get("cursor") or "",
@@ -105,16 +106,16 @@ async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         return {"graph": None, "reason": str(error)}
 
 
-def _key(cursor: str) -> tuple[str | int, ...] | None:
+def _read_cursor(cursor: str) -> tuple[str | int, ...] | None:
     """Return the key in a cursor; raise ``BadSetting`` for text that is not a cursor."""
     if not cursor:
         return None
     try:
-        held = None
+        key = None
         if len(cursor) <= _CURSOR_MAX:
-            held = json.loads(cursor)
+            key = json.loads(cursor)
     except (ValueError, RecursionError):
-        held = None
-    if not isinstance(held, list) or [type(each) for each in held] != [str, str, str, int]:
+        key = None
+    if not isinstance(key, list) or [type(each) for each in key] != [str, str, str, int]:
         raise BadSetting(f"the cursor has to come from an earlier part, not {cursor[:40]!r}")
-    return tuple(held)
+    return tuple(key)

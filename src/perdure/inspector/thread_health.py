@@ -30,13 +30,13 @@ from perdure.storage.url import backend_of
 _SECONDS = 0.4
 
 Look = Callable[[Access, Partition, Mapping[str, str]], Awaitable[list[dict[str, Any]]]]
-"""Examines a thread and returns what there is to show of it."""
+"""Examines a thread and returns the findings."""
 
 
 async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """Return the state of the database as a whole: its schema, the steps that are pending, the policies and,
-    for a viewer who may see all threads, its size, its keys if it is encrypted, and its password if that is a
-    call. The latter two name no key.
+    for a viewer who may see all threads, its size, the state of its keys if it is encrypted, and that of its
+    password if a function provides it. Neither reveals a key or the password.
 
     Args:
         access: The viewer's rights.
@@ -109,7 +109,7 @@ async def _look_at(
     return [{"thread_id": partition.thread, **each} for each in found]
 
 
-async def _sizes(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+async def _list_sizes(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
     found = await access.handle.arun(measure(partition, access.handle.digest))
     channels = sorted(found.channels.items(), key=lambda each: -each[1].bytes)
     return [
@@ -141,7 +141,9 @@ async def _list_dead(access: Access, partition: Partition, asked: Mapping[str, s
     ]
 
 
-async def _fsck(access: Access, partition: Partition, asked: Mapping[str, str]) -> list[dict[str, Any]]:
+async def _list_faults(
+    access: Access, partition: Partition, asked: Mapping[str, str]
+) -> list[dict[str, Any]]:
     found = await access.handle.arun(fsck.check(partition, access.handle.digest))
     out = [
         {
@@ -160,18 +162,23 @@ async def _fsck(access: Access, partition: Partition, asked: Mapping[str, str]) 
 async def _show_retention(
     access: Access, partition: Partition, asked: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    sweeper = access.handle.sweeper(RetentionOptions(dry_run=True, rules=_rules(asked)))
+    sweeper = access.handle.sweeper(RetentionOptions(dry_run=True, rules=_read_rules(asked)))
     swept = await sweeper.arun(sweeper.apply_to(partition))
     if not swept.checkpoints and not swept.expired:
         return []
     return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]
 
 
-LOOKS: Mapping[str, Look] = {"sizes": _sizes, "dead": _list_dead, "fsck": _fsck, "retention": _show_retention}
+LOOKS: Mapping[str, Look] = {
+    "sizes": _list_sizes,
+    "dead": _list_dead,
+    "fsck": _list_faults,
+    "retention": _show_retention,
+}
 """Examinations by name."""
 
 
-def _rules(asked: Mapping[str, str]) -> RetentionRules | None:
+def _read_rules(asked: Mapping[str, str]) -> RetentionRules | None:
     """Return the policy to preview, for every thread; ``None`` if the viewer gave none."""
     keep_last, keep_for = asked.get("keep_last") or None, asked.get("keep_for") or None
     if keep_last is None and keep_for is None:
@@ -193,7 +200,7 @@ def _schema(url: str) -> dict[str, Any]:
     if not backend.SCHEMA_VERSION:
         return {"version": None, "release": None, "pending": []}
     version, release = backend.schema_version(url), backend.SCHEMA_VERSION
-    # A later release may have migrated the database while this process goes on to use it.
+    # A later release may have migrated the database while this process uses it: nothing is pending then.
     if version <= release:
         pending = backend.plan_migration(url)
     else:

@@ -32,19 +32,19 @@ _RUNS = 20
 
 
 async def thread(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return a thread: its row, tags, namespaces, heads, queue and newest runs, and its title, which without
-    one in its metadata is the beginning of its first message.
+    """Return a thread: its row, tags, namespaces, heads, queue and newest runs, and its title: that of its
+    metadata, or else the beginning of its first message.
 
     Args:
         access: The viewer's rights.
         asked: ``id`` of the thread.
     """
-    at, row = await read_thread(access, asked)
-    held = await access.handle.arun(_about(at))
+    partition, row = await read_thread(access, asked)
+    details = await access.handle.arun(_load_details(partition))
     title = find_title(row.metadata)
     if not title and row.has_state and row.fault is None:
-        title = await access.handle.arun(load_title(at, access.handle.digest))
-    about = {**describe_thread(row), **held, **await waits_of(access, row)}
+        title = await access.handle.arun(load_title(partition, access.handle.digest))
+    about = {**describe_thread(row), **details, **await waits_of(access, row)}
     return {**about, "title": title, "permissions": sorted(await access.permissions())}
 
 
@@ -53,10 +53,11 @@ async def timeline(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the page.
+        asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the
+            previous page.
     """
-    at, _ = await read_thread(access, asked)
-    program = _read_timeline(at, asked.get("namespace") or "", number(asked, "before"))
+    partition, _ = await read_thread(access, asked)
+    program = _read_timeline(partition, asked.get("namespace") or "", number(asked, "before"))
     return await access.handle.arun(program)
 
 
@@ -67,8 +68,8 @@ async def branches(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default.
     """
-    at, _ = await read_thread(access, asked)
-    return await access.handle.arun(_read_branches(at, asked.get("namespace") or ""))
+    partition, _ = await read_thread(access, asked)
+    return await access.handle.arun(_read_branches(partition, asked.get("namespace") or ""))
 
 
 async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
@@ -86,10 +87,10 @@ async def read_thread(access: Access, asked: Mapping[str, str]) -> tuple[Partiti
     return Partition(access.tenant, row.thread_id), row
 
 
-def _list_tagged(tags_of: Iterable[Record], namespace: str) -> dict[str, list[str]]:
+def _list_tagged(tag_records: Iterable[Record], namespace: str) -> dict[str, list[str]]:
     """Return the names of the tags in a namespace by checkpoint."""
     tagged: dict[str, list[str]] = {}
-    for tag in tags_of:
+    for tag in tag_records:
         if tag.fields["namespace"] == namespace:
             tagged.setdefault(tag.fields["checkpoint_id"], []).append(tag.key[0])
     return tagged
@@ -104,14 +105,14 @@ def require_parameter(asked: Mapping[str, str], name: str) -> str:
 
 
 def number(asked: Mapping[str, str], name: str) -> int | None:
-    """Return a number in a request, ``None`` without it; raise ``BadSetting`` for anything else."""
+    """Return a number in a request, ``None`` without one; raise ``BadSetting`` for anything else."""
     text = asked.get(name)
     if text:
         return walk_by_id.number(text, name)
     return None
 
 
-def _about(partition: Partition) -> Program[dict[str, Any]]:
+def _load_details(partition: Partition) -> Program[dict[str, Any]]:
     items = (
         Range(HEAD),
         Get(EPOCH, ()),
@@ -121,7 +122,7 @@ def _about(partition: Partition) -> Program[dict[str, Any]]:
         Range(RUN, by="first", reverse=True, limit=_RUNS),
     )
     heads, epochs, inbox, outbox, later, runs = yield from ask(Fetch(partition, items))
-    named = yield from tags.list_tags(partition)
+    tag_records = yield from tags.list_tags(partition)
     return {
         "heads": {head.key[0]: head.fields["checkpoint_id"] for head in heads},
         "tags": [
@@ -130,7 +131,7 @@ def _about(partition: Partition) -> Program[dict[str, Any]]:
                 "namespace": tag.fields["namespace"],
                 "checkpoint_id": tag.fields["checkpoint_id"],
             }
-            for tag in named
+            for tag in tag_records
         ],
         "epoch": epochs[0].version if epochs else 0,
         "queue": describe_lane(Lane.read(IN, inbox)),
@@ -164,11 +165,11 @@ def _read_timeline(partition: Partition, namespace: str, before: int | None) -> 
     run_ids = list(dict.fromkeys(record.run_id for record in page if record.run_id))
     found = yield from ask(Fetch(partition, tuple(Get(RUN, (one,)) for one in run_ids)))
     runs = [run for answer in found for run in read_each(partition, Run.read, answer)]
-    named = yield from tags.list_tags(partition)
-    tagged = _list_tagged(named, namespace)
+    tag_records = yield from tags.list_tags(partition)
+    tagged = _list_tagged(tag_records, namespace)
     return {
         "checkpoints": [
-            {**_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _tasks(own)}
+            {**_describe_checkpoint(record), "tags": tagged.get(record.id, []), "tasks": _describe_tasks(own)}
             for record, own in zip(page, writes, strict=True)
         ],
         "runs": {run.id: describe_run(run) for run in runs},
@@ -176,7 +177,7 @@ def _read_timeline(partition: Partition, namespace: str, before: int | None) -> 
     }
 
 
-def _checkpoint(record: CheckpointRecord) -> dict[str, Any]:
+def _describe_checkpoint(record: CheckpointRecord) -> dict[str, Any]:
     return {
         "checkpoint_id": record.id,
         "namespace": record.namespace,
@@ -192,8 +193,8 @@ def _checkpoint(record: CheckpointRecord) -> dict[str, Any]:
     }
 
 
-def _tasks(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return the writes of tasks by task: the channels, and whether it asked, was answered or failed."""
+def _describe_tasks(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """Return, for each task, the channels that it wrote, and whether it asked, was answered or failed."""
     by_task: dict[str, list[str]] = {}
     for write in read_writes(records):
         if not write.is_aside and not is_of_calls(write.channel):
@@ -234,9 +235,9 @@ def _read_branches(partition: Partition, namespace: str) -> Program[dict[str, An
     if not nodes:
         raise NotFound(f"thread {partition.thread!r} has no checkpoint in namespace {namespace!r}")
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
-    named = yield from tags.list_tags(partition)
+    tag_records = yield from tags.list_tags(partition)
     head = heads[0].fields["checkpoint_id"] if heads else None
-    tagged = _list_tagged(named, namespace)
+    tagged = _list_tagged(tag_records, namespace)
     return {"total": len(nodes), "head": head, "branches": _find_chains(nodes, head, tagged)}
 
 

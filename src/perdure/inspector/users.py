@@ -1,4 +1,4 @@
-"""Users of a tenant's threads: what one uses, and removing everything of one."""
+"""Users of a tenant's threads: a user's usage, and the removal of everything of a user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``user``, and ``cursor`` of the page before, optional.
+        asked: ``user``, and ``cursor`` of the previous page, optional.
 
     Returns:
         ``threads``, each with its ``usage`` as for a thread (``None`` if it cannot be read); the number of
@@ -50,14 +50,14 @@ async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         async for step in steps:
             examined += step.examined
             if step.row is not None:
-                about = {**describe_thread(step.row), "usage": await _usage(access, step.row.thread_id)}
+                about = {**describe_thread(step.row), "usage": await _load_usage(access, step.row.thread_id)}
                 found.append(about)
             if len(found) == PAGE or time.monotonic() > until:
                 return {"threads": found, "examined": examined, "cursor": step.cursor}
     return {"threads": found, "examined": examined, "cursor": None}
 
 
-async def _usage(access: Access, thread_id: str) -> dict[str, Any] | None:
+async def _load_usage(access: Access, thread_id: str) -> dict[str, Any] | None:
     program = load_all_calls(Partition(access.tenant, thread_id), access.handle.digest)
     try:
         return total(await access.handle.arun(program), access.prices)
@@ -66,16 +66,16 @@ async def _usage(access: Access, thread_id: str) -> dict[str, Any] | None:
 
 
 async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove everything of a user, a part in each request: crons and turns that wait for their extraction
-    with the first one, then threads, each by an action of its own, and at the end what is known of the user.
+    """Remove everything of a user, a part in each request: with the first, crons and the turns from which
+    memories are still to be extracted; then threads, each by an action of its own; at the end memories.
 
     Args:
         access: The viewer's rights.
-        given: ``user``; ``confirm``, the same; and ``cursor`` of the part before, optional.
+        given: ``user``; ``confirm``, the same; and ``cursor`` of the previous part, optional.
 
     Returns:
-        The counts of removed ``threads``, ``crons`` and ``entries`` of what was known, of threads that the
-        viewer may not remove (``refused``), and the ``cursor`` to go on from, ``None`` at the end.
+        The counts of removed ``threads``, ``crons`` and ``entries`` of memories, the number of threads that
+        the viewer may not remove (``refused``), and the ``cursor`` to go on from, ``None`` at the end.
 
     Raises:
         NotAllowed: The permission was not granted.
@@ -89,7 +89,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
     await actions.require_any(access, "delete")
     if await access.authorize_listing() is not None:
         raise NotAllowed("everything of a user is more than the threads that you may see")
-    memories = await _memories_of(access, name)
+    memories = await _find_memories(access, name)
     own_crons = await user_removal.find_crons(access.handle, access.tenant, name)
     await access.authorize_user_removal(
         [cron.id for cron in own_crons], [memory.namespace for memory in memories]
@@ -100,7 +100,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         try:
             await actions.act(access, "delete", {"id": thread_id, "confirm": thread_id})
         except NotFound:
-            return False  # It was removed meanwhile.
+            return False  # The thread was removed meanwhile.
         except NotAllowed:
             done["refused"] += 1
             return False
@@ -117,7 +117,7 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         memories,
         remove_thread,
         remove_unlisted,
-        # The log names no user: it is kept for longer than a user who was removed may be remembered.
+        # This entry names no user: it stays in the log, and the removed user must not be remembered.
         record=partial(audit_log.record_action, access, "delete-user", "", {}),
     )
     until = time.monotonic() + _SECONDS
@@ -137,16 +137,16 @@ def _read_user(user_id: Any) -> str:
     return read_text({"user": user_id}, "user") or ""
 
 
-async def _memories_of(access: Access, name: str) -> list[Memory]:
-    """Return the memories of a user, with those that graphs and tools may have; none if no memory can have
-    such an id."""
+async def _find_memories(access: Access, name: str) -> list[Memory]:
+    """Return the memories of a user, including those that graphs and tools may have; an empty list if the id
+    is not valid for a memory."""
     if access.runtime is None:
         return []
     try:
         namespace_of(name)
     except ValueError:
         return []
-    policies = {agent.memory.root for agent in access.agents if agent.memory is not None}
+    agent_roots = {agent.memory.root for agent in access.agents if agent.memory is not None}
     store = access.runtime.store()
-    roots = {ROOT, *list_tool_roots(), *policies, *await afind_roots(store, name)}
+    roots = {ROOT, *list_tool_roots(), *agent_roots, *await afind_roots(store, name)}
     return [Memory(store, name, root=root) for root in sorted(roots)]

@@ -48,8 +48,9 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
     """Return the application.
 
     Args:
-        access: The rights of all who reach it.
-        loopback: True if only the loopback address is served: other host names are refused then.
+        access: The rights of everyone who reaches the application.
+        loopback: True if only the loopback address is served; requests with other host names are then
+            refused.
     """
 
     async def show(request: Request) -> Response:
@@ -61,12 +62,12 @@ def create_app(access: Access, *, loopback: bool = True) -> Starlette:
     async def replay(request: Request) -> Response:
         return json_response(await api.replay(access, await read_body(request)))
 
-    async def to_page(request: Request) -> Response:
+    async def redirect_to_page(request: Request) -> Response:
         return RedirectResponse(f"{PATH}/")
 
     return Starlette(
         routes=[
-            Route("/", to_page),
+            Route("/", redirect_to_page),
             Route(f"{PATH}/api/{{name}}", show, methods=["GET"]),
             Route(f"{PATH}/api/replay", replay, methods=["POST"]),
             Route(f"{PATH}/api/actions/{{name}}", act, methods=["POST"]),
@@ -85,7 +86,7 @@ async def read_body(request: Request) -> Mapping[str, Any]:
     """Return the JSON object that a request has as its body, with the ``tenant`` that its address names, if
     any; raise ``BadSetting`` for anything else."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        # Forms, which other pages may send, have other types.
+        # Another site's page can make a browser send a form, but not with this content type.
         raise BadSetting("send the content type application/json")
     body = b""
     async for part in request.stream():

@@ -1,5 +1,5 @@
-"""Checkpoints that the nodes of a run wait for: with the durability "async" a step begins before the
-checkpoint is stored that the keys of its side effects are derived from."""
+"""Checkpoints that the nodes of a run wait for: with the durability "async" a step may begin before its
+checkpoint is stored, and the keys of the step's side effects are derived from that checkpoint."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class StoredCheckpoints:
         self._stored: set[tuple[str, str]] = set()
         self._waiting: list[tuple[str, str, Future[None]]] = []
         self._failed: dict[str, Exception] = {}
-        self._over: Exception | None = None
+        self._closing_error: Exception | None = None
         self._lock = Lock()
 
     def note(self, namespace: str, checkpoint_id: str) -> None:
-        """Remember that a checkpoint is durable, and wake who waits for it."""
+        """Remember that a checkpoint is durable, and wake those who wait for it."""
         with self._lock:
             self._stored.add((namespace, checkpoint_id))
             self._failed.pop(namespace, None)
@@ -28,7 +28,8 @@ class StoredCheckpoints:
                 waiting.set_result(None)
 
     def fail(self, namespace: str, error: Exception) -> None:
-        """Pass on the error of a write: LangGraph does not even try the checkpoints that follow it."""
+        """Pass the error of a write on to all who wait in a namespace: LangGraph does not even try to store
+        the checkpoints that follow."""
         with self._lock:
             self._failed[namespace] = error
             woken = self._take(namespace)
@@ -37,7 +38,7 @@ class StoredCheckpoints:
     def close(self, error: Exception) -> None:
         """Pass on an error to all who wait: the attempt is over."""
         with self._lock:
-            self._over = error
+            self._closing_error = error
             woken = self._take()
         _raise_in(woken, error)
 
@@ -46,7 +47,7 @@ class StoredCheckpoints:
         or one before it, failed."""
         waiting: Future[None] = Future()
         with self._lock:
-            error = self._failed.get(namespace) or self._over
+            error = self._failed.get(namespace) or self._closing_error
             if (namespace, checkpoint_id) not in self._stored and error is None:
                 self._waiting.append((namespace, checkpoint_id, waiting))
                 return waiting

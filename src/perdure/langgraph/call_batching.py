@@ -1,8 +1,8 @@
 """Joins the batches that are requested in one turn of an event loop, so that many small calls cost about as
 much as one large one.
 
-LangGraph's own asynchronous stores do so, and graphs rely on it: a node that awaits a thousand ``aput`` with
-``asyncio.gather`` would otherwise make a thousand commits.
+LangGraph's own asynchronous stores join batches, too, and graphs rely on it: a node that awaits a thousand
+``aput`` with ``asyncio.gather`` would otherwise make a thousand commits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class _Call(NamedTuple):
 
 
 class CallBatcher:
-    """Runs batches by ``run``, those of one turn of an event loop as one; safe in many loops and threads.
+    """Passes batches to ``run``, those of one turn of an event loop as one. Many event loops and OS threads
+    may use it at once.
 
     ``run`` may be called again with the same operations. An error is raised by the call whose operations
     cause it: a joint batch that fails is run again in halves. ``Unavailable`` is raised by all calls at once.

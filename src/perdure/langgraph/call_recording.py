@@ -15,7 +15,7 @@ from perdure.langgraph.saver import PerdureSaver
 def record_calls(graph: Pregel[Any, Any, Any, Any]) -> Pregel[Any, Any, Any, Any]:
     """Return a copy of a compiled graph that records each call of a model or a tool with its step.
 
-    Stored are digests of what is sent and the answer, in the commit that stores the step's result: no commit
+    Digests of what is sent, and the answer, are stored by the commit that stores the step's result: no commit
     is added. They are removed with the step's checkpoint. A node that replaces the callbacks of its config
     hides its calls.
 

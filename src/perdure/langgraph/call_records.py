@@ -30,7 +30,8 @@ from perdure.model.checkpoint import PendingWrite
 
 MODEL, TOOL = "model", "tool"
 CHANNEL = "__perdure_calls__"
-"""Channel of the records, followed by the number of answers to interrupts that the task had then."""
+"""Prefix of the records' channel. The number of answers to interrupts that the task had at the calls
+follows."""
 _SLOT = -8
 _MOST_ANSWERS = 7
 _TASKS_MAX = 4096
@@ -49,9 +50,9 @@ class CallRecord:
             the settings; of a tool its input.
         answer: A model's message, or what a tool returned.
         error: Class and text of the error that it raised instead, if it did.
-        missing: Type of an answer that cannot be stored, if it is of one.
+        missing: Name of the answer's type, if the answer cannot be stored.
         questions: Values of the interrupts with which a tool stopped instead, if it did.
-        place: Namespace of the task, which is not stored.
+        place: Namespace of the task. It is not stored.
     """
 
     kind: str
@@ -99,22 +100,22 @@ class CallRecord:
         )
 
     def without_answer(self) -> CallRecord:
-        """Return the call with the type of its answer only."""
+        """Return the call with only the type of its answer."""
         return CallRecord(self.kind, self.name, self.parts, missing=type(self.answer).__name__)
 
 
 def digest(value: Any) -> str:
     """Return a short digest of a value, the same for equal values in every process."""
     try:
-        text = _json(value)
+        text = _to_json(value)
     except (TypeError, ValueError, RecursionError):
-        text = _json(_simplify(value, ()))
+        text = _to_json(_simplify(value, ()))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def digest_prompt(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of a model's prompt and settings. Ids and metadata of messages do not count."""
-    shown = [_message(message) for message in messages]
+    shown = [_describe_message(message) for message in messages]
     rest = {name: value for name, value in settings.items() if name != "tools"}
     return {
         "system": digest([each for each in shown if each["type"] == "system"]),
@@ -124,7 +125,7 @@ def digest_prompt(messages: Iterable[BaseMessage], settings: Mapping[str, Any]) 
     }
 
 
-def _message(message: BaseMessage) -> dict[str, Any]:
+def _describe_message(message: BaseMessage) -> dict[str, Any]:
     calls = getattr(message, "tool_calls", None) or ()
     return {
         "type": message.type,
@@ -135,17 +136,17 @@ def _message(message: BaseMessage) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_jsonable)
 
 
 def _simplify(value: Any, above: tuple[int, ...]) -> Any:
-    """Return a value that JSON cannot hold as one that it can: keys as text, and no value inside itself."""
+    """Return a form of a value that JSON can hold: keys are text, and no value contains itself."""
     if id(value) in above or len(above) > _DEPTH_MAX:
         return _type_of(value)
     inside = (*above, id(value))
     if isinstance(value, Mapping):
-        return {_key(key): _simplify(each, inside) for key, each in value.items()}
+        return {_to_key(key): _simplify(each, inside) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_simplify(each, inside) for each in value]
     if value is None or isinstance(value, str | int | float):
@@ -157,11 +158,11 @@ def _simplify(value: Any, above: tuple[int, ...]) -> Any:
     return _simplify(shown, inside)
 
 
-def _key(key: Any) -> str:
+def _to_key(key: Any) -> str:
     if isinstance(key, str):
         return key
     if isinstance(key, tuple):
-        return f"({','.join(map(_key, key))})"
+        return f"({','.join(map(_to_key, key))})"
     if isinstance(key, int | float | None):
         return f"{type(key).__name__}:{key}"
     return _type_of(key)
@@ -201,7 +202,8 @@ class CallRecorder(BaseCallbackHandler):
         return self is other
 
     def take(self, task_id: str) -> list[CallRecord]:
-        """Return the finished calls of a task and of those below it that store nothing, and forget them."""
+        """Return the finished calls of a task, and of tasks of its subgraphs that have not taken theirs, and
+        forget them."""
         with self._lock:
             places = [
                 place
@@ -215,7 +217,7 @@ class CallRecorder(BaseCallbackHandler):
         self, writes: Sequence[tuple[str, Any]], task_id: str, serde: Serde
     ) -> Sequence[tuple[str, Any]]:
         """Return a task's writes with the records of its calls, if it made any. An answer that cannot be
-        stored must not fail the step: of it the type is recorded."""
+        stored must not fail the step: only its type is recorded."""
         calls = self.take(task_id)
         if not calls:
             return writes
@@ -347,7 +349,7 @@ def digest_tool_input(given: Any) -> dict[str, str]:
 
 def channel_of(writes: Sequence[tuple[str, Any]]) -> str:
     """Return the channel for the records of a task that stores these writes."""
-    # The list grows with each answer that the task takes up.
+    # The value is a list of all answers that the task has taken so far.
     given = [len(value) if isinstance(value, list) else 1 for name, value in writes if name == RESUME]
     return f"{CHANNEL}{min(max(given, default=0), _MOST_ANSWERS)}"
 

@@ -19,8 +19,8 @@ class Codec:
     Args:
         type: The class; subclasses are not included.
         dump: Returns bytes or plain data for an object.
-        load: Returns an equal object for that. It receives what a row holds, so it must be safe for bytes
-            from an untrusted writer.
+        load: Returns an equal object for a result of ``dump``. It receives what a row holds, so it must be
+            safe for bytes from an untrusted writer.
         name: The name under which values are stored, by default the class's. A codec of that name has to be
             passed by every program that reads them.
     """

@@ -1,5 +1,5 @@
-"""Drafts of a loop's writes in a collection generation: the engine asks for a draft, and for another one if
-a write or a collection came between."""
+"""Plans of a loop's writes. The engine asks a plan for a draft in a collection generation, and for another
+draft if a write or a collection came in between."""
 
 from __future__ import annotations
 
@@ -45,11 +45,12 @@ _ENDS = (ERROR, INTERRUPT)
 
 
 def drop_partial_output(writes: Writes) -> Writes:
-    """Return the writes of a task without the output of one that failed or was cancelled before its end.
+    """Return the writes of a task, without its output if it failed or was cancelled before its end.
 
-    A node writes its result and then asks its conditional edges. If one of them fails, LangGraph stores the
-    result beside the error, takes the task for finished when it goes on, and ends without the nodes that were
-    to follow. Without its output the task runs again. A task whose error a handler takes over keeps it.
+    A node writes its result and then asks its conditional edges. If an edge fails, LangGraph stores the
+    result beside the error, takes the task for finished when the run is continued, and ends without the nodes
+    that were to follow. If its output is not stored, the task runs again. A task whose error a handler takes
+    over keeps its output.
     """
     channels = {channel for channel, _ in writes}
     if ERROR not in channels or ERROR_SOURCE in channels:
@@ -59,8 +60,8 @@ def drop_partial_output(writes: Writes) -> Writes:
 
 @dataclass(slots=True, eq=False)
 class DraftEncoder:
-    """Encodes for one write of a thread; only the last draft counts. ``budget`` is the most operations that
-    its commit may have."""
+    """Encodes the values of one write of a thread; only the last draft counts. ``budget`` is the maximum
+    number of operations of the write's commit."""
 
     serde: Serde
     digest: Digester
@@ -71,18 +72,18 @@ class DraftEncoder:
     _last: Encoding | None = None
 
     def encode(
-        self, basis: WriteBasis, ops: int, write: Callable[[Encoding], R], serde: Serde | None = None
+        self, basis: WriteBasis, ops: int, encode_all: Callable[[Encoding], R], serde: Serde | None = None
     ) -> tuple[R, tuple[Check, ...]]:
         """Encode on a basis; the previous draft is discarded.
 
         Args:
-            basis: The thread as the write is planned on it.
+            basis: The state of the thread on which the write is planned.
             ops: The number of other operations in the commit.
-            write: Encodes the values.
-            serde: Packs them, instead of the encoder's own serializer.
+            encode_all: Encodes the values.
+            serde: Packs the values, instead of the encoder's own serializer.
 
         Returns:
-            The result of ``write``, and the checks that prove the chunks that it left out.
+            The result of ``encode_all``, and the checks that prove the chunks that it left out.
         """
         if self.has_drafted:
             self.cache.forget_chunks(basis.generation, basis.root)
@@ -91,7 +92,7 @@ class DraftEncoder:
 
         def attempt(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
             encoding = self._last = Encoding(serde or self.serde, self.digest, self.cache, basis, reuse=reuse)
-            return write(encoding), encoding.proof(room)
+            return encode_all(encoding), encoding.proof(room)
 
         for reuse in (Reuse.ALL, Reuse.OF_ROOT):
             written, checks = attempt(reuse)
@@ -114,8 +115,8 @@ class DraftEncoder:
         return self._last.freeze()
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
-        """Update the cache from the last draft: the write is durable. ``record`` is the checkpoint, if it
-        stored one."""
+        """Update the cache from the last draft: the write is durable. ``record`` is the checkpoint that the
+        write stored, if any."""
         if self._last is not None:
             self._last.acknowledge(record)
 
@@ -125,12 +126,12 @@ class CheckpointPlan:
     """The plan for storing a checkpoint.
 
     Attributes:
-        loop: The loop that made it, ``None`` for a bare put.
-        parent: The checkpoint that it follows, ``None`` for the first one.
+        loop: The loop that made the checkpoint, ``None`` for a bare put.
+        parent: Id of the checkpoint that it follows, ``None`` for the first one.
         is_copy: True if it replaces the checkpoint that the loop loaded, with its values.
-        migration: Brings what it is built on to the present schema version.
+        migration: Brings the checkpoint that it is built on to the present schema version.
         beside: Its parent, if both are to be stored by one commit.
-        is_by_hand: True if no run of a graph puts it: then each of its values is encoded again.
+        is_by_hand: True if the put is not one of a run: then each value of the checkpoint is encoded again.
         on_durable: Called when it is durable.
         seq: Its number in the last draft.
     """
@@ -196,11 +197,11 @@ class CheckpointPlan:
         head = view.head.checkpoint_id if view.head else None
         basis = WriteBasis(generation, self.namespace, head, view.root_head, is_guarded=True)
         if beside is not None:
-            # A parent in the same commit proves nothing; the checkpoint under it does.
+            # A parent in the same commit does not prove that its chunks are stored; its own parent does.
             basis = WriteBasis(generation, ROOT, beside.parent_id, beside.parent_id, is_guarded=True)
         carried = yield from self._plan_schema_crossing(base, place)
 
-        def write(encoding: Encoding) -> CheckpointRecord:
+        def encode_all(encoding: Encoding) -> CheckpointRecord:
             with translate.error_context(encoder.partition, checkpoint["id"]):
                 try:
                     record = translate.to_record(
@@ -213,9 +214,10 @@ class CheckpointPlan:
                         base=base,
                         are_unchanged=self._follows_load,
                         schema=self.migration.schema.version,
-                    )._replace(blocks=self._blocks())
+                    )._replace(blocks=self._find_blocks())
                     if self.is_copy and base is not None and base.cut:
-                        # Values that a removal has moved into the original are not found on the path to it.
+                        # The original carries history that a removal cut off before it. The copy does not
+                        # follow the original, so it carries that history, too.
                         kept = {c: base.carried[c] for c in record.deltas if c in base.carried}
                         record = record._replace(parent_id=base.parent_id, cut=True, carried=kept)
                     if carried is None:
@@ -230,21 +232,21 @@ class CheckpointPlan:
                     raise value_errors.on_write(encoder.serde, error, values) from error
 
         replayed = self._prove_replayed()
-        record, checks = encoder.encode(basis, _OPS + len(replayed), write)
+        record, checks = encoder.encode(basis, _OPS + len(replayed), encode_all)
         if base is not None and base is not beside and base.id != head:
             checks = (*checks, Check(CHECKPOINT, (base.namespace, base.id), Expect.PRESENT))
         return CheckpointDraft(encoder.chunks, record, checks, replayed)
 
-    def _blocks(self) -> Runs:
-        """Return the blocks of packs in which the values were found on which the checkpoint is built."""
+    def _find_blocks(self) -> Runs:
+        """Return the blocks of packs in which the values of the checkpoint before it were found."""
         before = self.beside or (None if self.loop is None else self.loop.base)
         if before is None:
             return ()
         return before.blocks
 
     def _prove_replayed(self) -> tuple[Check, ...]:
-        """Return the checks that prove the writes on the parent from which DeltaChannels of this checkpoint
-        will be replayed: those that this loop loaded or stored may be gone, if the database was restored.
+        """Return checks of the writes on the parent, from which DeltaChannels of this checkpoint will be
+        replayed: writes that this loop loaded or stored may be gone, if the database was restored.
 
         A restored database lacks its last commits. So if there are more writes than a commit of every
         backend can check, the last ones also prove those that were stored before them.
@@ -257,8 +259,8 @@ class CheckpointPlan:
         return tuple(Check(WRITE, key, Expect.PRESENT) for key in records)
 
     def _find_base(self, generation: int, *, trusts_loop: bool) -> Program[CheckpointRecord | None]:
-        """Return the checkpoint whose references are reused for channels without a new version: the one that
-        this one is built on, or copies. ``None`` if there is no such channel, or it is not stored."""
+        """Return the checkpoint whose references are reused for channels without a new version: the parent,
+        or the original of a copy. ``None`` if there is no such channel, or that checkpoint is not stored."""
         loop, channels = self.loop, {*self.checkpoint["channel_values"]}
         channels.update(translate.delta_channels(self.metadata))
         if self.beside is not None or channels <= self.new_versions.keys():
@@ -308,7 +310,7 @@ class CheckpointPlan:
         """Return a checkpoint as it is stored, under the present names."""
         if name is None:
             return None
-        # Put by another loop or process, or the thread was pruned since: read what is stored now. The commit
+        # Another loop or process put it, or the thread was pruned since: read what is stored now. The commit
         # is refused if a collection comes after this read.
         self.freeze()
         key = (self.namespace, name)
@@ -320,8 +322,9 @@ class CheckpointPlan:
         return self.migration.base(record)
 
     def _find_authors(self) -> tuple[str, tuple[str, ...]]:
-        """Return the nonce of the loop that makes the checkpoint, and those whose writes on the parent it had
-        loaded. A copy replaces its original in the history, so it takes the original's."""
+        """Return the nonce of the loop that makes the checkpoint, and the nonces of the loops whose writes on
+        the parent it had loaded. A copy replaces its original in the history, so it takes the original's
+        nonces."""
         loop = self.loop
         if loop is None:
             return "", ()
@@ -338,8 +341,9 @@ class WritesPlan:
         loop: The loop in which the task runs, ``None`` if no load preceded.
         bare: The nonce of writes that no load preceded.
         span: The time in which the task ran, if it is to be stored.
-        beside: The checkpoint, if both are to be stored by one commit.
-        statements: Statements on the application's tables, which that commit makes.
+        refused: The error that the call has to raise although the writes are stored.
+        beside: The checkpoint, if the same commit is to store it.
+        statements: Statements on the application's tables, which the commit of the writes executes.
         given: Notified whether the statements were executed.
     """
 
@@ -360,7 +364,7 @@ class WritesPlan:
 
     @contextmanager
     def note_outcome(self) -> Iterator[None]:
-        """Tell those who wait for the statements if they were made."""
+        """Tell those who wait for the statements whether they were executed."""
         try:
             yield
         except BaseException as error:
@@ -372,7 +376,7 @@ class WritesPlan:
 
     def freeze(self) -> None:
         """Keep the values as they are now: a node may change them in place while the thread is read."""
-        # Left unfrozen if one is refused, so that the draft raises the error with its context.
+        # If a value is refused, all are left unfrozen, so that the draft raises the error with its context.
         with suppress(TypeNotAllowed, Unserialisable):
             serde = self.encoder.serde
             self.writes = [
@@ -404,10 +408,10 @@ class WritesPlan:
         return base.namespace, base.id
 
     def draft(self, view: View, generation: int) -> WritesDraft:
-        """Return the draft of the writes, one a slot.
+        """Return the draft of the writes, one for each slot.
 
-        The results of a node are not discarded because a list lacks a type: data types that are not allowed
-        are stored, and ``refused`` is then the error that the call has to raise.
+        The results of a node are not discarded because a type is not allowed: values of such types are
+        stored, too, and ``refused`` is then the error that the call has to raise.
         """
         serde = self.encoder.serde
         if self.beside is None:
@@ -437,14 +441,14 @@ class WritesPlan:
         return draft
 
     def raise_refused(self) -> None:
-        """Raise the error of the write, if it has one although it is stored."""
+        """Raise the error of writes that were stored although a type in them is not allowed."""
         if self.refused is not None:
             raise self.refused
 
     def _draft(self, basis: WriteBasis, serde: Serde | None = None) -> WritesDraft:
         nonce = self.bare if self.loop is None else self.loop.nonce
 
-        def write(encoding: Encoding) -> dict[int, PendingWrite]:
+        def encode_all(encoding: Encoding) -> dict[int, PendingWrite]:
             # The last of several writes to one reserved slot counts.
             slots: dict[int, PendingWrite] = {}
             for position, (channel, value) in enumerate(self.writes):
@@ -462,6 +466,6 @@ class WritesPlan:
                 )
             return slots
 
-        slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), write, serde)
+        slots, checks = self.encoder.encode(basis, _OPS + len(self.writes), encode_all, serde)
         self._last = tuple(slots.values())
         return WritesDraft(self.encoder.chunks, self._last, checks)

@@ -1,6 +1,6 @@
-"""History of DeltaChannels, whose values are replayed from older checkpoints. It is read for the graph, and
-copied into the first checkpoint of a newer schema version, so that no replay crosses a change of the
-schema."""
+"""History of DeltaChannels, whose values are replayed from older checkpoints. The history is read for the
+graph, and copied into the first checkpoint of a newer schema version, so that no replay crosses a change of
+the schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Replay(NamedTuple):
         return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
 
     def read_update(self, converted: Converted, write: CarriedWrite) -> Any:
-        """Return the update of a write."""
+        """Return the update of the channel that a write stored."""
         return converted.update(self.payloads[write.ref], self.steps(write.schema))
 
 

@@ -12,18 +12,18 @@ from perdure.model.records import EPOCH, Partition
 from perdure.storage.port import Answers
 
 _MOST = 1024
-_KEPT: ContextVar[bool] = ContextVar("early_load_kept", default=False)
+_IS_KEPT: ContextVar[bool] = ContextVar("early_load_kept", default=False)
 
 
 @contextmanager
 def keep_for_next_load() -> Iterator[None]:
-    """Keep the answers of loads within the block for the next load: for a caller that reads a thread before a
-    run's first step. A write by another writer in between refuses that step, as usual."""
-    token = _KEPT.set(True)
+    """Let the answer that a load within the block uses serve the next load, too: for a caller that reads a
+    thread before a run's first step. If another writer writes in between, that step is refused, as usual."""
+    token = _IS_KEPT.set(True)
     try:
         yield
     finally:
-        _KEPT.reset(token)
+        _IS_KEPT.reset(token)
 
 
 class EarlyLoads:
@@ -38,16 +38,16 @@ class EarlyLoads:
         self._found[fetch.partition] = fetch, answers
 
     def pop(self, fetch: object, epoch: int | None) -> Answers | None:
-        """Return the answer to a load's first request under a lease, once unless it is kept for the next;
-        ``None`` if it has to be made."""
+        """Return the answer to the first request of a load under a lease, ``None`` if the request has to be
+        made. The answer is given once, unless ``keep_for_next_load`` keeps it."""
         if not self._found or not isinstance(fetch, Fetch):
             return None
-        known, answers = self._found.pop(fetch.partition, (None, ()))
-        if known != fetch or epoch is None:
+        expected, answers = self._found.pop(fetch.partition, (None, ()))
+        if expected != fetch or epoch is None:
             return None
-        epochs = [found for item, found in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
-        is_held = any(record.version == epoch for found in epochs for record in found)
-        if is_held and _KEPT.get():
+        epochs = [records for item, records in zip(fetch.items, answers, strict=True) if item.kind is EPOCH]
+        is_held = any(record.version == epoch for records in epochs for record in records)
+        if is_held and _IS_KEPT.get():
             self.add(fetch, answers)
         if is_held:
             return answers

@@ -43,7 +43,7 @@ class ChannelFacts:
     """A channel of a graph's state.
 
     ``annotation`` is the declared type with its metadata, ``schema`` the class that declares it, if any, and
-    ``marked`` is true if it declares ``Replaces``.
+    ``marked`` is true if a class declares the channel with ``Replaces``.
     """
 
     name: str
@@ -62,7 +62,8 @@ class ChannelFacts:
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """A node: its runnable, the functions that run in it, those of its tools, and the graphs that it is."""
+    """A node: its runnable, the functions that run in it, those of its tools, and the graphs among its
+    steps."""
 
     name: str
     bound: Runnable[Any, Any]
@@ -83,7 +84,7 @@ class GraphFacts:
 
     @property
     def has_schema(self) -> bool:
-        """True for graphs of a ``StateGraph``, false for functional ones."""
+        """True for graphs of a ``StateGraph``, false for those of the functional API."""
         return getattr(self.graph, "builder", None) is not None
 
     @property
@@ -97,11 +98,11 @@ def read(graph: Pregel[Any, Any, Any, Any], path: tuple[str, ...] = ()) -> Graph
     builder = getattr(graph, "builder", None)
     schemas: Mapping[type, Mapping[str, Any]] = getattr(builder, "schemas", {})
     channels = tuple(
-        _channel(name, channel, schemas)
+        _read_channel(name, channel, schemas)
         for name, channel in graph.channels.items()
         if isinstance(channel, BaseChannel) and (name == "__root__" or not name.startswith(_OWN))
     )
-    nodes = tuple(_node(name, node.bound) for name, node in graph.nodes.items() if name != START)
+    nodes = tuple(_read_node(name, node.bound) for name, node in graph.nodes.items() if name != START)
     return GraphFacts(path, graph, channels, nodes, frozenset(getattr(builder, "managed", {})))
 
 
@@ -155,7 +156,8 @@ def steps(bound: Any) -> Iterator[Any]:
 
 
 def unwrap(function: Any) -> Callable[..., Any]:
-    """Return the function that a user wrote, without partial objects and decorators that name it."""
+    """Return the function that a user wrote, without partial objects, and without decorators that set
+    ``__wrapped__``."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -169,8 +171,8 @@ def unwrap(function: Any) -> Callable[..., Any]:
 
 
 def list_tool_functions(tool: Any) -> list[Callable[..., Any]]:
-    """Return the functions of a tool, or the methods of a class of tools."""
-    own = _functions_of(tool, ("func", "coroutine"))
+    """Return the functions of a tool, or the methods ``_run`` and ``_arun`` that its class overrides."""
+    own = _find_functions(tool, ("func", "coroutine"))
     if own or not isinstance(tool, BaseTool):
         return own
     own = [
@@ -181,7 +183,7 @@ def list_tool_functions(tool: Any) -> list[Callable[..., Any]]:
     return [unwrap(each) for each in own]
 
 
-def _channel(
+def _read_channel(
     name: str, channel: BaseChannel[Any, Any, Any], schemas: Mapping[type, Mapping[str, Any]]
 ) -> ChannelFacts:
     annotation, schema, marked = _find_declared(name, channel, schemas)
@@ -198,7 +200,8 @@ def _channel(
 def _find_declared(
     name: str, channel: BaseChannel[Any, Any, Any], schemas: Mapping[type, Mapping[str, Any]]
 ) -> tuple[Any, type | None, bool]:
-    """Return the annotation of a channel, the class that has it, and whether any class marks it."""
+    """Return the annotation of a channel, the class that declares it, and whether any class declares it with
+    ``Replaces``."""
     found: list[tuple[Any, type]] = []
     for schema, declared in schemas.items():
         if name in declared and hasattr(schema, "__annotations__"):
@@ -214,7 +217,7 @@ def _find_declared(
     return getattr(channel, "typ", Any), found[0][1] if found else None, marked
 
 
-def _node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
+def _read_node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
     functions: list[Callable[..., Any]] = []
     tools: list[Callable[..., Any]] = []
     graphs: list[Pregel[Any, Any, Any, Any]] = []
@@ -224,11 +227,11 @@ def _node(name: str, bound: Runnable[Any, Any]) -> NodeFacts:
         elif by_name := getattr(step, "tools_by_name", None):
             tools += [function for tool in by_name.values() for function in list_tool_functions(tool)]
         elif isinstance(step, RunnableCallable | RunnableLambda):
-            functions += _functions_of(step, ("func", "afunc"))
+            functions += _find_functions(step, ("func", "afunc"))
     return NodeFacts(name, bound, tuple(functions), tuple(tools), tuple(graphs))
 
 
-def _functions_of(holder: Any, names: tuple[str, str]) -> list[Callable[..., Any]]:
+def _find_functions(holder: Any, names: tuple[str, str]) -> list[Callable[..., Any]]:
     given = [getattr(holder, name, None) for name in names]
     own = [function for function in given if function is not None and not _is_executor(function)]
     return list(dict.fromkeys(unwrap(function) for function in own))

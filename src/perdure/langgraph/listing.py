@@ -1,4 +1,5 @@
-"""Lists checkpoints page by page: a namespace's, newest first, or those of several, by their ids."""
+"""Lists checkpoints page by page: those of one namespace, newest first, or those of several, by descending
+id."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from perdure.model.records import Partition
 from perdure.model.values.chunks import Digester
 
 ThreadOf = Callable[[CheckpointRecord, tuple[PendingWrite, ...]], ThreadId | None]
-"""Returns the thread's id for the config of a listed checkpoint with its writes, ``None`` for plain text."""
+"""Returns the thread's id for the config of a listed checkpoint with its writes; ``None``: the id as plain
+text."""
 
 
 def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
@@ -38,9 +40,9 @@ def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
 class CheckpointListing:
     """A walk over the checkpoints that a config, a filter and ``before`` select, at most ``remaining``.
 
-    ``asking`` is set if a run from an old checkpoint asks for the state that a subgraph had before the run's
-    first checkpoint. It is the checkpoint of the graph itself that the run has loaded or stored last. If it
-    is not stored yet, or not any more, the subgraph's state from before it is used."""
+    A run from an old checkpoint asks for the state that a subgraph had before the run's first checkpoint,
+    with that one as ``before``; ``asking`` is then the root checkpoint that the run has loaded or stored
+    last. If ``before`` is not stored yet, or not any more, the subgraph's state up to ``asking`` is used."""
 
     at: Address
     filter: Mapping[str, Any] | None
@@ -110,7 +112,7 @@ class CheckpointListing:
         return []
 
     def _find_start(self, namespace: str) -> Program[bool]:
-        """Find where ``before`` cuts this namespace; return False if nothing of it is before."""
+        """Find where ``before`` cuts this namespace; return False if it has no checkpoint before that."""
         conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
         before = conf.get("checkpoint_id")
         if not before:
@@ -120,14 +122,15 @@ class CheckpointListing:
             self._below = same.seq
             return True
         if namespace == ROOT:
-            # It was pruned since the caller saw it: those that were made before it still come.
+            # The checkpoint was pruned since the caller saw it: those with smaller ids are still listed.
             self._below_id = before
             return True
         self._ancestors = yield from self._find_roots_before(before)
         return self._ancestors is not None
 
     def _find_roots_before(self, checkpoint_id: str) -> Program[frozenset[str] | None]:
-        """Return the root checkpoints before one, as of one moment; ``None`` if it is not known."""
+        """Return the root checkpoints before a given one, all read at one moment; ``None`` if neither that
+        one nor ``asking`` is stored."""
         partition = self.at.partition
         for _ in range(ATTEMPTS):
             generation = (yield from load_view(partition, ROOT)).generation
@@ -140,8 +143,8 @@ class CheckpointListing:
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
     def _choose_page_size(self) -> int:
-        is_chosen_from = self.filter or self._ancestors is not None or self._below_id is not None
-        if self.remaining is None or is_chosen_from:
+        is_filtered = self.filter or self._ancestors is not None or self._below_id is not None
+        if self.remaining is None or is_filtered:
             return history.PAGE
         return min(self.remaining, history.PAGE)
 
@@ -201,7 +204,7 @@ class WholeListing:
 
 
 def _by_place(entries: Iterable[Entry]) -> Iterable[tuple[tuple[Partition, str], list[str]]]:
-    """Group the ids by namespace of a thread, in their order."""
+    """Group checkpoint ids by thread and namespace, in their order."""
     places: dict[tuple[Partition, str], list[str]] = {}
     for entry in entries:
         places.setdefault((entry.partition, entry.namespace), []).append(entry.checkpoint_id)
@@ -250,7 +253,7 @@ def _read_all(
     """Return the checkpoints of one namespace under their present names, with their values.
 
     Args:
-        migration: Brings those of older schema versions to the present one.
+        migration: Brings checkpoints of older schema versions to the present one.
         digest: Names the chunks.
         partition: The thread.
         records: The checkpoints.

@@ -1,10 +1,10 @@
 """The state of each loop: what it loaded, against which its later writes are checked.
 
-LangGraph passes a loop's config to every put, and its ``thread_id`` travels with it unchanged. ``get_tuple``
-returns that id as a ``ThreadId``: the same text, which carries the loop that began with this load. A config
-that was written down and read again has plain text there, and counts as one that no load preceded. A loop
-that started on an absent thread gets no config back, so an absent load is remembered by thread and namespace
-instead.
+LangGraph passes a loop's config to every put, with its ``thread_id`` unchanged. ``get_tuple`` returns a
+config whose id is a ``ThreadId``: the same text, which also carries the loop that began with this load. In a
+config that was serialised and read back the id is plain text; a put with it counts as one that no load
+preceded. A loop that starts on an absent thread gets no config back, so its load is remembered by thread and
+namespace instead.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Loop:
     """One loop over a namespace of a thread, its ``place``.
 
     ``loaded`` is the head that it loaded, ``base`` the checkpoint that it loaded or stored last, ``child``
-    the one that it put, or tried to put, on what it loaded. ``written`` has the channels of the tasks' writes
-    that it loaded or stored, and the keys of their records, by checkpoint, for the latest few checkpoints.
-    ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of tasks are not
-    stored. ``given`` has the statements that tasks gave which began with a checkpoint, by its id: the next
-    one may be stored when they are made.
+    the id of the one that it put, or tried to put, on the loaded one. ``written`` has the channels of the
+    tasks' writes that it loaded or stored, and the keys of their records, by checkpoint, for the latest few
+    checkpoints. ``began_at`` is the time of its load in microseconds since 1970, ``None`` if the times of
+    tasks are not stored. ``given`` has, by the id of a checkpoint, the statements of the tasks that began
+    with it: the next checkpoint may be stored only when they are executed.
     """
 
     nonce: str
@@ -64,7 +64,8 @@ class Loop:
     given: dict[str, WeakSet[TaskStatements]] = field(default_factory=dict[str, WeakSet[TaskStatements]])
 
     def span(self, checkpoint_id: str, now: int) -> TaskSpan | None:
-        """Return the time in which a task ran that ends now on a checkpoint, ``None`` if it is not known."""
+        """Return the time in which a task ran that began with a checkpoint and ends ``now``, ``None`` if it
+        is not known."""
         made_at = time_of(checkpoint_id)
         if made_at is None or self.began_at is None:
             return None
@@ -72,11 +73,11 @@ class Loop:
             began_at = self.began_at
         else:
             began_at = made_at
-        # Clocks of two writers differ, and one may be set back.
+        # Clocks of two writers differ, and one may be set back: no time is below 0.
         return TaskSpan(max(0, began_at - made_at), max(0, now - began_at))
 
     def note(self, checkpoint_id: str, writes: Iterable[PendingWrite]) -> None:
-        """Remember that writes of a checkpoint are stored."""
+        """Remember the stored writes on a checkpoint."""
         noted = self.written.setdefault(checkpoint_id, [])
         noted += [(record_key(write), write.channel) for write in writes if write.idx >= 0]
         if len(self.written) > _WRITTEN_MAX:
@@ -90,8 +91,9 @@ class Loop:
         return given
 
     def take_outcomes(self, checkpoint_id: str) -> list[Future[None]]:
-        """Return the outcomes of the statements of the tasks that began with a checkpoint. The one that
-        follows holds what those tasks wrote, so it must not be stored unless they are made."""
+        """Return the outcomes of the statements of the tasks that began with a checkpoint. The next
+        checkpoint holds what those tasks wrote, so it must not be stored unless the statements are
+        executed."""
         if self.given:
             return [given.outcome for given in self.given.pop(checkpoint_id, ())]
         return []
@@ -114,10 +116,10 @@ class RunData(TypedDict, total=False):
 
     ``loop`` is the loop that began with a load, ``keeper`` the saver's table of loops. ``epoch`` is the lease
     epoch under which writes are made, ``journal`` the object that a runtime passes to the nodes of its run,
-    ``taking`` the messages that the run takes while it goes on, ``stored`` the record of its checkpoints that
-    are stored, if its nodes need one. ``confirm`` is awaited before a step may begin, and raises if another
-    process may hold the lease. ``is_scan`` marks a load of one of many threads, which no put follows: it
-    leaves the caches as they are.
+    ``taking`` the messages that the run takes while it is under way. ``stored`` knows which of the run's
+    checkpoints are durable, if its nodes need that. ``confirm`` is awaited before a step may begin, and
+    raises if another process may hold the lease. ``is_scan`` marks a load of one of many threads: no put
+    follows it, and it leaves the caches as they are.
     """
 
     keeper: Loops | None
@@ -156,7 +158,8 @@ class ThreadId(str):
         return new
 
     def __str__(self) -> str:
-        """Return the id itself: LangGraph converts ids that it passes on."""
+        """Return the id itself: LangGraph calls ``str`` on ids that it passes on, and they must keep their
+        data."""
         return self
 
     def __eq__(self, other: object) -> bool:
@@ -208,7 +211,8 @@ def lease_of(thread: ThreadId | None) -> ThreadId | None:
 
 
 def mark_scan(thread_id: str) -> ThreadId:
-    """Return the id of one of many threads whose states are read and not put on."""
+    """Return a thread's id marked as that of one of many threads, whose state is read and followed by no
+    put."""
     return ThreadId.of(thread_id, is_scan=True)
 
 
@@ -232,10 +236,11 @@ class Loops:
 
     def __init__(self) -> None:
         self._absent: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
-        # The latest loops, as long as LangGraph holds them, and the namespaces whose only load was absent.
+        # The latest loops, as long as LangGraph refers to them, and the namespaces that were absent when they
+        # were loaded last.
         self._latest: WeakValueDictionary[tuple[Partition, str], Loop] = WeakValueDictionary()
         self._new: BoundedCache[tuple[Partition, str], bool] = BoundedCache(_ABSENT_MAX)
-        # Those of runs that may go on after their thread was removed: their puts are not bare ones.
+        # Loops of runs that may go on after their thread was removed: their puts do not count as bare.
         self._removed: BoundedCache[tuple[Partition, str], Loop] = BoundedCache(_ABSENT_MAX)
         self._conflicts: BoundedCache[str, deque[PerdureError]] = BoundedCache(_THREADS_MAX)
         self._lock = Lock()
@@ -294,7 +299,8 @@ class Loops:
         return loop
 
     def may_be_under_way(self, partition: Partition, namespace: str) -> bool:
-        """Return True if a run of this process may be under way on a namespace: LangGraph holds its loop."""
+        """Return True if a run of this process may be under way on a namespace: LangGraph still refers to its
+        loop, or the namespace was absent when it was loaded."""
         slot = (partition, namespace)
         with self._lock:
             return slot in self._new or slot in self._latest
@@ -314,7 +320,7 @@ class Loops:
             if loop is not None and loop.place == (partition, namespace):
                 if thread.keeper is self:
                     return loop
-                # Loaded by another saver: what was loaded is valid, what that saver knows is not.
+                # Loaded by another saver: what was loaded is valid here, what that saver remembers is not.
                 loaded = LoadedHead(loop.loaded.addressed, loop.loaded.was_head)
                 return Loop(loop.nonce, loop.place, loaded, began_at=loop.began_at)
         with self._lock:
@@ -322,20 +328,20 @@ class Loops:
             return self._absent.get(slot) or self._removed.get(slot)
 
     def enter(self, loop: Loop | None) -> None:
-        """Remember the loop over a graph's own namespace that begins in this context with a checkpoint named
-        by its id, ``None`` if that is absent: the nodes of its run are called in copies of the context."""
+        """Remember in this context the root loop that begins with a checkpoint named by its id, ``None`` if
+        that checkpoint is absent. The run's nodes find it with ``here``: they are called in copies of the
+        context."""
         _HERE.set((self, loop))
 
     def here(self, partition: Partition) -> Loop | None:
-        """Return the loop with which this context's run from an old checkpoint of a thread began, ``None`` if
-        that is not known."""
+        """Return the loop that ``enter`` remembered in this context, if it is one of this thread."""
         keeper, loop = _HERE.get()
         if keeper is self and loop is not None and loop.place[0] == partition:
             return loop
         return None
 
     def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
-        """Remember that a loop lost; its later writes are refused without asking the database.
+        """Remember that a loop lost a race; its later writes are refused without asking the database.
 
         Args:
             thread: The thread's id.
@@ -354,8 +360,9 @@ class Loops:
             return tuple(self._conflicts.get(thread, ()))
 
     def forget(self, partition: Partition) -> None:
-        """Drop what is known of a removed thread: it is not true of a successor of the same name. That a loop
-        began there is remembered: a put of it counts as one that lost, not as a bare one."""
+        """Drop what is known of a removed thread: it is not true of a later thread of the same name. That a
+        loop began on the absent thread is remembered, so that its next put counts as one that lost a race and
+        not as a bare one."""
         with self._lock:
             for slot in [s for s in self._absent if s[0] == partition]:
                 del self._absent[slot]

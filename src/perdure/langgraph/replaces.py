@@ -9,8 +9,8 @@ from typing import Final, final
 class ReplacesType:
     """Type of ``Replaces``; there is one instance.
 
-    It is not a class or function in annotations, since LangGraph takes the last callable of an annotation for
-    a reducer.
+    An annotation has this instance and not a class or function, since LangGraph takes the last callable of an
+    annotation for a reducer.
     """
 
     __slots__ = ()

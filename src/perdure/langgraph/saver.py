@@ -54,11 +54,11 @@ SERDE = (
 class PerdureSaver(SaverPrograms):
     """A native LangGraph checkpoint saver. Make one with ``Database.checkpointer``.
 
-    All methods are safe to call from many threads and event loops at once. A write is durable when its
-    method returns; only ``aput`` of a run's input may return while an ``aput_writes`` or ``aput`` that builds
-    on it is under way, which then returns when both are durable, or raises. ``put`` raises ``HeadConflict``
-    when another run moved the head of the thread since this run loaded it (unless ``on_conflict="fork"``),
-    and ``Fenced`` when a later lease epoch has replaced the run's.
+    All methods are safe to call from many OS threads and event loops at once. A write is durable when its
+    method returns; only ``aput`` of a run's input may return earlier, while an ``aput_writes`` or ``aput``
+    that builds on it is under way: that call returns when both are durable, or raises. ``put`` raises
+    ``HeadConflict`` when another run moved the head of the thread since this run loaded it (unless
+    ``on_conflict="fork"``), and ``Fenced`` when a later lease epoch has replaced the run's.
     """
 
     def with_allowlist(self, extra_allowlist: Collection[TypeName]) -> PerdureSaver:
@@ -72,7 +72,8 @@ class PerdureSaver(SaverPrograms):
 
         Args:
             types: The types.
-            place: A format with one field, with which errors show where options of this saver are passed.
+            place: A format string with one field, with which errors show where an option is passed to this
+                saver.
         """
         serde = Serde(self._packer.types.with_types(types, place), codecs=self._packer.codecs)
         self._migration = self._migration.with_serde(serde)
@@ -104,7 +105,7 @@ class PerdureSaver(SaverPrograms):
     def conflicts(self, thread_id: str) -> tuple[PerdureError, ...]:
         """Return the races that runs of this saver lost on a thread, oldest first (the last 32).
 
-        LangGraph reports a failed background write only when nothing else failed; the others are found here.
+        LangGraph reports a failed background write only if nothing else failed; here all of them are found.
         """
         return self._loops.conflicts(thread_id)
 
@@ -146,10 +147,11 @@ class PerdureSaver(SaverPrograms):
         Args:
             config: The thread, and optionally the namespace and checkpoint. ``None`` selects every thread of
                 this tenant: only for a saver made with ``may_list_all_threads=True``. Every thread is asked
-                for its newest id before the first is yielded, however small the limit: time linear in the
-                number of threads.
+                for its newest id before the first checkpoint is yielded, however small the limit: this takes
+                time linear in the number of threads.
             filter: Metadata that have to be equal.
-            before: Start after this checkpoint; without a namespace, or if it was pruned, ids are compared.
+            before: List only checkpoints before this one. If the config names no namespace, or this
+                checkpoint was pruned, ids are compared.
             limit: Maximum number of checkpoints to yield.
 
         Raises:
@@ -186,8 +188,8 @@ class PerdureSaver(SaverPrograms):
         return await arun(self._read_delta(config, channels), self._driver)
 
     def moved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
-        """Return the present ids of the interrupts that a client may know by ids from before a node was
-        renamed, old to new: ``Command(resume=…)`` takes the present ones."""
+        """Return the ids of interrupts that changed when a node was renamed, old to present: a client may
+        know the old ones, and ``Command(resume=…)`` takes the present ones."""
         return run(self._migration.moved_interrupts(self._address(config)), self._driver)
 
     async def amoved_interrupts(self, config: RunnableConfig) -> dict[str, str]:
@@ -255,9 +257,9 @@ class PerdureSaver(SaverPrograms):
         new_versions: ChannelVersions,
     ) -> tuple[int, ...]:
         """Store a checkpoint, with which the step ``begun`` starts. Return the number of each checkpoint that
-        this call made durable: after the last one of a block, chunks are packed."""
+        this call made durable: after the last one of a block, the caller packs chunks."""
         ended = self._steps.find(at)
-        # LangGraph awaits it within the call of the run then, which may be cancelled.
+        # With these durabilities LangGraph awaits the put within the call of the run, which may be cancelled.
         lasts = at.epoch is None and at.configurable.get(DURABILITY, "async") != "async"
         if ended is not None and ended.planned is not None:
             view, base = ended.planned
@@ -271,13 +273,13 @@ class PerdureSaver(SaverPrograms):
         if not self._may_return_early(at, put):
             await self._steps.store_with(ended, put, program, lasts=lasts)
         elif await self._steps.store_input(begun, put, program, lasts=lasts):
-            # The write that carries it returns its number.
+            # The call whose commit stores this checkpoint returns its number, too.
             return ()
         return (plan.seq,)
 
     @contextmanager
     def _log_failure(self, at: Address) -> Iterator[None]:
-        """Log an error of packing: the checkpoint is stored, and a later one packs what is left."""
+        """Log an error of packing: the checkpoint is stored, and a later put packs what is left."""
         try:
             yield
         except Exception as error:
@@ -346,7 +348,8 @@ class PerdureSaver(SaverPrograms):
         """Remove what runs stored, in all threads. Each thread returns to its head before the runs.
 
         Raises:
-            CannotTakeBack: At the end, if such a head was pruned since; such a thread is left unchanged.
+            CannotTakeBack: A thread's head before the runs was pruned since. That thread is left unchanged,
+                and the error is raised when the others are done.
         """
         run(
             checkpoint_removal.delete_for_runs(self._tenant, run_ids, self._digest, self._budget),
@@ -379,7 +382,7 @@ class PerdureSaver(SaverPrograms):
         Args:
             thread_ids: The threads.
             strategy: ``keep_latest`` keeps the newest checkpoint of each namespace, ``delete`` none.
-            keep_last: Keep the newest so many instead.
+            keep_last: Keep this number of newest checkpoints of each namespace instead.
         """
         run(self._prune(thread_ids, strategy, keep_last), self._driver)
 
@@ -391,12 +394,14 @@ class PerdureSaver(SaverPrograms):
 
 
 def _report(at: Address, error: Exception) -> None:
-    """Pass the error of a write on to the nodes that wait for a checkpoint: after it none is stored."""
+    """Pass the error of a write on to the nodes that wait for a checkpoint: LangGraph stores none after
+    it."""
     if at.thread is not None and at.thread.stored is not None:
         at.thread.stored.fail(at.named or ROOT, error)
 
 
 async def _confirm(at: Address) -> None:
-    """Confirm the lease of a run that the answer lets begin a step: it may have come after the lease."""
+    """Confirm the lease of a run before it begins its next step: the database's answer may have come after
+    the lease had ended."""
     if at.thread is not None and at.thread.confirm is not None:
         await at.thread.confirm()

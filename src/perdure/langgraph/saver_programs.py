@@ -69,9 +69,9 @@ OnConflict = Literal["raise", "fork"]
 OnStored = Callable[[Partition, str, Mapping[str, int]], None]
 """Arguments: the thread, the namespace, and the known serialised sizes of channel values in bytes."""
 _VIEWS_MAX = 20_000
-_OF_RUNS = "__pregel_"
-"""Beginning of the configurable keys that only runs of graphs have."""
-DURABILITY = f"{_OF_RUNS}durability"
+_RUN_KEY_PREFIX = "__pregel_"
+"""Prefix of the configurable keys that only runs of graphs have."""
+DURABILITY = f"{_RUN_KEY_PREFIX}durability"
 """LangGraph's configurable key for the durability that the caller of a run asked for; absent if none."""
 GRAPH_ID = "graph_id"
 """Name in a checkpoint's metadata of the graph that made it."""
@@ -112,18 +112,18 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self._steps = StepCommits(driver, self._budget)
         self._views: BoundedCache[tuple[Partition, str], View] = BoundedCache(_VIEWS_MAX)
         self.on_stored: OnStored | None = None
-        """Called with every checkpoint when it is durable, in the thread that stored it. It may neither raise
-        nor wait."""
+        """Called for every checkpoint when it is durable, in the OS thread that stored it. It may neither
+        raise nor wait."""
         self.task_times = True
-        """Store with the writes of a task when it ran."""
+        """Store the time in which a task ran with its writes."""
         self.graph: str | None = None
-        """For the runtime: the graph to which a thread belongs after this saver has put its first checkpoint
-        on it. Loading a thread of another graph raises ``OtherGraph``."""
+        """For the runtime: the name of the graph of this saver, noted with each root checkpoint that it
+        stores. Loading a thread whose checkpoint names another graph raises ``OtherGraph``."""
         self.recorder: CallRecorder | None = None
         """Collector of the calls of models and tools, which are stored with the writes of their tasks."""
         self.on_older: Callable[[Partition], None] | None = None
-        """For the runtime: called, likewise, for a thread that was found older than this process knew it.
-        Without it that is logged."""
+        """For the runtime: called, as ``on_stored`` is, for a thread that is found in an earlier state than
+        this process has known. If it is ``None``, a warning is logged."""
 
     @property
     def _packer(self) -> Serde:
@@ -133,8 +133,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return Partition(self._tenant, plain(thread_id))
 
     def _first_version(self) -> int:
-        """Return the start of a new thread's versions: random, and far from the last one, so that an earlier
-        thread of the same name has hardly reached the same versions."""
+        """Return the start of a new thread's versions: random, and far from the start of the thread before,
+        so that an earlier thread of the same name is unlikely to have reached the same versions."""
         return first_version(next(self._fresh))
 
     def _address(self, config: RunnableConfig) -> Address:
@@ -146,7 +146,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def _get_at(self, at: Address, run_id: object) -> Program[CheckpointTuple | None]:
         namespace = at.namespace or ""
         guess = self._views.get((at.partition, namespace))
-        # A process that does not know the thread needs all of its state: it is read with the head.
+        # A process that does not know the thread needs its whole state, so that is read with the head.
         is_new = guess is None and at.checkpoint_id is None
         reader = ChunkReader(at.partition, self._digest) if is_new else None
         found = yield from checkpoint_loading.load(
@@ -169,16 +169,17 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
                 again = yield from checkpoint_loading.load(at.partition, namespace, at.checkpoint_id)
                 if again.checkpoint is not None and again.view == found.view:
                     raise
-                # Pruned while it was read: read the present state instead.
+                # The checkpoint was pruned while it was read: read the present state instead.
                 found = again
 
     def load_of(self, thread_id: str) -> Fetch | None:
-        """Return the first request of a load of a thread's latest state, if that is known beforehand."""
+        """Return the first request of a load of a thread's latest state, if that request is a fetch."""
         step = advance(self._get({"configurable": {"thread_id": thread_id, "checkpoint_ns": ROOT}}))
         return step if isinstance(step, Fetch) else None
 
     def take_load(self, load: Fetch, answers: Answers) -> None:
-        """Take the answer to ``load_of``, read after a run's claim, for the first load under its lease."""
+        """Keep the answer to the request of ``load_of``, read after a run's claim, for the first load under
+        the lease."""
         self._early.add(load, answers)
 
     def _read(
@@ -212,8 +213,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         # Only the latest state is worth caching: loops start from it again and again.
         is_kept = found.is_head and not (at.thread is not None and at.thread.is_scan)
         cache = self._caches.of(at.partition) if is_kept else ThreadCache()
-        known = self._packer, self._digest, cache, at.partition
-        read = partial(translate.read_values, *known, view=found.view, reader=reader)
+        common = self._packer, self._digest, cache, at.partition
+        read = partial(translate.read_values, *common, view=found.view, reader=reader)
         shown, values = yield from migration.read(
             at.partition, found.checkpoint, visible(found.writes), at.named or ROOT, read
         )
@@ -237,8 +238,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     def stored_writes(
         self, partition: Partition, namespace: str, checkpoint_ids: Sequence[str]
     ) -> Program[dict[str, list[tuple[PendingWrite, Any]]]]:
-        """Return the writes of tasks by checkpoint, with their values, records of calls included, under the
-        names that they are stored with."""
+        """Return the writes of tasks with their values, by checkpoint. Records of calls are included, and
+        channels have the names under which they are stored."""
         found = yield from history.writes_of(partition, namespace, checkpoint_ids)
         wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
         trees, _ = yield from resolve(partition, wanted, self._digest)
@@ -289,11 +290,11 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         self, at: Address, run_id: object, record: CheckpointRecord, writes: tuple[PendingWrite, ...]
     ) -> ThreadId | None:
         """Return the thread's id that a listed checkpoint's config carries. If a run starts from an old
-        checkpoint, LangGraph begins the loop of a subgraph with one; that loop writes under the run's lease.
-        """
-        held = lease_of(at.thread)
+        checkpoint, LangGraph begins a subgraph's loop with a listed one, and that loop writes under the run's
+        lease."""
+        leased = lease_of(at.thread)
         if record.namespace == ROOT:
-            return held
+            return leased
         loop = self._loops.start(
             at.partition,
             record.namespace,
@@ -305,11 +306,10 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             generation=-1,
             began_at=self._now(),
         )
-        return ThreadId.of(held or at.partition.thread, keeper=self._loops, loop=loop)
+        return ThreadId.of(leased or at.partition.thread, keeper=self._loops, loop=loop)
 
     def _now(self) -> int | None:
-        """Return the time for the times of tasks in microseconds since 1970, ``None`` if they are not
-        stored."""
+        """Return the time in microseconds since 1970, ``None`` if the times of tasks are not stored."""
         return time.time_ns() // 1000 if self.task_times else None
 
     def _name_loop(self, run_id: object) -> str:
@@ -330,7 +330,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             read = self._migration.read_history
             return (yield from read(at.partition, found.checkpoint, channels, found.view.generation))
         if at.checkpoint_id is not None:
-            # The caller has loaded it; without its history its values would be others.
+            # The caller has loaded this checkpoint: without their history its DeltaChannels would be wrong.
             raise NotFound(
                 f"thread {at.partition.thread!r}: checkpoint {at.checkpoint_id} was removed while it was "
                 "read; load the thread again"
@@ -371,7 +371,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             new_versions=new_versions,
             migration=self._migration,
             beside=beside,
-            is_by_hand=not any(key.startswith(_OF_RUNS) for key in at.configurable),
+            is_by_hand=not any(key.startswith(_RUN_KEY_PREFIX) for key in at.configurable),
         )
         if at.thread is not None and at.thread.stored is not None:
             plan.on_durable = partial(at.thread.stored.note, at.named or ROOT, checkpoint["id"])
@@ -467,7 +467,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             config: The config that ``put_writes`` will have.
 
         Raises:
-            NotAllowed: No load by this saver preceded.
+            NotAllowed: This saver has not loaded the thread of the config.
         """
         at = self._address(config)
         loop = self._loops.of(at.partition, at.namespace or "", at.configurable)
@@ -479,8 +479,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return loop.give_statements(at.checkpoint_id)
 
     def _get_pending_statements(self, at: Address) -> list[Future[None]]:
-        """Return the application's statements, as futures, that must be made before a checkpoint is stored on
-        its parent."""
+        """Return the outcomes of the application's statements of a step, which must have been executed before
+        the next checkpoint is stored."""
         loop = self._loops.of(at.partition, at.namespace or "", at.configurable)
         return [] if loop is None or at.checkpoint_id is None else loop.take_outcomes(at.checkpoint_id)
 
@@ -490,9 +490,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._driver.capabilities.statements
 
     def _may_return_early(self, at: Address, put: checkpoints.CheckpointPut) -> bool:
-        """Return True if a put may return before it is durable, as another write carries it: a run's input on
-        the root namespace, whose caller did not ask to store nothing before the exit. With ``sync`` LangGraph
-        awaits the checkpoint after START, which shares the commit, before the first node begins."""
+        """Return True if a put may return before it is durable, as a later write stores it in the same
+        commit: a run's input on the root namespace, unless the durability is ``exit``. With ``sync``
+        LangGraph awaits the checkpoint after START, which shares the commit, before the first node begins."""
         return (
             put.loaded is not None
             and put.source == "input"
@@ -502,8 +502,8 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         )
 
     def _may_be_held(self, at: Address, plan: WritesPlan) -> bool:
-        """Return True if writes may wait a moment for the checkpoint that follows: those of a loop in which
-        no task holds messages, as what is stored when a task ends decides which commit takes these."""
+        """Return True if a loop's writes may wait a moment for the next checkpoint. They may not while a
+        task holds messages: what is stored when that task ends decides which commit takes the messages."""
         taking = None if at.thread is None else at.thread.taking
         return plan.loop is not None and not self._fork and (taking is None or not taking.held)
 
@@ -572,9 +572,9 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
 
 
 def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
-    """Return the keys of the answers without an interrupt's id that a task may have taken. They are stored
-    with the task's own checkpoint or, for a subgraph, with the thread's. The task's own writes hold what it
-    took."""
+    """Return the keys of the answers without an interrupt's id that a task may have taken, to be removed: the
+    task's own writes hold what it took. Such an answer is stored with the task's checkpoint or, for a task of
+    a subgraph, with the root's."""
     if plan.task_id == NULL_TASK or not any(channel == RESUME for channel, _ in plan.writes):
         return []
     places = [(plan.namespace, plan.checkpoint_id)]
@@ -585,8 +585,8 @@ def _find_consumed(at: Address, plan: WritesPlan) -> list[Key]:
 
 
 def _take_with(at: Address, plan: WritesPlan) -> Taking | None:
-    """Return the messages that a run takes with a task's writes: if the task holds any, and these are its
-    result and not its error or interrupt, with which it gives them back."""
+    """Return the messages that a run takes with a task's writes: those that the task holds, if the writes are
+    its result. With an error or an interrupt the task gives its messages back."""
     taking = None if at.thread is None or plan.namespace != ROOT else at.thread.taking
     if taking is None or taking.is_held_by_another(plan.task_id):
         return None

@@ -10,9 +10,9 @@ the writes of a step's last task and the checkpoint that follows. Each of these 
   read them, and then a moment for the next checkpoint, whose put stores them, too.
 
 A call that is not joined by another makes a commit of its own. If a group of calls does not fit one commit,
-or its commit is refused, each call makes one. Writes that claim the head also have one of their own, because
-``merge`` cannot combine the claim and the move of the head. No call but the put of an input returns before
-what it was given is durable.
+or its commit is refused, each call makes one. Writes that claim the head also get a commit of their own,
+because ``merge`` cannot combine the claim and the move of the head. Only the put of an input may return
+before what it was given is durable.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perdure.model.records import Partition
 from perdure.storage.port import Driver, WrappingDriver, arun
 
 _ROUNDS = 8
-"""Rounds of the event loop for which other calls are waited for; LangGraph takes three to make them, wrappers
+"""Rounds of the event loop that a call waits for others to join; LangGraph takes three to make them, wrappers
 of nodes may take more. A wait of fixed length would not do: the busier the loop, the longer are its
 rounds."""
 
@@ -63,7 +63,7 @@ class _Part(NamedTuple):
             raise RuntimeError("a write asks for nothing after its commit")
 
     def rest(self) -> Program[None]:
-        """Return the program, whose commit has not been performed yet."""
+        """Return the program from its commit on, which has not been performed yet."""
         return resume(self.program, self.commit)
 
     def fail(self, error: Exception) -> None:
@@ -79,17 +79,18 @@ class UnfinishedStep:
     Its states:
 
     - its checkpoint is being put (closed, nothing planned): writes on it wait;
-    - a run's input waits for company (open, with ``planned``): a write on it joins, and carries it;
-    - writes wait for the next checkpoint (open, nothing planned): the put of that one joins;
-    - the commit is being sent (closed): calls wait for it, and then go on by themselves;
+    - a run's input waits for another write (open, with ``planned``): a write on it joins the step, and
+      carries it;
+    - writes wait for the next checkpoint (open, nothing planned): its put joins the step;
+    - the commit is being sent (closed): other calls wait for it, and then store on their own;
     - ended.
 
     Attributes:
-        planned: The state after the commit, if that is to store the step's checkpoint: valid only for writes
-            in the same commit.
+        planned: The state after the step's commit, if that commit is to store the step's checkpoint: only
+            writes in the same commit may be planned on it.
         parts: The writes that wait for others.
-        is_open: True as long as others may join them.
-        is_stored: True if one commit has stored them all.
+        is_open: True as long as further writes may join.
+        is_stored: True if one commit has stored all parts.
     """
 
     def __init__(self, steps: _Steps, place: _Place, began_with: str, *, is_open: bool) -> None:
@@ -112,21 +113,21 @@ class UnfinishedStep:
     def end(self, error: Exception | None = None) -> None:
         self.is_open = False
         self._error = self._error or error
-        beside = self._steps.get(self._place, {})
-        if beside.get(self._began_with) is self:
-            del beside[self._began_with]
-            if not beside:
+        siblings = self._steps.get(self._place, {})
+        if siblings.get(self._began_with) is self:
+            del siblings[self._began_with]
+            if not siblings:
                 del self._steps[self._place]
         self.ended.set()
 
 
 class _LastingWrites(WrappingDriver):
-    """A driver whose writes go on when their callers are cancelled, as what was sent to a database cannot be
-    called back, and which knows those writes."""
+    """A driver whose writes go on when their callers are cancelled, as a request that was sent to a database
+    cannot be called back. It remembers those writes, so that loads can wait for them."""
 
     def __init__(self, inner: Driver) -> None:
         super().__init__(inner)
-        self._left: dict[tuple[asyncio.AbstractEventLoop, Partition], set[asyncio.Task[Any]]] = {}
+        self._cancelled: dict[tuple[asyncio.AbstractEventLoop, Partition], set[asyncio.Task[Any]]] = {}
 
     def perform(self, effect: Effect[Any]) -> Any:
         return self._inner.perform(effect)
@@ -138,27 +139,27 @@ class _LastingWrites(WrappingDriver):
         try:
             await asyncio.wait((sent,))
         except asyncio.CancelledError:
-            self._keep(effect.partition, sent)
+            self._remember(effect.partition, sent)
             raise
         return sent.result()
 
-    def _keep(self, partition: Partition, sent: asyncio.Task[Any]) -> None:
+    def _remember(self, partition: Partition, sent: asyncio.Task[Any]) -> None:
         place = asyncio.get_running_loop(), partition
-        self._left.setdefault(place, set()).add(sent)
+        self._cancelled.setdefault(place, set()).add(sent)
 
         def forget(done: asyncio.Task[Any]) -> None:
             if not done.cancelled():
-                done.exception()  # its caller was cancelled, and asks for no error
-            beside = self._left[place]
-            beside.remove(done)
-            if not beside:
-                del self._left[place]
+                done.exception()  # marks an error as retrieved: the caller was cancelled
+            siblings = self._cancelled[place]
+            siblings.remove(done)
+            if not siblings:
+                del self._cancelled[place]
 
         sent.add_done_callback(forget)
 
     async def wait(self, partition: Partition) -> None:
         """Wait until the writes of a thread whose callers were cancelled have an outcome."""
-        while left := self._left.get((asyncio.get_running_loop(), partition)):
+        while left := self._cancelled.get((asyncio.get_running_loop(), partition)):
             await asyncio.wait(left)
 
 
@@ -177,22 +178,22 @@ class StepCommits:
         return UnfinishedStep(self._steps, _place(at), checkpoint_id, is_open=False)
 
     def find(self, at: Address) -> UnfinishedStep | None:
-        """Return the step that a put ends, if something of it is not stored yet."""
+        """Return the step that a put ends, if a part of it is not stored yet."""
         return self._find(_place(at), at.checkpoint_id)
 
     def _find(self, place: _Place, began_with: str | None) -> UnfinishedStep | None:
-        beside = self._steps.get(place)
-        return None if beside is None else beside.get(began_with or "")
+        siblings = self._steps.get(place)
+        return None if siblings is None else siblings.get(began_with or "")
 
     async def wait_for_puts(self, at: Address, *, may_begin: bool) -> None:
         """Wait until the checkpoints of a namespace that are being put in this event loop are stored, or
-        refused. LangGraph's last puts of a run that was cancelled go on when its caller has returned: a run
-        that loaded the thread before they end would lose the race with them, and with a commit of its own
-        that was at the database when it was cancelled.
+        refused. When a run is cancelled and its caller has returned, LangGraph's last puts go on, and so does
+        a commit that was at the database. A run that loaded the thread before they end would lose the race
+        against them.
 
         Args:
             at: The address of the load.
-            may_begin: True if a run may be under way whose last put begins only now: the generator of a
+            may_begin: True if the last put of a run may still have to begin: the generator of a
                 stream that was left with ``break`` is closed a few rounds of the event loop later.
         """
         place = _place(at)
@@ -203,7 +204,7 @@ class StepCommits:
             if not (here := self._steps.get(place)):
                 return
             await next(iter(here.values())).ended.wait()
-            # The next one may begin only now.
+            # The next put may begin only now.
             await _wait_a_moment(lambda: place in self._steps)
 
     async def store_writes(
@@ -214,7 +215,7 @@ class StepCommits:
         Args:
             at: The address of the checkpoint.
             plan: Makes the program that stores them on what is stored, or on a checkpoint in the same commit.
-            may_wait: False if they have to be stored at once, unless their checkpoint waits for them.
+            may_wait: False if the writes have to be stored at once, unless their checkpoint waits for them.
         """
         place = _place(at)
         while True:
@@ -224,7 +225,7 @@ class StepCommits:
                 await arun(plan(None), self._driver)
                 return
             if step is not None and not step.is_open:
-                # The changes of the put would refuse writes that were planned before.
+                # Writes that were planned before this put would be refused because of its changes.
                 await step.wait()
                 continue
             program = plan(planned)
@@ -238,7 +239,8 @@ class StepCommits:
                 await arun(resume(program, effect), self._driver)
                 return
             else:
-                # It does not fit one commit: wait until the checkpoint is stored, then plan on that.
+                # The operation does not fit one commit: wait until the checkpoint is stored, then plan on
+                # that.
                 await step.wait()
 
     async def _join(self, step: UnfinishedStep, part: _Part) -> bool:
@@ -262,7 +264,7 @@ class StepCommits:
         return True
 
     def _leave(self, step: UnfinishedStep, part: _Part) -> None:
-        """Take writes out of a step. If they were to carry its checkpoint, that is not stored either."""
+        """Take writes out of a step. If they were to carry its checkpoint, it is not stored either."""
         step.parts.remove(part)
         if step.planned is not None:
             step.end(_cancelled_error())
@@ -272,9 +274,9 @@ class StepCommits:
     async def store_input(
         self, step: UnfinishedStep, put: CheckpointPut, program: Program[None], *, lasts: bool
     ) -> bool:
-        """Store a run's input, with which a step begins; return True if another write carries it, which need
-        not be durable yet. ``lasts`` is True for a call that may be cancelled while the next load must wait
-        for it."""
+        """Store a run's input, with which a step begins; return True if another write carries it; then it
+        need not be durable yet. ``lasts`` is True for a call that may be cancelled: the next load then waits
+        for its commit."""
         effect = advance(program)
         if put.is_committed_by(effect):
             step.planned, step.is_open = put.planned, True
@@ -315,7 +317,7 @@ class StepCommits:
 
     async def _send(self, step: UnfinishedStep, driver: Driver) -> bool:
         """Store all parts of a step by one commit; return False if they have to be stored apart. Then the
-        checkpoint that waited among them is stored."""
+        step's own checkpoint, if it was among them, is stored alone."""
         step.is_open = False
         error: Exception | None = None
         try:
@@ -329,7 +331,8 @@ class StepCommits:
             error = found
             raise
         except BaseException:
-            # The others are stored alone: what is stored already may be stored again.
+            # The other calls store their parts alone: if this commit was made, storing them again does no
+            # harm.
             if step.planned is None:
                 error = None
             else:
@@ -346,7 +349,7 @@ class StepCommits:
         try:
             return isinstance(await driver.aperform(commit), Committed)
         except (TooLarge, Unserialisable, StatementRefused):
-            return False  # whichever of them it is, the others may be stored
+            return False  # one of the parts causes this; stored alone, the others may succeed
         except Exception as error:
             for part in parts:
                 part.fail(error)

@@ -93,10 +93,10 @@ _log = getLogger("perdure.langgraph")
 class PerdureStore(BaseStore):
     """A store for ``graph.compile(store=…)``. Make one with ``Database.store``.
 
-    A batch first reads the state before it, then writes; the last of several puts to one key counts. Writes
-    to one namespace are one commit as far as the backend's limits allow. Calls that are awaited in one turn
-    of an event loop, as by ``asyncio.gather``, are one batch. With an index an item and its vectors are one
-    commit; texts are embedded before anything is written.
+    A batch reads before it writes, so its reads do not see its writes; the last of several puts to one key
+    counts. Writes to one namespace are one commit as far as the backend's limits allow. Calls that are
+    awaited in one turn of an event loop, as by ``asyncio.gather``, are one batch. With an index an item and
+    its vectors are one commit; texts are embedded before anything is written.
     """
 
     supports_ttl = True
@@ -123,33 +123,34 @@ class PerdureStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Perform operations together and return their results in the same order."""
         results: list[Result] = []
-        asked = list(ops)
-        validate_all(asked)
-        puts = self._puts(asked)
+        all_ops = list(ops)
+        validate_all(all_ops)
+        puts = self._puts(all_ops)
         if self._index is None:
             embedded = NOTHING
         else:
-            embedded = self._index.embed(_texts(puts), asked)
-        for stage in self._plan_stages(asked, puts, results, embedded):
+            embedded = self._index.embed(_list_texts(puts), all_ops)
+        for stage in self._plan_stages(all_ops, puts, results, embedded):
             for program in stage:
                 run(program, self._driver)
         return results
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """As ``batch``, with the namespaces concurrently. If one fails, those that are under way are finished
-        before its error is raised."""
-        asked = list(ops)
-        validate_all(asked)
-        return await self._batched(asked)
+        """As ``batch``, but serves several namespaces concurrently. If one fails, those under way are
+        finished before its error is raised."""
+        all_ops = list(ops)
+        validate_all(all_ops)
+        return await self._batched(all_ops)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:
         results: list[Result] = []
-        threads = self._driver.capabilities.has_threads
+        has_threads = self._driver.capabilities.has_threads
         puts = self._puts(ops)
         embedded = await self._aembed(ops, puts)
-        # The programs of searches by a query compare thousands of vectors: the event loop does not wait.
+        # The programs of searches by a query compare thousands of vectors: in an OS thread, so that the event
+        # loop goes on.
         computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
-        drive = partial(arun, driver=self._driver, in_threads=computes and threads)
+        drive = partial(arun, driver=self._driver, in_threads=computes and has_threads)
         for stage in self._plan_stages(ops, puts, results, embedded):
             await _drive_side_by_side(stage, drive)
         return results
@@ -157,7 +158,7 @@ class PerdureStore(BaseStore):
     def put_if_unchanged(self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]) -> bool:
         """Put and delete items of one namespace in one commit, unless others have changed what was read.
 
-        ``aput_if_unchanged`` is its twin for event loops.
+        ``aput_if_unchanged`` is the same for event loops.
 
         Args:
             puts: The items, at most one for each key; without a value an item is deleted. Their times to live
@@ -167,10 +168,10 @@ class PerdureStore(BaseStore):
                 ``True`` nor 1.0.
 
         Returns:
-            False if one of these items has another value now; then nothing was written.
+            False if an item in ``seen`` has another value now; then nothing was written.
 
         Raises:
-            ValueError: The items are of several namespaces, or there are none, or two for one key.
+            ValueError: There are no items, or they are of several namespaces, or two are for one key.
             TypeError: A key is not text.
             Unserialisable: A value is not plain JSON data.
             TooLarge: One commit cannot hold them.
@@ -181,7 +182,7 @@ class PerdureStore(BaseStore):
         if self._index is None:
             embedded = NOTHING
         else:
-            embedded = self._index.embed(_texts(packed), ops)
+            embedded = self._index.embed(_list_texts(packed), ops)
         return run(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     async def aput_if_unchanged(
@@ -194,8 +195,8 @@ class PerdureStore(BaseStore):
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
     def sweep_ttl(self) -> int:
-        """Remove the tenant's expired items and return their number. Correct answers do not depend on it:
-        expired items are never returned. DynamoDB removes them itself; there it finds none."""
+        """Remove the tenant's expired items and return their number. Answers do not depend on this:
+        expired items are never returned. DynamoDB removes them itself, so there this finds none."""
         return self._sweep()
 
     async def asweep_ttl(self) -> int:
@@ -235,7 +236,9 @@ class PerdureStore(BaseStore):
     async def _aembed(self, ops: list[Op], puts: Mapping[Partition, Puts]) -> Embedded:
         if self._index is None:
             return NOTHING
-        return await self._index.aembed(_texts(puts), ops, in_threads=self._driver.capabilities.has_threads)
+        return await self._index.aembed(
+            _list_texts(puts), ops, in_threads=self._driver.capabilities.has_threads
+        )
 
     def _plan_stages(
         self, ops: list[Op], puts: Mapping[Partition, Puts], results: list[Result], embedded: Embedded
@@ -253,36 +256,36 @@ class PerdureStore(BaseStore):
                 touched.setdefault(partition, {})[record.key[0]] = record
 
         def read(partition: Partition, places: list[int]) -> Program[None]:
-            asked = cast("list[GetOp]", ops)
-            living = yield from items.read(partition, tuple({asked[n].key: None for n in places}), now)
+            all_ops = cast("list[GetOp]", ops)
+            living = yield from items.read(partition, tuple({all_ops[n].key: None for n in places}), now)
             for place in places:
-                op = asked[place]
+                op = all_ops[place]
                 if record := living.get(op.key):
-                    results[place] = _item(tuple(op.namespace), record)
+                    results[place] = _to_item(tuple(op.namespace), record)
                     if op.refresh_ttl:
                         touch(partition, record)
 
-        def search(asked: list[tuple[int, SearchOp]]) -> Program[None]:
-            hits = yield from self._search(asked[0][1], now, embedded)
-            for number, (place, op) in enumerate(asked):
+        def search(equal_ops: list[tuple[int, SearchOp]]) -> Program[None]:
+            hits = yield from self._search(equal_ops[0][1], now, embedded)
+            for number, (place, op) in enumerate(equal_ops):
                 # A caller may change its result, so each gets values of its own.
-                results[place] = [_to_search_item(hit if number == 0 else _again(hit)) for hit in hits]
+                results[place] = [_to_search_item(hit if number == 0 else _copy_hit(hit)) for hit in hits]
                 for hit in hits if op.refresh_ttl else ():
                     touch(partition_of(self._tenant, hit.labels), hit.record)
 
-        def list_namespaces(asked: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
-            op = asked[0][1]
+        def list_namespaces(equal_ops: list[tuple[int, ListNamespacesOp]]) -> Program[None]:
+            op = equal_ops[0][1]
             conditions = [Condition(c.match_type, tuple(c.path)) for c in op.match_conditions or ()]
             listed = yield from items.list_namespaces(
                 self._tenant, conditions, depth=op.max_depth, offset=op.offset, limit=op.limit, now=now
             )
-            for place, _ in asked:
+            for place, _ in equal_ops:
                 results[place] = list(listed)
 
-        gets = [read(partition, places) for partition, places in self._gets(ops).items()]
+        gets = [read(partition, places) for partition, places in self._group_gets(ops).items()]
         yield [
-            # Where reads at once gain nothing, what one returned becomes results before the next one begins:
-            # the garbage collector looks again and again at each object that lives.
+            # Where concurrent reads gain nothing, the answer of one becomes results before the next one
+            # begins: the garbage collector scans each living object again and again.
             *([_drive_one_by_one(gets)] if gets and self._driver.capabilities.is_local else gets),
             *map(search, _group_searches(ops)),
             *map(list_namespaces, _group_listings(ops)),
@@ -293,7 +296,7 @@ class PerdureStore(BaseStore):
             if (left := _keep_unwritten(records, puts.get(partition)))
         ]
         keeps, versions = self._driver.capabilities.keeps_fields, _versions()
-        # Other drivers read before they write, and the generation with that.
+        # With other drivers a write reads the items first, and the generation with them.
         if self._index is not None and keeps:
             known = self._index.generations
         else:
@@ -301,15 +304,15 @@ class PerdureStore(BaseStore):
         yield [
             items.write(
                 partition,
-                of.writes(times, versions, self._index, embedded),
+                of_namespace.writes(times, versions, self._index, embedded),
                 self._budget,
                 keeps=keeps,
                 known=known,
             )
-            for partition, of in puts.items()
+            for partition, of_namespace in puts.items()
         ]
 
-    def _gets(self, ops: list[Op]) -> dict[Partition, list[int]]:
+    def _group_gets(self, ops: list[Op]) -> dict[Partition, list[int]]:
         """Return the positions of the gets of a batch, by namespace."""
         by_labels: dict[Labels, list[int]] = {}
         for place, op in enumerate(ops):
@@ -324,7 +327,7 @@ class PerdureStore(BaseStore):
     def _put_if_unchanged(
         self, puts: Mapping[Partition, Puts], wanted: Mapping[str, Any], embedded: Embedded
     ) -> Program[bool]:
-        ((partition, of),) = puts.items()
+        ((partition, of_namespace),) = puts.items()
         where = labels_of(partition.thread)
 
         def is_unchanged(key: str, record: Record | None) -> bool:
@@ -334,9 +337,9 @@ class PerdureStore(BaseStore):
                 value = unpack(record.body, ItemName(key, where))
             return is_same(value, wanted[key])
 
-        times = self._clock.make_stamps(len(of.places))
+        times = self._clock.make_stamps(len(of_namespace.places))
         seen_as = item_writes.Seen(tuple(wanted), is_unchanged, self._clock.now())
-        writes = list(of.writes(times, _versions(), self._index, embedded))
+        writes = list(of_namespace.writes(times, _versions(), self._index, embedded))
         return item_writes.commit_if_unchanged(partition, writes, seen_as, self._budget)
 
     def _search(self, op: SearchOp, now: int, embedded: Embedded) -> Program[list[items.Hit[dict[str, Any]]]]:
@@ -372,7 +375,7 @@ class PerdureStore(BaseStore):
                 "'embed' to compare vectors (on a server: store.index in perdure.toml)"
             )
         if not self._driver.capabilities.searches_items:
-            found = items.search(
+            matching = items.search(
                 self._tenant,
                 prefix,
                 judge,
@@ -381,8 +384,8 @@ class PerdureStore(BaseStore):
                 everything=everything,
                 now=now,
             )
-            return (yield from found)
-        found = items.find(
+            return (yield from matching)
+        matching = items.find(
             self._tenant,
             prefix,
             judge,
@@ -393,7 +396,7 @@ class PerdureStore(BaseStore):
             everything=everything,
             now=now,
         )
-        return (yield from found)
+        return (yield from matching)
 
 
 def _drive_one_by_one(programs: Iterable[Program[None]]) -> Program[None]:
@@ -426,13 +429,13 @@ async def _drive_side_by_side(
         raise errors[0]
 
 
-def _texts(puts: Mapping[Partition, Puts]) -> Iterator[str]:
+def _list_texts(puts: Mapping[Partition, Puts]) -> Iterator[str]:
     """Yield the texts of the items of a batch that are embedded."""
-    return (text for of in puts.values() for each in of.indexed.values() for text in each.texts)
+    return (text for some in puts.values() for each in some.indexed.values() for text in each.texts)
 
 
 def _group_searches(ops: list[Op]) -> Iterable[list[tuple[int, SearchOp]]]:
-    """Group the searches of a batch: those without a filter that are equal together."""
+    """Group the searches of a batch: equal ones without a filter together, each other one alone."""
     same: dict[Any, list[tuple[int, SearchOp]]] = {}
     for place, op in enumerate(ops):
         if isinstance(op, SearchOp):
@@ -458,12 +461,12 @@ def _keep_unwritten(records: Mapping[str, Record], puts: Puts | None) -> list[Re
 
 
 def _versions() -> Iterator[int]:
-    """Return versions for the writes of one batch, each to another item: consecutive from a random one, as
-    drawing each costs more than encoding a small item."""
+    """Return versions for the writes of one batch, each to a different item: consecutive from a random one,
+    as drawing each costs more than encoding a small item."""
     return count(secrets.randbits(_VERSION_BITS) + 1)
 
 
-def _item(labels: Labels, record: Record) -> Item:
+def _to_item(labels: Labels, record: Record) -> Item:
     (key,), fields = record.key, record.fields
     return Item(
         value=unpack(record.body, ItemName(key, labels)),
@@ -486,6 +489,6 @@ def _to_search_item(hit: items.Hit[dict[str, Any]]) -> SearchItem:
     )
 
 
-def _again(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
+def _copy_hit(hit: items.Hit[dict[str, Any]]) -> items.Hit[dict[str, Any]]:
     """Return the same hit with a value of its own."""
     return replace(hit, value=unpack(hit.record.body, f"item {hit.record.key[0]!r}"))

@@ -53,19 +53,19 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
 
 def validate_all(ops: Iterable[Any]) -> None:
     """Validate the operations of a batch as ``validate`` does, each namespace of items once."""
-    known: set[tuple[str, ...]] = set()
+    validated: set[tuple[str, ...]] = set()
     for op in ops:
-        if isinstance(op, _OF_ONE_ITEM) and _is_among(op.namespace, known):
+        if isinstance(op, _OF_ONE_ITEM) and _is_among(op.namespace, validated):
             _check_key(op.key)
             continue
         validate(op)
         if isinstance(op, _OF_ONE_ITEM) and op.namespace:
-            known.add(tuple(op.namespace))
+            validated.add(tuple(op.namespace))
 
 
-def _is_among(namespace: object, known: set[tuple[str, ...]]) -> bool:
+def _is_among(namespace: object, validated: set[tuple[str, ...]]) -> bool:
     try:
-        return namespace in known
+        return namespace in validated
     except TypeError:
         # A list, or something in it that is not a label.
         return False
@@ -82,22 +82,22 @@ def validate(op: Any) -> None:
         if isinstance(op, PutOp) and not op.namespace:
             raise InvalidNamespaceError("Namespace cannot be empty.")
         _check_key(op.key)
-        _well_formed(op.namespace)
+        _check_labels(op.namespace)
     elif isinstance(op, SearchOp):
-        _well_formed(op.namespace_prefix)
-        _in_range(limit=op.limit, offset=op.offset)
+        _check_labels(op.namespace_prefix)
+        _check_not_negative(limit=op.limit, offset=op.offset)
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():
             if condition.match_type not in ("prefix", "suffix"):
                 raise ValueError(f"Unsupported match type: {condition.match_type}")
             refuse_text("a path of namespaces", condition.path)
-            _well_formed(condition.path)
-        _in_range(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
+            _check_labels(condition.path)
+        _check_not_negative(limit=op.limit, offset=op.offset, max_depth=op.max_depth or 0)
     else:
         raise ValueError(f"Unknown operation type: {type(op)}")
 
 
-def _well_formed(labels: Iterable[str]) -> None:
+def _check_labels(labels: Iterable[str]) -> None:
     for label in labels:
         if not _is_text(label):
             raise InvalidNamespaceError(
@@ -116,7 +116,7 @@ def _is_text(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _in_range(**numbers: int) -> None:
+def _check_not_negative(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 0:
             raise ValueError(f"{name} is 0 or more, not {number}")

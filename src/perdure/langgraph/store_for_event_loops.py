@@ -12,7 +12,7 @@ from perdure.storage.own_threads import in_own_thread
 class AsyncPerdureStore(PerdureStore):
     """A ``PerdureStore`` whose removal of expired items is awaited, as in LangGraph's asynchronous stores.
 
-    ``Database.store`` makes it, and ``SyncDatabase.store`` one whose removal blocks.
+    ``Database.store`` makes it; ``SyncDatabase.store`` makes a ``PerdureStore``, whose removal blocks.
     """
 
     async def sweep_ttl(self) -> int:  # type: ignore[override]
@@ -25,15 +25,15 @@ class AsyncPerdureStore(PerdureStore):
         """Remove expired items every ``sweep_interval_minutes``, as ``PerdureStore`` does; return a task that
         ends with the sweeper. Cancelling it stops the sweeper, and so does the end of the event loop."""
         await self.stop_ttl_sweeper()
-        return asyncio.create_task(_until(self._start_sweeper(sweep_interval_minutes)))
+        return asyncio.create_task(_wait_for(self._start_sweeper(sweep_interval_minutes)))
 
     async def stop_ttl_sweeper(  # type: ignore[override]
         self,
         timeout: float | None = None,  # noqa: ASYNC109 - LangGraph's argument
     ) -> bool:
-        """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
+        """Stop the sweeper; return True if its OS thread ended within ``timeout`` seconds. Repeatable."""
         return await in_own_thread(self._stop_sweeper, timeout)
 
 
-async def _until(ended: Future[None]) -> None:
+async def _wait_for(ended: Future[None]) -> None:
     await asyncio.wrap_future(ended)

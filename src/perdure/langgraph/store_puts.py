@@ -1,8 +1,8 @@
 """The puts of a batch to the store, by namespace: the last one to each key, with its value packed.
 
 Values are packed before texts are embedded, and the texts are those of what was packed: an application may
-change a value while a model embeds it. A batch may have thousands of puts. Until they are written there is no
-object for each, as the garbage collector looks again and again at those that live.
+change a value while a model embeds it. A batch may have thousands of puts. Until they are written no
+object is made for each, as the garbage collector scans living objects again and again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.model.values.json_values import pack, unpack
 
 
 class ItemName(NamedTuple):
-    """Describes an item in errors. It becomes text only for an error, as that costs more than most checks."""
+    """Describes an item in errors. The text is made only for an error, as it costs more than most checks."""
 
     key: str
     labels: Labels
@@ -29,7 +29,8 @@ class ItemName(NamedTuple):
 
 
 class Puts:
-    """The last puts to the keys of one namespace, in the order of the first ones and at their places."""
+    """The last put to each key of one namespace, in the order and at the places of the first puts to the
+    keys."""
 
     __slots__ = ("bodies", "indexed", "ops", "places", "spans")
 
@@ -62,7 +63,8 @@ class Puts:
 
 
 def find_last_puts(ops: Iterable[PutOp], index: SearchIndex | None) -> dict[Labels, Puts]:
-    """Return the last put to each key, by namespace. Raises what a value or a time to live is refused with.
+    """Return the last put to each key, by namespace. Raises the error of a value or a time to live that
+    is refused.
 
     Args:
         ops: The puts in their order.

@@ -1,7 +1,7 @@
 """Statements on the application's own tables that a task gave, on their way to the commit of its writes.
 
-They travel as a write of the task in LangGraph's channel for "nothing", which no graph reads: LangGraph drops
-what a failed attempt wrote before it makes the next one. They are never stored.
+They travel as a write of the task in LangGraph's channel for "nothing", which no graph reads. So LangGraph
+drops them with the writes of a failed attempt before it makes the next attempt. They are never stored.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _numbers = itertools.count()
 
 
 class TaskStatements(str):
-    """The statements that one attempt of a task gave, in order: text for LangGraph, which passes it on.
+    """The statements that one attempt of a task gave, in order. For LangGraph it is text, which it passes on.
 
     Attributes:
-        outcome: Ends when the statements were made or dropped, or with the error of their commit.
-        parent: LangGraph's call that stores the checkpoint with which the task began, ``None`` if it was
-            loaded. With the durability "async" the task may end first; were the statements made without that
-            checkpoint, the step would be done again.
+        outcome: Is done when the statements were executed or dropped, or has the error of their commit.
+        parent: LangGraph's put of the checkpoint with which the task began, ``None`` if that was loaded. With
+            the durability "async" the task may end before the put. The statements wait for it: if they were
+            executed and the checkpoint not stored, the step would be run again, and they with it.
     """
 
     _statements: list[ApplicationStatement]
@@ -57,7 +57,7 @@ class TaskStatements(str):
 
         Raises:
             NotAllowed: The task has ended.
-            TooLarge: It would be more than a task may give.
+            TooLarge: With this statement the task would have given more than it may.
         """
         if not self._is_open:
             raise NotAllowed("the node has ended, and its step's commit has begun; give statements within it")
@@ -83,7 +83,7 @@ class TaskStatements(str):
     async def await_parent(self) -> None:
         """See ``wait_for_parent``."""
         if isinstance(self.parent, asyncio.Future):
-            # Not awaited itself: to cancel this call must not cancel that one.
+            # Not awaited directly: cancelling this call must not cancel the put.
             await asyncio.wait([self.parent])
             self.parent.result()
 
@@ -108,7 +108,7 @@ Writes = Sequence[tuple[str, Any]]
 
 
 def split_off_statements(writes: Writes) -> tuple[Writes, list[TaskStatements]]:
-    """Return the writes of a task that are to be stored, and what it gave beside them."""
+    """Return the writes of a task that are to be stored, and the statements that it gave with them."""
     given = [value for _, value in writes if isinstance(value, TaskStatements)]
     if not given:
         return writes, given
@@ -119,7 +119,7 @@ def split_off_statements(writes: Writes) -> tuple[Writes, list[TaskStatements]]:
 
 
 def statements_of(writes: Writes, given: Sequence[TaskStatements]) -> tuple[ApplicationStatement, ...]:
-    """Return the statements to be made with these writes: none with a task's error."""
+    """Return the statements to execute with these writes: none if the writes have the task's error."""
     closed = tuple(statement for each in given for statement in each.close())
     if any(channel == ERROR for channel, _ in writes):
         return ()

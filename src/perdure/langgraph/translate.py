@@ -46,7 +46,7 @@ class Address(NamedTuple):
 
     Attributes:
         namespace: The name under which the namespace is stored; ``None`` if the config names no namespace.
-        thread: The thread's id, if it carries a loop.
+        thread: The thread's id, if it is one that carries data of a run.
         named: The config's own name for the namespace.
     """
 

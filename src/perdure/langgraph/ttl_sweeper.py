@@ -1,4 +1,4 @@
-"""Thread that removes a store's expired items at an interval."""
+"""OS thread that removes a store's expired items at an interval."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 class TtlSweeper:
-    """Calls ``sweep`` every ``seconds`` until it is stopped, or its future ``ended`` is cancelled. A failure
-    is logged, and tried again later."""
+    """Calls ``sweep`` every ``seconds`` until it is stopped, or its future ``ended`` is cancelled. A failed
+    sweep is logged; the next one is tried at its time."""
 
     def __init__(self, sweep: Callable[[], int], seconds: float) -> None:
         self._sweep = sweep
@@ -26,7 +26,7 @@ class TtlSweeper:
         self._thread.start()
 
     def stop(self, timeout: float | None) -> bool:
-        """Stop; return True if the thread ended within ``timeout`` seconds."""
+        """Stop; return True if the OS thread ended within ``timeout`` seconds."""
         self._asked_to_end.set()
         self._thread.join(timeout)
         return not self._thread.is_alive()

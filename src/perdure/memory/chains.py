@@ -10,46 +10,48 @@ from dataclasses import replace
 from perdure.memory.facts import Fact
 
 
-def relink(facts: Sequence[Fact], gone: set[str]) -> list[Fact]:
-    """Return the facts that stay and are changed by a removal, as they are after it.
+def relink(facts: Sequence[Fact], removed: set[str]) -> list[Fact]:
+    """Return the facts that stay and whose links change by a removal, with their new links.
 
     Args:
         facts: All facts.
-        gone: The ids of those that are removed.
+        removed: The ids of the facts that are removed.
     """
-    known = {fact.id: fact for fact in facts}
+    by_id = {fact.id: fact for fact in facts}
     return [
         replace(
             fact,
-            superseded_by=_past(known, gone, fact.superseded_by),
-            supersedes=_before(known, gone, fact.supersedes),
+            superseded_by=_find_kept_successor(by_id, removed, fact.superseded_by),
+            supersedes=_find_kept_predecessors(by_id, removed, fact.supersedes),
         )
         for fact in facts
-        if fact.id not in gone and {fact.superseded_by, *fact.supersedes} & gone
+        if fact.id not in removed and {fact.superseded_by, *fact.supersedes} & removed
     ]
 
 
-def _past(facts: Mapping[str, Fact], gone: set[str], key: str | None) -> str | None:
-    """Return the first successor that is not removed, if there is one."""
-    passed: set[str] = set()
-    while key in gone and key not in passed:
-        passed.add(key)
-        key = facts[key].superseded_by if key in facts else None
-    if key in gone:
+def _find_kept_successor(by_id: Mapping[str, Fact], removed: set[str], key: str | None) -> str | None:
+    """Return the id of the first successor that is not removed, if there is one."""
+    visited: set[str] = set()
+    while key in removed and key not in visited:
+        visited.add(key)
+        key = by_id[key].superseded_by if key in by_id else None
+    if key in removed:
         return None
     return key
 
 
-def _before(facts: Mapping[str, Fact], gone: set[str], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return corrected facts, those that a removed one corrected in its place."""
-    out: dict[str, None] = {}
-    passed: set[str] = set()
-    left = list(reversed(keys))
-    while left:
-        key = left.pop()
-        if key not in gone:
-            out[key] = None
-        elif key not in passed and key in facts:
-            passed.add(key)
-            left += reversed(facts[key].supersedes)
-    return tuple(out)
+def _find_kept_predecessors(
+    by_id: Mapping[str, Fact], removed: set[str], keys: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the ids of corrected facts; in place of a removed one, of those that it corrected itself."""
+    kept: dict[str, None] = {}
+    visited: set[str] = set()
+    to_visit = list(reversed(keys))
+    while to_visit:
+        key = to_visit.pop()
+        if key not in removed:
+            kept[key] = None
+        elif key not in visited and key in by_id:
+            visited.add(key)
+            to_visit += reversed(by_id[key].supersedes)
+    return tuple(kept)

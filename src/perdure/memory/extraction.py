@@ -1,8 +1,8 @@
 """Extraction of facts from a turn of a conversation: the request, the default prompt, and the checks of a
 model's answer.
 
-An answer that is not exactly of the requested form is refused as a whole, so that nonsense costs a retry and
-never a fact.
+An answer that is not exactly of the requested form is refused as a whole, so that nonsense leads to a retry
+and never to a wrong fact.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ExtractionRequest:
 
 
 Extract = Callable[[ExtractionRequest], "Sequence[ExtractedFact] | Awaitable[Sequence[ExtractedFact]]"]
-"""Function that returns the facts in messages. It may be a coroutine function; a plain function runs in a
-thread."""
+"""Function that returns the facts in messages. It may be a coroutine function; a plain function runs in
+another OS thread."""
 
 
 class ModelExtractor:
@@ -116,14 +116,14 @@ class ModelExtractor:
 
 def fill(prompt: str, filling: dict[str, str]) -> str:
     """Return a prompt with its slots filled. Slots within the inserted texts stay as they are."""
-    out, rest = "", prompt
+    filled, rest = "", prompt
     while True:
-        places = [(rest.find(slot), slot) for slot in filling if slot in rest]
-        if not places:
-            return out + rest
-        at, slot = min(places)
-        out += rest[:at] + filling[slot]
-        rest = rest[at + len(slot) :]
+        found_slots = [(rest.find(slot), slot) for slot in filling if slot in rest]
+        if not found_slots:
+            return filled + rest
+        position, slot = min(found_slots)
+        filled += rest[:position] + filling[slot]
+        rest = rest[position + len(slot) :]
 
 
 def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
@@ -134,16 +134,16 @@ def parse_facts(answer: str, known: Sequence[Fact]) -> list[ExtractedFact]:
         known: The facts that the model was shown, in order.
 
     Raises:
-        ExtractionRefused: It is not of the requested form; the message does not repeat it.
+        ExtractionRefused: The answer is not of the requested form; the error does not repeat it.
     """
     text = answer.strip()
     if text.startswith("```") and text.endswith("```"):
         text = text.strip("`").removeprefix("json").strip()
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise ExtractionRefused(_refusal("is not JSON")) from None
-    entries = found.get("facts") if isinstance(found, dict) else None
+    entries = content.get("facts") if isinstance(content, dict) else None
     if not isinstance(entries, list):
         raise ExtractionRefused(_refusal('has no list "facts"'))
     if len(entries) > FACTS_MAX:
@@ -155,7 +155,8 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
     """Return the checked result of an extractor.
 
     Raises:
-        ExtractionRefused: It is not a list of ``ExtractedFact``, or one of these cannot be remembered.
+        ExtractionRefused: The result is not a list of ``ExtractedFact``, or one of these cannot be
+            remembered.
     """
     if inspect.isfunction(extract) or inspect.ismethod(extract):
         function: Any = extract

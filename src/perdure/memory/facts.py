@@ -1,7 +1,7 @@
 """Facts about a user, and summaries of the user's threads, as they are stored as items.
 
-A fact is known from one moment until another one: a correction closes it and names its successor, and nothing
-else of it ever changes. So the facts that were known at any earlier time can be listed.
+A fact is known from one moment until another one: a correction closes it and notes its successor in it, and
+nothing else in it ever changes. So the facts that were known at any earlier time can be listed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Fact:
     """Something that is known about a user.
 
     Attributes:
-        id: A UUID, the same for equal texts that were never retired in between.
+        id: A UUID. A text that is remembered again has the same id, unless its fact was closed in between.
         text: The fact, as text.
         thread: The thread that it comes from, if any.
         message: The message that it comes from, if any.
@@ -58,7 +58,7 @@ class Fact:
 
     @property
     def at(self) -> datetime:
-        """Time by which it is ordered among what is recalled."""
+        """Time by which the fact is ordered among recalled entries."""
         return self.known_from
 
     def was_known(self, at: datetime) -> bool:
@@ -136,7 +136,7 @@ class ThreadSummary:
 
 
 def mark(at: datetime) -> dict[str, Any]:
-    """Return the value that takes the place of a forgotten fact or summary. It has nothing of the text."""
+    """Return the mark that takes the place of a forgotten fact or summary. It has nothing of the text."""
     return {"kind": _FORGOTTEN, "current": False, "at": _format_time(at)}
 
 
@@ -167,7 +167,7 @@ Remembered = Fact | ThreadSummary
 
 
 def normalise_text(text: str) -> str:
-    """Return the form in which two equal facts are the same: without case, and with single blanks."""
+    """Return the form by which texts of facts are compared: without case, and with single blanks."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -35,7 +35,7 @@ class Memory:
     Args:
         store: A store, such as ``Database.store(index=…)``; ``recall`` compares a query by the index.
         user: The user's id; a number or a UUID stands for its text.
-        root: The namespace that contains those of all users.
+        root: The namespace that contains the namespaces of all users.
         now: Returns the current time.
 
     Raises:
@@ -82,11 +82,11 @@ class Memory:
             supersedes: The ids of facts that it corrects. They are closed, and stay in the history; if one
                 was superseded already, its current successor is closed instead.
             heard_at: The time at which the source was written, with a time zone, for a fact that is extracted
-                later. It is not stored if the text, or the user, was forgotten since, nor again if it was
-                remembered from the same message before.
+                later. Such a fact is not stored if its text, or the user, was forgotten since, nor a second
+                time from the same message.
 
         Raises:
-            NotFound: One of these facts does not exist.
+            NotFound: One of the facts in ``supersedes`` does not exist.
             Forgotten: The text, or the user, was forgotten after ``heard_at``.
             Contention: Others keep changing the same facts.
             ValueError: The text is empty or too long, or a time has no time zone.
@@ -131,8 +131,8 @@ class Memory:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
         """Return at most ``k`` current facts and summaries. With a query, on a store with an index, the
-        nearest come first; otherwise the newest. Other items of the namespace are left out; ``facts`` names
-        them.
+        nearest come first; otherwise the newest. Other items of the namespace are left out; ``facts`` raises
+        an error that names one.
 
         Args:
             query: The query.
@@ -140,7 +140,7 @@ class Memory:
             offset: The number of entries to pass over.
             filter: LangGraph's filter on the items, e.g. ``{"thread": "t1"}`` or ``{"kind": "summary"}``.
         """
-        return self._run(programs.recall(self._place, _question(query, k, offset, filter)))
+        return self._run(programs.recall(self._place, _make_query(query, k, offset, filter)))
 
     async def arecall(
         self,
@@ -151,23 +151,23 @@ class Memory:
         filter: Mapping[str, Any] | None = None,  # noqa: A002 - the store's word
     ) -> list[Remembered]:
         """See ``recall``."""
-        return await self._arun(programs.recall(self._place, _question(query, k, offset, filter)))
+        return await self._arun(programs.recall(self._place, _make_query(query, k, offset, filter)))
 
     def facts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """Return the current facts, oldest first.
 
         Args:
             known_at: Return those that were current at this time instead.
-            history: True to return superseded and retracted ones, too.
+            history: True to return superseded and retracted facts, too.
         """
-        return _choose(self._run(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(self._run(programs.facts(self._place)), known_at, history=history)
 
     async def afacts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """See ``facts``."""
-        return _choose(await self._arun(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(await self._arun(programs.facts(self._place)), known_at, history=history)
 
     def retract(self, id: str) -> Fact:  # noqa: A002 - the field's name
-        """Close a fact that is not true any more, and has no successor; it stays in the history.
+        """Close a fact that is not true any more, without a successor; it stays in the history.
 
         Raises:
             NotFound: There is no such fact.
@@ -206,8 +206,8 @@ class Memory:
         Args:
             thread: The thread.
             text: The summary.
-            heard_at: The time at which the newest message that it covers was written, with a time zone, for
-                one that is made later.
+            heard_at: The time at which the newest message that the summary covers was written, with a time
+                zone, for a summary that is made later.
 
         Raises:
             ValueError: The text is empty, or longer than 20,000 characters, or the time has no time zone.
@@ -285,12 +285,12 @@ class Memory:
 
 def users(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """Return the users with memories, in order."""
-    return _users(_run(store, programs.namespaces(root)), root)
+    return _list_users(_run(store, programs.namespaces(root)), root)
 
 
 async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """See ``users``."""
-    return _users(await _arun(store, programs.namespaces(root)), root)
+    return _list_users(await _arun(store, programs.namespaces(root)), root)
 
 
 def find_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[str, ...]]:
@@ -303,15 +303,15 @@ async def afind_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[st
     return await _arun(store, programs.roots(namespace_of(user, ())[0]))
 
 
-def _users(found: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
-    return sorted(user_of_namespace(each, root) for each in found)
+def _list_users(namespaces: Sequence[tuple[str, ...]], root: Sequence[str]) -> list[str]:
+    return sorted(user_of_namespace(each, root) for each in namespaces)
 
 
-def _question(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> FactQuery:  # noqa: A002
+def _make_query(query: str | None, k: int, offset: int, filter: Mapping[str, Any] | None) -> FactQuery:  # noqa: A002
     return FactQuery(query=query, most=k, offset=offset, fields=filter)
 
 
-def _choose(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
+def _select_facts(facts: Sequence[Fact], known_at: datetime | None, *, history: bool) -> list[Fact]:
     if known_at is not None and history:
         raise ValueError("history=True returns the facts of all times; leave out known_at")
     if known_at is not None:
@@ -359,7 +359,7 @@ def _run(store: BaseStore, steps: Steps[R]) -> R:
         elif isinstance(store, ConditionalStore):
             answer = store.put_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
         else:
-            answer = _is_as_seen(step, store.batch(_reads(step)))
+            answer = _is_as_seen(step, store.batch(_list_reads(step)))
             store.batch(_add_ttl_to_puts(store, step) if answer else [])
         step = advance(steps, answer)
     return step.result
@@ -373,7 +373,7 @@ async def _arun(store: BaseStore, steps: Steps[R]) -> R:
         elif isinstance(store, ConditionalStore):
             answer = await store.aput_if_unchanged(_add_ttl_to_puts(store, step), step.seen)
         else:
-            answer = _is_as_seen(step, await store.abatch(_reads(step)))
+            answer = _is_as_seen(step, await store.abatch(_list_reads(step)))
             await store.abatch(_add_ttl_to_puts(store, step) if answer else [])
         step = advance(steps, answer)
     return step.result
@@ -383,7 +383,7 @@ def _add_ttl_to_puts(store: BaseStore, change: FactChange) -> list[Any]:
     return _add_ttl(store, change.puts)
 
 
-def _reads(change: FactChange) -> list[Op]:
+def _list_reads(change: FactChange) -> list[Op]:
     """Return the reads of the items that a change has seen, for a store that cannot compare them in the
     commit."""
     return [GetOp(change.puts[0].namespace, key, refresh_ttl=False) for key in change.seen]

@@ -11,7 +11,7 @@ from datetime import datetime
 class NewFact:
     """A fact to remember; the fields are those of ``Fact``.
 
-    ``heard_at`` is the time at which its source was written, for one that is extracted later.
+    ``heard_at`` is the time at which the fact's source was written, for a fact that is extracted later.
     """
 
     text: str

@@ -39,19 +39,19 @@ class MemoryPolicy:
 
     Args:
         user: The user of all runs, or a function that returns the user of a run; by default the verified one.
-        nearest: The number of entries near to the first message that a new thread begins with; needs an index
-            on the store.
-        newest: The number of newest entries that it begins with.
+        nearest: The number of entries that a new thread is given because they are near to its first message;
+            needs an index on the store.
+        newest: The number of newest entries that a new thread is given.
         tokens: Maximum number of tokens of the message with both.
         counter: Counts the tokens of a message.
         extract: Finds facts in each turn, after the reply; ``None`` to extract nothing.
         summarize: Makes the summary of each thread, after the reply; ``None`` for none. The running summary
             of ``Agent(conversation=…)`` is kept in any case.
         known: The number of current facts that an extractor is shown.
-        debounce: Seconds of rest of a user before the turns are extracted together.
+        debounce: Seconds without a new turn of the user after which the waiting turns are extracted together.
         max_wait: The maximum of that wait.
         key: The name of the messages in the graph's state.
-        root: The namespace in the store that contains those of all users.
+        root: The namespace in the store that contains the namespaces of all users.
 
     Raises:
         ValueError: A number is out of range, or the user's id is empty.
@@ -91,7 +91,7 @@ class MemoryPolicy:
 
         Raises:
             TypeError: The user's id is of a type that names no user.
-            ValueError: It is empty or too long, or has a character that stores refuse.
+            ValueError: The id is empty or too long, or has a character that stores refuse.
         """
         if callable(self.user):
             user = self.user(configurable)

@@ -50,9 +50,9 @@ _TEXT = ["text"]
 def remember(place: Place, new: NewFact) -> Steps[Fact]:
     """Store a fact, and close those that it supersedes; return it, or the current one with an equal text.
 
-    If a fact was superseded already, its current successor is closed, so that the later one of two
-    corrections of a fact is current. A fact that was extracted from the same source before is returned as it
-    is.
+    If a superseded fact had a successor already, the current successor is closed, so that of two corrections
+    of a fact the later one is current. A fact that was extracted from the same source before is returned as
+    it is.
     """
     text = clean_text(new.text, TEXT_MAX)
     if new.valid_from is None:
@@ -64,24 +64,27 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     else:
         heard_at = aware(new.heard_at, "heard_at")
     for _ in range(TRIES):
-        known, number, values = yield from _latest(place, text)
-        first = make_fact_id(text, 0)
+        existing, number, values = yield from _find_latest(place, text)
+        first_id = make_fact_id(text, 0)
         required: Mapping[str, Any] = {}
         if heard_at is not None:
-            _refuse_forgotten(first, values[first], heard_at)
-            if known is not None and (known.thread, known.message) == (new.thread, new.message or ""):
-                return known
+            _refuse_forgotten(first_id, values[first_id], heard_at)
+            if existing is not None and (existing.thread, existing.message) == (
+                new.thread,
+                new.message or "",
+            ):
+                return existing
             required = yield from fence(place, place.facts, heard_at)
-        closed = dict((yield from _ends(place, new.supersedes)))
-        if known is not None and known.is_current:
-            # It does not correct itself.
-            closed.pop(known.id, None)
+        to_close = dict((yield from _find_chain_ends(place, new.supersedes)))
+        if existing is not None and existing.is_current:
+            # A fact does not supersede itself.
+            to_close.pop(existing.id, None)
         now = place.now()
-        if known is not None and known.is_current:
-            # The facts that it corrects are added, so that an undo of it finds these.
-            corrected = tuple(dict.fromkeys([*known.supersedes, *closed]))
-            fact = replace(known, supersedes=corrected)
-            puts = [fact] if closed else []
+        if existing is not None and existing.is_current:
+            # Facts that it corrects now are added to it, so that an undo of it finds them.
+            corrected = tuple(dict.fromkeys([*existing.supersedes, *to_close]))
+            fact = replace(existing, supersedes=corrected)
+            puts = [fact] if to_close else []
         else:
             fact = Fact(
                 id=make_fact_id(text, number),
@@ -90,13 +93,15 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
                 message=new.message,
                 valid_from=valid_from,
                 known_from=now,
-                supersedes=tuple(closed),
+                supersedes=tuple(to_close),
             )
             puts = [fact]
-        ended = [Fact.read(key, value) for key, value in closed.items()]
-        puts += [replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in ended]
-        seen = _merge_readings({first: values[first], fact.id: values.get(fact.id)}, closed, required)
-        if (yield from _put(place, puts, seen)):
+        superseded = [Fact.read(key, value) for key, value in to_close.items()]
+        puts += [
+            replace(each, known_until=each.known_until or now, superseded_by=fact.id) for each in superseded
+        ]
+        seen = _merge_readings({first_id: values[first_id], fact.id: values.get(fact.id)}, to_close, required)
+        if (yield from _put_facts(place, puts, seen)):
             return fact
     raise contention_error()
 
@@ -109,7 +114,7 @@ def retract(place: Place, key: str) -> Steps[Fact]:
         if not fact.is_current:
             return fact
         fact = replace(fact, known_until=place.now())
-        if (yield from _put(place, [fact], values)):
+        if (yield from _put_facts(place, [fact], values)):
             return fact
     raise contention_error()
 
@@ -120,58 +125,58 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
         seen: dict[str, Mapping[str, Any] | None] = dict((yield from _require_facts(place, [key])))
         fact = Fact.read(key, seen[key] or {})
         if fact.is_current:
-            there = yield from _values(place, fact.supersedes)
-            seen = _merge_readings(seen, there)
+            predecessors = yield from _read_values(place, fact.supersedes)
+            seen = _merge_readings(seen, predecessors)
             closed = [
                 each
-                for each in _facts(there)
+                for each in _read_facts(predecessors)
                 # A fact that was retracted before it was corrected does not become current again.
                 if each.superseded_by == fact.id and (each.known_until or fact.known_from) >= fact.known_from
             ]
-            # Of several equal facts, the last closed one.
-            before = list({normalise_text(each.text): each for each in closed}.values())
+            # Of several equal facts, the one that was closed last.
+            to_restore = list({normalise_text(each.text): each for each in closed}.values())
         elif fact.superseded_by is None:
-            before = [fact]
+            to_restore = [fact]
         else:
-            known, _, _ = yield from _latest(place, fact.text)
-            if known is not None and known.is_current:
-                return [known]
+            existing, _, _ = yield from _find_latest(place, fact.text)
+            if existing is not None and existing.is_current:
+                return [existing]
             if (yield from _require_facts(place, [key])) != seen:
                 continue
             raise Conflict(
                 f"fact {key!r} was superseded by {fact.superseded_by!r}; undo that one to have this one again"
             )
         now = place.now()
-        again: list[Fact] = []
-        for each in before:
-            known, number, values = yield from _latest(place, each.text)
-            first = make_fact_id(each.text, 0)
-            if known is not None and known.is_current:
-                seen = _merge_readings(seen, {first: values[first], known.id: values[known.id]})
-                again.append(known)
+        restored: list[Fact] = []
+        for each in to_restore:
+            existing, number, values = yield from _find_latest(place, each.text)
+            first_id = make_fact_id(each.text, 0)
+            if existing is not None and existing.is_current:
+                seen = _merge_readings(seen, {first_id: values[first_id], existing.id: values[existing.id]})
+                restored.append(existing)
                 continue
-            once_more = replace(each, id=make_fact_id(each.text, number), known_from=now, known_until=None)
-            seen = _merge_readings(seen, {first: values[first], once_more.id: None})
-            again.append(replace(once_more, superseded_by=None, supersedes=(fact.id,)))
-        puts = list(again)
-        successor = again[0].id if again else None
+            copy = replace(each, id=make_fact_id(each.text, number), known_from=now, known_until=None)
+            seen = _merge_readings(seen, {first_id: values[first_id], copy.id: None})
+            restored.append(replace(copy, superseded_by=None, supersedes=(fact.id,)))
+        puts = list(restored)
+        successor = restored[0].id if restored else None
         puts.append(replace(fact, known_until=fact.known_until or now, superseded_by=successor))
-        if (yield from _put(place, puts, seen)):
-            return again
+        if (yield from _put_facts(place, puts, seen)):
+            return restored
     raise contention_error()
 
 
 def facts(place: Place) -> Steps[list[Fact]]:
     """Return all facts, current or not, in the order in which they were remembered."""
-    found = yield from _all(place.facts)
-    return sorted(_facts({item.key: item.value for item in found}), key=_by_time)
+    items = yield from _read_all(place.facts)
+    return sorted(_read_facts({item.key: item.value for item in items}), key=_get_order)
 
 
 def summaries(place: Place) -> Steps[list[ThreadSummary]]:
     """Return the summaries of the user's threads, oldest first."""
-    found = yield from _all(place.summaries)
-    left = [item for item in found if read_mark_time(item.key, item.value) is None]
-    return sorted((ThreadSummary.read(item.key, item.value) for item in left), key=_by_time)
+    items = yield from _read_all(place.summaries)
+    stored = [item for item in items if read_mark_time(item.key, item.value) is None]
+    return sorted((ThreadSummary.read(item.key, item.value) for item in stored), key=_get_order)
 
 
 def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = None) -> Steps[ThreadSummary]:
@@ -192,9 +197,9 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
             _refuse_forgotten(thread, value, heard_at)
             required = yield from fence(place, place.summaries, heard_at)
         if value is not None and read_mark_time(thread, value) is None:
-            known = ThreadSummary.read(thread, value)
-            if known.text == text:
-                return known
+            existing = ThreadSummary.read(thread, value)
+            if existing.text == text:
+                return existing
         summary = ThreadSummary(thread=thread, text=text, at=place.now())
         put = PutOp(place.summaries, thread, summary.dump(), index=_TEXT)
         if (yield FactChange([put], {thread: value, **required})):
@@ -216,18 +221,18 @@ def recall(place: Place, question: FactQuery) -> Steps[list[Remembered]]:
     """Return current facts and summaries: with a query, on a store that can compare it, the nearest first;
     otherwise the newest.
 
-    Other items of the namespace are left out: one foreign item must not hide all that is known.
+    Other items of the namespace are left out: one foreign item must not make the whole recall fail.
     """
     query = question.query
     if query is not None and not query.strip():
         query = None
-    only = {**(question.fields or {}), "current": True}
-    (found,) = yield [SearchOp(place.namespace, only, question.most, question.offset, query, True)]
-    read = [each for each in map(_read, found) if each is not None]
-    is_ranked = any(item.score is not None for item in found)
+    fields = {**(question.fields or {}), "current": True}
+    (items,) = yield [SearchOp(place.namespace, fields, question.most, question.offset, query, True)]
+    entries = [each for each in map(_read_entry, items) if each is not None]
+    is_ranked = any(item.score is not None for item in items)
     if is_ranked:
-        return read
-    return sorted(read, key=_by_time, reverse=True)
+        return entries
+    return sorted(entries, key=_get_order, reverse=True)
 
 
 def forget(place: Place, key: str) -> Steps[int]:
@@ -243,7 +248,7 @@ def forget(place: Place, key: str) -> Steps[int]:
             for item in items
         ]
         if fact is None and summary is None:
-            raise _unknown(key)
+            raise _unknown_error(key)
         removed = 0
         if summary is not None:
             put = PutOp(place.summaries, key, mark(place.now()), index=False)
@@ -256,18 +261,21 @@ def forget(place: Place, key: str) -> Steps[int]:
 
 
 def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
-    """Remove all facts of a text, and mark it; return their number, 0 if one was changed meanwhile."""
-    found: dict[str, Mapping[str, Any]] = {item.key: item.value for item in (yield from _all(place.facts))}
-    gone = [each for each in _facts(found) if normalise_text(each.text) == text]
-    _, number, values = yield from _latest(place, text)
+    """Remove all facts of a text, and store a mark in their place; return their number, 0 if one was changed
+    meanwhile."""
+    found: dict[str, Mapping[str, Any]] = {
+        item.key: item.value for item in (yield from _read_all(place.facts))
+    }
+    to_remove = [each for each in _read_facts(found) if normalise_text(each.text) == text]
+    _, number, values = yield from _find_latest(place, text)
     if any(value is not None and each not in found for each, value in values.items()):
         return 0
-    first, following = make_fact_id(text, 0), make_fact_id(text, number)
-    # Ended facts are removed first. If this process dies here, the fact that the caller named and the current
-    # one are still there.
-    early = [each.id for each in gone if not each.is_current and each.id not in (first, key)]
-    for at in range(0, len(early) - _TOGETHER, _TOGETHER):
-        change = _removal_of(place, found, early[at : at + _TOGETHER])
+    first_id, next_id = make_fact_id(text, 0), make_fact_id(text, number)
+    # Ended facts are removed first. If this process dies before the rest, the fact that the caller named and
+    # the current one are still there, so that the call can be repeated.
+    removed_first = [each.id for each in to_remove if not each.is_current and each.id not in (first_id, key)]
+    for start in range(0, len(removed_first) - _TOGETHER, _TOGETHER):
+        change = _plan_removal(place, found, removed_first[start : start + _TOGETHER])
         if not (yield change):
             return 0
         for put in change.puts:
@@ -275,20 +283,20 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
                 del found[put.key]
             else:
                 found[put.key] = put.value
-    left = [each.id for each in gone if each.id in found]
-    change = _removal_of(place, found, left)
-    puts = [put for put in change.puts if put.key != first]
-    puts.append(PutOp(place.facts, first, mark(place.now()), index=False))
-    seen = _merge_readings(change.seen, {first: values[first], following: None})
+    rest = [each.id for each in to_remove if each.id in found]
+    change = _plan_removal(place, found, rest)
+    puts = [put for put in change.puts if put.key != first_id]
+    puts.append(PutOp(place.facts, first_id, mark(place.now()), index=False))
+    seen = _merge_readings(change.seen, {first_id: values[first_id], next_id: None})
     if (yield FactChange(puts, seen)):
-        return len(gone)
+        return len(to_remove)
     return 0
 
 
-def _removal_of(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> FactChange:
-    """Return the change that removes some of the found facts, and keeps the chains that they were in."""
+def _plan_removal(place: Place, found: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> FactChange:
+    """Return the change that removes some of the found facts and links their neighbours with each other."""
     puts = [PutOp(place.facts, key, None) for key in keys]
-    puts += [_put_fact(place, fact) for fact in relink(_facts(found), set(keys))]
+    puts += [_put_fact(place, fact) for fact in relink(_read_facts(found), set(keys))]
     return FactChange(puts, {put.key: found[put.key] for put in puts})
 
 
@@ -296,19 +304,21 @@ def forget_source(place: Place, thread: str, message: str) -> Steps[int]:
     """Remove the facts of a message and the summary of its thread, without marks; return their number."""
     for _ in range(TRIES):
         found: dict[str, Mapping[str, Any]] = {
-            item.key: item.value for item in (yield from _all(place.facts))
+            item.key: item.value for item in (yield from _read_all(place.facts))
         }
-        gone = [each.id for each in _facts(found) if (each.thread, each.message) == (thread, message)]
-        if not gone or (yield _removal_of(place, found, gone)):
+        to_remove = [
+            each.id for each in _read_facts(found) if (each.thread, each.message) == (thread, message)
+        ]
+        if not to_remove or (yield _plan_removal(place, found, to_remove)):
             break
     else:
         raise contention_error()
     for _ in range(TRIES):
         (summary,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
         if summary is None or read_mark_time(thread, summary.value) is not None:
-            return len(gone)
+            return len(to_remove)
         if (yield FactChange([PutOp(place.summaries, thread, None)], {thread: summary.value})):
-            return len(gone) + 1
+            return len(to_remove) + 1
     raise contention_error()
 
 
@@ -318,10 +328,14 @@ def forget_all(place: Place) -> Steps[int]:
     The time of the removal is stored first, so that nothing that began before it brings them back: an
     extraction that has not seen this time requires a fence (``steps.fence``) that is removed with the rest.
     """
-    key, at = place.removal
-    yield [PutOp(at, key, {"at": place.now().isoformat(), "removal": uuid4().hex}, index=False)]
+    key, namespace_of_removals = place.removal
+    yield [
+        PutOp(
+            namespace_of_removals, key, {"at": place.now().isoformat(), "removal": uuid4().hex}, index=False
+        )
+    ]
     removed = 0
-    # The user's own namespace first: a listing may lack a namespace that is new.
+    # The two inner namespaces first: a search of the user's whole namespace may miss a new one.
     for namespace in (place.facts, place.summaries, place.namespace):
         while True:
             (found,) = yield [SearchOp(namespace, None, _PAGE, 0, None, refresh_ttl=False)]
@@ -343,7 +357,7 @@ def forgotten_at(place: Place) -> Steps[datetime | None]:
 def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
     """Return the namespaces of all users, in order."""
     depth = len(root) + 1
-    found = yield from _namespaces(MatchCondition("prefix", tuple(root)), depth)
+    found = yield from _list_namespaces(MatchCondition("prefix", tuple(root)), depth)
     return sorted(each for each in found if len(each) == depth and each[-1] != REMOVALS)
 
 
@@ -351,13 +365,13 @@ def roots(label: str) -> Steps[list[tuple[str, ...]]]:
     """Return the namespaces that contain a namespace of facts or summaries under a user's label, in order."""
     out: set[tuple[str, ...]] = set()
     for kind in (FACTS, SUMMARIES):
-        found = yield from _namespaces(MatchCondition("suffix", (label, kind)))
+        found = yield from _list_namespaces(MatchCondition("suffix", (label, kind)))
         out.update(each[:-2] for each in found)
     # Without a root above it, a namespace of this form is an application's own.
     return sorted(filter(None, out))
 
 
-def _namespaces(condition: MatchCondition, depth: int | None = None) -> Steps[set[tuple[str, ...]]]:
+def _list_namespaces(condition: MatchCondition, depth: int | None = None) -> Steps[set[tuple[str, ...]]]:
     out: set[tuple[str, ...]] = set()
     offset = 0
     while True:
@@ -368,43 +382,47 @@ def _namespaces(condition: MatchCondition, depth: int | None = None) -> Steps[se
         offset += len(found)
 
 
-def _latest(place: Place, text: str) -> Steps[tuple[Fact | None, int, dict[str, Mapping[str, Any] | None]]]:
-    """Return the newest fact with an equal text, if any, the number of the next one, and the items that were
-    read, by key. A forgotten text has a mark in place of its first fact."""
-    known: Fact | None = None
+def _find_latest(
+    place: Place, text: str
+) -> Steps[tuple[Fact | None, int, dict[str, Mapping[str, Any] | None]]]:
+    """Return the newest fact with an equal text, if any, the number that the next such fact gets, and the
+    items that were read, by key. A forgotten text has a mark in place of its first fact."""
+    latest: Fact | None = None
     number = 0
     values: dict[str, Mapping[str, Any] | None] = {}
     while True:
-        # Several at once, as a store with a time to live may have removed earlier ones.
+        # Several at once: a store with a time to live may have removed earlier ones, which leaves gaps.
         keys = [make_fact_id(text, number + ahead) for ahead in range(_AHEAD)]
-        found = yield from _values(place, keys)
+        found = yield from _read_values(place, keys)
         values |= found
-        there = [key for key in keys if found[key] is not None]
-        if not there:
-            return known, number, values
-        facts = _facts(found)
-        known = next((fact for fact in facts if fact.is_current), facts[-1] if facts else known)
-        number += keys.index(there[-1]) + 1
-        if known is not None and known.is_current:
-            return known, number, values
+        found_keys = [key for key in keys if found[key] is not None]
+        if not found_keys:
+            return latest, number, values
+        facts = _read_facts(found)
+        latest = next((fact for fact in facts if fact.is_current), facts[-1] if facts else latest)
+        number += keys.index(found_keys[-1]) + 1
+        if latest is not None and latest.is_current:
+            return latest, number, values
 
 
-def _ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
-    """Follow the corrections of facts to their ends, and return the values there: of current facts, and of
-    retracted ones."""
+def _find_chain_ends(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
+    """Follow the corrections of facts to the ends of their chains, and return the values of the facts there,
+    which are current or retracted."""
     found = yield from _require_facts(place, list(dict.fromkeys(keys)))
     ends: dict[str, Mapping[str, Any]] = {}
-    passed = set(found)
+    visited = set(found)
     while found:
-        facts = _facts(found)
+        facts = _read_facts(found)
         ends |= {fact.id: found[fact.id] for fact in facts if fact.is_current or not fact.superseded_by}
-        ahead = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
-        following = yield from _values(place, [key for key in dict.fromkeys(ahead) if key not in passed])
-        left = {key for key, value in following.items() if value is None or is_mark(value)}
-        # A missing successor was removed since, or has expired.
-        ends |= {fact.id: found[fact.id] for fact in facts if fact.superseded_by in left}
-        found = {key: value for key, value in following.items() if value is not None and key not in left}
-        passed |= set(found)
+        successors = [fact.superseded_by for fact in facts if not fact.is_current and fact.superseded_by]
+        following = yield from _read_values(
+            place, [key for key in dict.fromkeys(successors) if key not in visited]
+        )
+        missing = {key for key, value in following.items() if value is None or is_mark(value)}
+        # A missing successor was removed since, or has expired, so its predecessor is an end.
+        ends |= {fact.id: found[fact.id] for fact in facts if fact.superseded_by in missing}
+        found = {key: value for key, value in following.items() if value is not None and key not in missing}
+        visited |= set(found)
     return ends
 
 
@@ -421,23 +439,23 @@ def _merge_readings(
 
 def _require_facts(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any]]]:
     """Return the values of facts; raise ``NotFound`` if there is no such fact, or it was forgotten."""
-    found = yield from _values(place, keys)
+    found = yield from _read_values(place, keys)
     out: dict[str, Mapping[str, Any]] = {}
     for key, value in found.items():
         if value is None or read_mark_time(key, value) is not None:
-            raise _unknown(key)
+            raise _unknown_error(key)
         out[key] = value
     return out
 
 
-def _values(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any] | None]]:
+def _read_values(place: Place, keys: Sequence[str]) -> Steps[dict[str, Mapping[str, Any] | None]]:
     if not keys:
         return {}
     items: list[Item | None] = yield [GetOp(place.facts, key, refresh_ttl=False) for key in keys]
     return {key: None if item is None else item.value for key, item in zip(keys, items, strict=True)}
 
 
-def _facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
+def _read_facts(values: Mapping[str, Mapping[str, Any] | None]) -> list[Fact]:
     """Return the facts among the values of items, without marks."""
     return [
         Fact.read(key, value)
@@ -454,14 +472,16 @@ def _refuse_forgotten(key: str, value: Mapping[str, Any] | None, heard_at: datet
         )
 
 
-def _put(place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, Any] | None]) -> Steps[bool]:
-    """Store facts, unless others have changed what was read; return whether they were stored."""
+def _put_facts(
+    place: Place, changed: Sequence[Fact], seen: Mapping[str, Mapping[str, Any] | None]
+) -> Steps[bool]:
+    """Store facts, unless others have changed what was read; return True if they were stored."""
     if not changed:
         return True
-    # A fact that is in both was changed between two readings, which the store notices.
+    # A fact that is twice in ``changed`` was changed between two readings, so the store refuses the puts.
     puts = {fact.id: _put_fact(place, fact) for fact in changed}
-    made: bool = yield FactChange(list(puts.values()), seen)
-    return made
+    is_stored: bool = yield FactChange(list(puts.values()), seen)
+    return is_stored
 
 
 def _put_fact(place: Place, fact: Fact) -> PutOp:
@@ -469,30 +489,30 @@ def _put_fact(place: Place, fact: Fact) -> PutOp:
     return PutOp(place.facts, fact.id, fact.dump(), index=_TEXT if fact.is_current else False)
 
 
-def _all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
+def _read_all(namespace: tuple[str, ...]) -> Steps[list[Any]]:
     """Return all items of a namespace, each once.
 
-    Items written or removed between two pages move others across their border, so more than one page is read
-    until two passes agree.
+    Items written or removed between two pages move others across the border of the pages. So a namespace of
+    more than one page is read again until two passes agree.
     """
-    before: dict[str, Any] | None = None
+    earlier_times: dict[str, Any] | None = None
     for _ in range(_PASSES_MAX):
-        out: dict[str, Any] = {}
+        items: dict[str, Any] = {}
         offset = 0
         while True:
             (found,) = yield [SearchOp(namespace, None, _PAGE, offset, None, refresh_ttl=False)]
-            out.update((item.key, item) for item in found)
+            items.update((item.key, item) for item in found)
             offset += len(found)
             if len(found) < _PAGE:
                 break
-        times = {key: item.updated_at for key, item in out.items()}
-        if offset < _PAGE or times == before:
-            return list(out.values())
-        before = times
+        times = {key: item.updated_at for key, item in items.items()}
+        if offset < _PAGE or times == earlier_times:
+            return list(items.values())
+        earlier_times = times
     raise Conflict("this memory keeps being changed, so it could not be read as a whole; try again")
 
 
-def _read(item: Any) -> Remembered | None:
+def _read_entry(item: Any) -> Remembered | None:
     kind = Fact if item.namespace[-1] == FACTS else ThreadSummary
     try:
         return kind.read(item.key, item.value)
@@ -500,9 +520,9 @@ def _read(item: Any) -> Remembered | None:
         return None
 
 
-def _by_time(entry: Remembered) -> tuple[datetime, str]:
+def _get_order(entry: Remembered) -> tuple[datetime, str]:
     return entry.at, entry.id
 
 
-def _unknown(key: str) -> NotFound:
+def _unknown_error(key: str) -> NotFound:
     return NotFound(f"this user has no memory {key!r}; list them with facts(), or `perdure memory ls`")

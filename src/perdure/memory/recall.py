@@ -1,4 +1,4 @@
-"""Message with a user's recalled memories at the beginning of a thread: their choice, size and form.
+"""System message with a user's recalled memories, at the beginning of a thread: their choice, size and form.
 
 Stored text may be hostile. It is escaped, so that it cannot end its entry, and the message says that it is
 data.
@@ -43,13 +43,13 @@ def compose_recall(
         counter: Counts the tokens of a message.
     """
     chosen: dict[str, Remembered] = {}
-    for each in _in_turns(nearest, newest):
+    for each in _interleave(nearest, newest):
         if each.id in chosen:
             continue
-        if counter([_message([*chosen.values(), each])]) <= tokens:
+        if counter([_make_message([*chosen.values(), each])]) <= tokens:
             chosen[each.id] = each
     if chosen:
-        return _message(list(chosen.values()))
+        return _make_message(list(chosen.values()))
     return None
 
 
@@ -69,16 +69,16 @@ def escape_line(text: str) -> str:
     return " ".join(visible.split())
 
 
-def _message(entries: Sequence[Remembered]) -> SystemMessage:
+def _make_message(entries: Sequence[Remembered]) -> SystemMessage:
     ordered = sorted(entries, key=lambda each: (each.at, each.id), reverse=True)
-    lines = "\n".join(map(_line, ordered))
+    lines = "\n".join(map(_format_line, ordered))
     ids = [each.id for each in ordered]
     return SystemMessage(
         f"{RECALL_ABOUT}\n<memory>\n{lines}\n</memory>", id=RECALL_ID, additional_kwargs={"recalled": ids}
     )
 
 
-def _line(entry: Remembered) -> str:
+def _format_line(entry: Remembered) -> str:
     if isinstance(entry, Fact):
         if entry.valid_from is None:
             since = ""
@@ -88,8 +88,8 @@ def _line(entry: Remembered) -> str:
     return f'<conversation noted="{entry.at:%Y-%m-%d}">{escape_line(entry.text)}</conversation>'
 
 
-def _in_turns(first: Sequence[Remembered], second: Sequence[Remembered]) -> list[Remembered]:
-    out: list[Remembered] = []
+def _interleave(first: Sequence[Remembered], second: Sequence[Remembered]) -> list[Remembered]:
+    entries: list[Remembered] = []
     for place in range(max(len(first), len(second))):
-        out += [*first[place : place + 1], *second[place : place + 1]]
-    return out
+        entries += [*first[place : place + 1], *second[place : place + 1]]
+    return entries

@@ -21,20 +21,22 @@ R = TypeVar("R")
 
 
 class FactChange(NamedTuple):
-    """Puts of one namespace, to be made together, unless an item has another value than the one in ``seen``,
-    by key; ``None`` for an item that was absent. The answer is whether they were made."""
+    """Puts of one namespace that are made together, if the items in ``seen`` still have these values.
+    ``seen`` has the values by key, ``None`` for an item that was absent. The answer is True if the puts were
+    made."""
 
     puts: Sequence[PutOp]
     seen: Mapping[str, Mapping[str, Any] | None]
 
 
 Steps = Generator["list[Op] | FactChange", Any, R]
-"""Batches for a store, each answered by its results, and changes."""
+"""Yields batches for a store, each answered by its results, and changes."""
 
 TRIES = 32
 """Times that a change is planned again after others have changed what it read."""
 _FENCE = "0d7d1a0e-5a64-4c1f-8f0a-93f1f7a3a5c6"
-"""Key of the item that the removal of a user takes away from extractions of earlier messages."""
+"""Key of an item that extractions require, and that the removal of a user deletes, so that an extraction from
+earlier messages stores nothing after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,9 @@ def fence(
 ) -> Steps[dict[str, Mapping[str, Any] | None]]:
     """Return the items that a commit has to require, so that it stores nothing after the user was forgotten.
 
-    The fence is read before the time of the removal: a removal that is not seen there takes this fence away
-    later. It has no text, and another value each time.
+    The fence is read before the time of the latest removal: a removal that comes too late to be seen there
+    deletes this fence afterwards. A fence has no text of the user, and another value each time that it is
+    made.
 
     Raises:
         Forgotten: The user was forgotten after ``heard_at``.
@@ -93,11 +96,11 @@ def fence(
             raise Forgotten("the user was forgotten after these messages were written; nothing was stored")
         if item is not None:
             return {_FENCE: item.value}
-        made = {**mark(place.now()), "fence": uuid4().hex}
-        is_new = yield FactChange([PutOp(namespace, _FENCE, made, index=False)], {_FENCE: None})
+        new_fence = {**mark(place.now()), "fence": uuid4().hex}
+        is_new = yield FactChange([PutOp(namespace, _FENCE, new_fence, index=False)], {_FENCE: None})
     raise contention_error()
 
 
 def contention_error() -> Contention:
-    """Return the error of a change that others have overtaken each time."""
+    """Return the error for a change of which every try was overtaken by others."""
     return Contention("others keep changing this memory; nothing was changed, try again")

@@ -39,12 +39,12 @@ def memory_tools(
     Args:
         user: The user, or a function that returns the user of a run's configurable values; by default the
             verified one.
-        root: The namespace that contains those of all users.
+        root: The namespace that contains the namespaces of all users.
         instructions: Text that is added to the description of ``manage_memory``.
     """
     add_tool_root(root)
 
-    def memory() -> Memory:
+    def open_memory() -> Memory:
         configurable = get_config().get("configurable") or {}
         name = user(configurable) if callable(user) else user
         if name is None:
@@ -54,7 +54,7 @@ def memory_tools(
         except (TypeError, ValueError) as error:
             raise ToolException(f"the user of this run can have no memory: {error}") from error
 
-    def thread() -> str | None:
+    def find_thread_id() -> str | None:
         found = (get_config().get("configurable") or {}).get("thread_id")
         if found is None:
             return None
@@ -65,12 +65,15 @@ def memory_tools(
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        known, key = memory(), _check_arguments(content, action, id)
+        user_memory, key = open_memory(), _check_arguments(content, action, id)
         with _report_errors():
             if action == "delete":
-                return _describe_change(action, known.retract(key))
+                return _describe_change(action, user_memory.retract(key))
             return _describe_change(
-                action, known.remember(content or "", thread=thread(), supersedes=_old(action, key))
+                action,
+                user_memory.remember(
+                    content or "", thread=find_thread_id(), supersedes=_list_superseded(action, key)
+                ),
             )
 
     async def amanage(
@@ -78,13 +81,14 @@ def memory_tools(
         action: ManageAction = "create",
         id: UUID | None = None,  # noqa: A002 - LangMem's name
     ) -> str:
-        known, key = memory(), _check_arguments(content, action, id)
+        user_memory, key = open_memory(), _check_arguments(content, action, id)
         with _report_errors():
             if action == "delete":
-                return _describe_change(action, await known.aretract(key))
-            supersedes = _old(action, key)
+                return _describe_change(action, await user_memory.aretract(key))
+            supersedes = _list_superseded(action, key)
             return _describe_change(
-                action, await known.aremember(content or "", thread=thread(), supersedes=supersedes)
+                action,
+                await user_memory.aremember(content or "", thread=find_thread_id(), supersedes=supersedes),
             )
 
     def search(
@@ -94,7 +98,7 @@ def memory_tools(
         filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
     ) -> tuple[str, list[Remembered]]:
         with _report_errors():
-            return _list_found(memory().recall(query, limit, offset=offset, filter=filter))
+            return _list_found(open_memory().recall(query, limit, offset=offset, filter=filter))
 
     async def asearch(
         query: str,
@@ -103,7 +107,7 @@ def memory_tools(
         filter: dict[str, Any] | None = None,  # noqa: A002 - LangMem's name
     ) -> tuple[str, list[Remembered]]:
         with _report_errors():
-            return _list_found(await memory().arecall(query, limit, offset=offset, filter=filter))
+            return _list_found(await open_memory().arecall(query, limit, offset=offset, filter=filter))
 
     return [
         StructuredTool.from_function(
@@ -133,7 +137,7 @@ def _report_errors() -> Iterator[None]:
         raise ToolException(str(error)) from error
 
 
-def _old(action: ManageAction, key: str) -> list[str]:
+def _list_superseded(action: ManageAction, key: str) -> list[str]:
     if action == "update":
         return [key]
     return []

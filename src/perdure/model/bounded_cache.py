@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 class BoundedCache(OrderedDict[K, V]):
     """The ``most`` entries that were set last, in that order. A read does not count: set an entry again to
-    keep it. Threads may set and remove entries at the same time."""
+    keep it. OS threads may set and remove entries at the same time."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -34,12 +34,13 @@ _DEFAULTS: tuple[object, ...] = (b"", (), None, None, False, (), [], None, (), U
 """Values of the body's last elements if they are left out."""
 
 _ASIDE = -16
-"""Offset of the index of a write that is set aside, which no slot of LangGraph has."""
+"""Offset that is added to the index of a write that is set aside: no index of LangGraph is as low."""
 
 
 class CarriedWrite(NamedTuple):
-    """A write of an ancestor that is no longer stored: its task, and the reference of its value. ``schema``
-    is the schema version that it was written by; a stored one has its checkpoint's."""
+    """A write on an ancestor that was removed: its task, and the reference of its value. ``schema`` is the
+    schema version that it was written by. It is not stored: the reader sets that of the checkpoint that
+    carries the write (``Carried.by``)."""
 
     task_id: str
     ref: bytes
@@ -47,15 +48,15 @@ class CarriedWrite(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """Data of removed ancestors that a DeltaChannel needs: a seed, and the writes since, in order. ``schema``
-    is the schema version that the seed was written by."""
+    """Data of removed ancestors that a DeltaChannel needs: a seed, and the writes after it, in order.
+    ``schema`` is the schema version that the seed was written by, not stored either."""
 
     seed: bytes | None
     writes: tuple[CarriedWrite, ...]
     schema: int = UNVERSIONED
 
     def by(self, schema: int) -> Carried:
-        """Return the same as stored by a checkpoint of a schema version."""
+        """Return the same data with this schema version, that of the checkpoint that stores it."""
         return Carried(self.seed, tuple(w._replace(schema=schema) for w in self.writes), schema)
 
 
@@ -67,20 +68,21 @@ class CheckpointRecord(NamedTuple):
 
     Attributes:
         seq: orders the checkpoints of a namespace by commit.
-        root: root checkpoint that a subgraph's metadata names; it need not be stored.
-        root_head: head of the root namespace when the subgraph's checkpoint was stored.
-        nonce: name of the loop that wrote it.
-        seen: loops whose writes on the parent that loop had loaded; a write by any other loop is not part of
-            this checkpoint's history.
+        root: for a subgraph's checkpoint, the root checkpoint that its metadata names; that one need not be
+            stored.
+        root_head: for a subgraph's checkpoint, the head of the root namespace when it was stored.
+        nonce: name of the loop that wrote this checkpoint.
+        seen: names of the other loops whose writes on the parent that loop had loaded; a write on the parent
+            by any further loop is not part of this checkpoint's history.
         cut: marks a parent link that a removal moved.
         deltas: channels whose value is not stored here but replayed from ancestors' writes.
-        carried: those writes, once the ancestors are gone.
-        prior: the head that this checkpoint replaced, stored or not, ``""`` if there was none; ``None`` if it
-            was the parent.
-        passed: removed root checkpoints between this one and its parent by which subgraphs' checkpoints still
-            have their place.
+        carried: the data from which ``deltas`` are replayed, by channel, once the ancestors are removed.
+        prior: the head that this checkpoint replaced, stored or not, ``""`` if there was none; ``None`` if
+            that head was the parent.
+        passed: removed root checkpoints between this one and its parent that subgraphs' checkpoints still
+            name as ``root`` or ``root_head``.
         schema: schema version of the application that stored it; not stored if it is the first.
-        blocks: blocks of packs in which its values are (``model.values.packs``): a hint, empty if not known.
+        blocks: blocks in whose packs its values are (``model.values.packs``): a hint, empty if not known.
     """
 
     namespace: str
@@ -124,8 +126,8 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def made_at(self) -> int | None:
-        """Time of its creation by its writer's clock in microseconds since 1970: that of its id, else its
-        ``ts``; ``None`` if neither is a time."""
+        """Time of its creation by its writer's clock, in microseconds since 1970: the time in its id, else
+        its ``ts``; ``None`` if neither is a time."""
         at = time_of(self.id)
         if at is None:
             try:
@@ -135,29 +137,29 @@ class CheckpointRecord(NamedTuple):
         return at
 
     def put(self, expect: Expectation = Expect.ANY) -> Put:
-        """Return the operation that stores it. A checkpoint stored again under its id replaces the first."""
+        """Return the operation that stores this checkpoint, in place of a stored one of the same id."""
         # Channels without a version come last.
         names = [*self.versions, *(name for name in self.refs if name not in self.versions)]
-        place = {name: i for i, name in enumerate(names)}
-        nodes = {node: i for i, node in enumerate(self.versions_seen)}
-        parts = [
+        positions = {name: i for i, name in enumerate(names)}
+        node_numbers = {node: i for i, node in enumerate(self.versions_seen)}
+        elements = [
             FORMAT,
             self.v,
             shorten_time(self.ts),
-            [shorten_name(name, nodes) for name in names],
+            [shorten_name(name, node_numbers) for name in names],
             list(self.versions.values()),
             [self.refs.get(name) for name in names],
             [
-                [shorten_name(node, {}), [place.get(ch, ch) for ch in seen], list(seen.values())]
+                [shorten_name(node, {}), [positions.get(ch, ch) for ch in seen], list(seen.values())]
                 for node, seen in self.versions_seen.items()
             ],
-            None if self.updated is None else [place.get(ch, ch) for ch in self.updated],
+            None if self.updated is None else [positions.get(ch, ch) for ch in self.updated],
             None if self.metadata == PLAIN_METADATA else self.metadata,
             shorten_nonce(self.nonce),
             *self.list_last_elements(),
         ]
         try:
-            body = ormsgpack.packb(parts)
+            body = ormsgpack.packb(elements)
         except TypeError as error:
             if "surrogates" in str(error):
                 raise ill_formed_error(
@@ -180,7 +182,7 @@ class CheckpointRecord(NamedTuple):
 
     def list_last_elements(self) -> tuple[object, ...]:
         """Return the body's optional elements, up to the last one that differs from its default."""
-        last: list[object] = [
+        elements: list[object] = [
             self.extra,
             tuple(map(shorten_nonce, self.seen)),
             self.root,
@@ -193,10 +195,10 @@ class CheckpointRecord(NamedTuple):
             self.schema,
             self.blocks,
         ]
-        count = len(last)
-        while count and last[count - 1] == _DEFAULTS[count - 1]:
+        count = len(elements)
+        while count and elements[count - 1] == _DEFAULTS[count - 1]:
             count -= 1
-        return tuple(last[:count])
+        return tuple(elements[:count])
 
     @classmethod
     def read(cls, record: Record) -> CheckpointRecord:
@@ -209,23 +211,23 @@ class CheckpointRecord(NamedTuple):
         if layout != FORMAT:
             raise Corrupt(f"checkpoint {checkpoint_id} has format {layout}; this release reads {FORMAT}")
         try:
-            return cls._of(record, parts)
+            return cls._decode(record, parts)
         except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise Corrupt(f"checkpoint {checkpoint_id} cannot be read: {error}") from error
 
     @classmethod
-    def _of(cls, record: Record, parts: list[Any]) -> CheckpointRecord:
+    def _decode(cls, record: Record, parts: list[Any]) -> CheckpointRecord:
         namespace, checkpoint_id = record.key
-        v, ts, short_names, versions, found, seen_nodes, updated, metadata, nonce, *last = parts
+        v, ts, short_names, versions, listed_refs, seen_nodes, updated, metadata, nonce, *last = parts
         last += _DEFAULTS[len(last) :]
         extra, seen, root, root_head, cut, deltas, carried, prior, passed, schema, blocks = last
-        nodes = [expand_name(node, ()) for node, _, _ in seen_nodes]
-        names = [expand_name(name, nodes) for name in short_names]
+        node_names = [expand_name(node, ()) for node, _, _ in seen_nodes]
+        names = [expand_name(short, node_names) for short in short_names]
 
-        def name(place: int | str) -> str:
-            if isinstance(place, int):
-                return names[place]
-            return place
+        def expand_position(position: int | str) -> str:
+            if isinstance(position, int):
+                return names[position]
+            return position
 
         fields = record.fields
         return cls(
@@ -239,12 +241,12 @@ class CheckpointRecord(NamedTuple):
             v=v,
             ts=expand_time(ts),
             versions=dict(zip(names[: len(versions)], versions, strict=True)),
-            refs={n: ref for n, ref in zip(names, found, strict=True) if ref is not None},
+            refs={n: ref for n, ref in zip(names, listed_refs, strict=True) if ref is not None},
             versions_seen={
-                node: dict(zip(map(name, chs), vers, strict=True))
-                for node, (_, chs, vers) in zip(nodes, seen_nodes, strict=True)
+                node: dict(zip(map(expand_position, chs), vers, strict=True))
+                for node, (_, chs, vers) in zip(node_names, seen_nodes, strict=True)
             },
-            updated=None if updated is None else tuple(map(name, updated)),
+            updated=None if updated is None else tuple(map(expand_position, updated)),
             metadata=PLAIN_METADATA if metadata is None else metadata,
             extra=extra,
             nonce=expand_nonce(nonce),
@@ -264,23 +266,23 @@ class CheckpointRecord(NamedTuple):
         )
 
     def references(self) -> list[bytes]:
-        """Return every reference that this checkpoint holds."""
-        out = list(self.refs.values())
+        """Return the references of all values that this checkpoint has or carries."""
+        all_refs = list(self.refs.values())
         for carried in self.carried.values():
             if carried.seed is not None:
-                out.append(carried.seed)
-            out.extend(write.ref for write in carried.writes)
-        return out
+                all_refs.append(carried.seed)
+            all_refs.extend(write.ref for write in carried.writes)
+        return all_refs
 
 
 def is_set_aside(idx: int) -> bool:
-    """Return True if a slot is that of a write which another run has overwritten."""
+    """Return True for the slot of a write that is set aside, as another run has overwritten it."""
     return idx < _ASIDE
 
 
 class TaskSpan(NamedTuple):
-    """Time in which a task ran, in microseconds: ``waited`` from the creation of its checkpoint until a run
-    went on from there, 0 if the run had made it; ``took`` from then until the task ended."""
+    """Time in which a task ran, in microseconds: ``waited`` from the creation of its checkpoint until the
+    task's run loaded it, 0 if that run created it itself; ``took`` from then until the task ended."""
 
     waited: int
     took: int
@@ -289,11 +291,11 @@ class TaskSpan(NamedTuple):
 class PendingWrite(NamedTuple):
     """A write of a task. Its slot is (namespace, checkpoint, task, index).
 
-    If a run overwrites a write of another run, that one is set ``aside`` and restored by a rollback.
+    If a run overwrites a write of another run, the overwritten one is set ``aside``; a rollback restores it.
 
     Attributes:
-        version: the version of the slot's content; only reserved slots, below zero, are overwritten.
-        record_version: version of the record that holds it (``model.write_records``), 0 if it is not stored.
+        version: the version of the slot's content; only reserved slots (index below 0) are overwritten.
+        record_version: version of the record that holds this write (``model.write_records``), 0 if none does.
         span: when its task ran, ``None`` if that is not stored.
     """
 
@@ -319,12 +321,13 @@ class PendingWrite(NamedTuple):
 
     @property
     def aside(self) -> PendingWrite:
-        """The write as it is when set aside."""
+        """This write in the slot into which it is set aside."""
         return self._replace(idx=self.idx + _ASIDE, version=1)
 
     @property
     def sort_key(self) -> tuple[str, str, int]:
-        """Order in which a super-step applies its writes (LangGraph's ``writes_sort_key``)."""
+        """Sort key of the order in which a super-step applies its writes (LangGraph's
+        ``writes_sort_key``)."""
         return (self.task_path, self.task_id, self.idx)
 
 

@@ -61,8 +61,8 @@ def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
     """Return byte patterns for a prefilter: a value that meets the checked filter contains one of each group
     in its stored form.
 
-    Conditions without such a pattern are left out, so a value that contains all may still not meet the
-    filter.
+    Conditions without such a pattern are left out, so a value that contains a pattern of each group may
+    still not meet the filter.
     """
     out: list[tuple[bytes, ...]] = []
     for part in _find_required_parts(conditions):
@@ -73,17 +73,23 @@ def find_patterns(conditions: Filter) -> tuple[tuple[bytes, ...], ...]:
                 if others or sign not in ("$eq", "$in"):
                     continue
                 wanted = operand if sign == "$in" else [operand]
-            forms = [_list_forms(value) for value in wanted]
-            if forms and all(forms):
-                out.append(tuple(pack_data({name: form})[1:-1] for found in forms for form in found))
+            forms_by_value = [_list_forms(value) for value in wanted]
+            if forms_by_value and all(forms_by_value):
+                out.append(
+                    tuple(
+                        pack_data({name: form})[1:-1]
+                        for equal_forms in forms_by_value
+                        for form in equal_forms
+                    )
+                )
     return tuple(out)
 
 
 def bounds(conditions: Filter) -> tuple[Bound, ...]:
-    """Return bounds on top-level fields that every value keeps that meets a checked filter.
+    """Return bounds on top-level fields: every value that meets a checked filter keeps all of them.
 
-    A number is a little wider than the filter's, as databases read decimals less exactly than Python. A
-    value that keeps all bounds may still not meet the filter.
+    A bound that is a number is a little wider than the filter's, as databases read decimals less exactly than
+    Python. A value that keeps all bounds may still not meet the filter.
     """
     out: list[Bound] = []
     fields = [pair for part in _find_required_parts(conditions) for pair in part.items()]
@@ -94,7 +100,7 @@ def bounds(conditions: Filter) -> tuple[Bound, ...]:
             is_lower = sign in ("$gt", "$gte")
             if sign in _ORDERS and isinstance(operand, str):
                 # Text that reads as a number is compared with numbers too.
-                if _number(operand) is None and "\0" not in operand:
+                if _read_number(operand) is None and "\0" not in operand:
                     out.append(Bound(name, is_lower, operand))
             elif sign in ("$eq", *_ORDERS) and isinstance(operand, int | float) and abs(operand) < _EXACT:
                 slack = abs(operand) * _SLACK + _SLACK
@@ -116,7 +122,7 @@ def _list_forms(wanted: Any) -> list[Any]:
     """Return the values equal to a scalar that are stored differently; empty if they cannot be listed."""
     if isinstance(wanted, str):
         return [wanted]
-    # Beyond these a decimal has several integers that print as it does. NaN is not below them either.
+    # From this limit on, one float stands for several integers. NaN is not below the limit either.
     if not isinstance(wanted, int | float) or not abs(wanted) < _EXACT:
         return []
     forms: list[Any] = [wanted]
@@ -149,7 +155,7 @@ def _restore_infinite(data: Any, given: Any) -> Any:
     if isinstance(data, dict):
         return {name: _restore_infinite(part, given[name]) for name, part in data.items()}
     if isinstance(data, list):
-        return [_restore_infinite(part, of) for part, of in zip(data, given, strict=True)]
+        return [_restore_infinite(part, original) for part, original in zip(data, given, strict=True)]
     return data
 
 
@@ -165,7 +171,7 @@ def _check_fields(condition: Any, where: str) -> None:
     for name, part in condition.items():
         place = f"{where}[{name!r}]"
         if name in _JOINS:
-            for n, each in enumerate(_conditions(part, place)):
+            for n, each in enumerate(_require_conditions(part, place)):
                 _check_fields(each, f"{place}[{n}]")
         elif name == "$not":
             _check_fields(part, place)
@@ -174,29 +180,29 @@ def _check_fields(condition: Any, where: str) -> None:
         elif name.startswith("$"):
             raise ValueError(f"{where}: {name!r} is not an operator; between fields use $and, $or or $not")
         else:
-            _check(part, place)
+            _check_condition(part, place)
 
 
-def _conditions(operand: Any, where: str) -> list[Any]:
+def _require_conditions(operand: Any, where: str) -> list[Any]:
     if not isinstance(operand, list) or not operand:
         raise ValueError(f"{where} has a list of at least one condition, not {operand!r}")
     return operand
 
 
-def _check(condition: Any, where: str) -> None:
+def _check_condition(condition: Any, where: str) -> None:
     if isinstance(condition, list):
         for n, part in enumerate(condition):
-            _check(part, f"{where}[{n}]")
+            _check_condition(part, f"{where}[{n}]")
     if not isinstance(condition, dict):
         return
-    # Whether it compares the value itself, and not the fields of one.
-    compares = any(name.startswith("$") and name not in _LOGICAL for name in condition)
+    # True if the condition compares the value itself, false if it has conditions for its fields.
+    has_operators = any(name.startswith("$") and name not in _LOGICAL for name in condition)
     for name, operand in condition.items():
         if name in _JOINS:
-            for n, part in enumerate(_conditions(operand, f"{where}[{name!r}]")):
-                _check(part, f"{where}[{name!r}][{n}]")
-        elif name == "$not" or not compares:
-            _check(operand, f"{where}[{name!r}]")
+            for n, part in enumerate(_require_conditions(operand, f"{where}[{name!r}]")):
+                _check_condition(part, f"{where}[{name!r}][{n}]")
+        elif name == "$not" or not has_operators:
+            _check_condition(operand, f"{where}[{name!r}]")
         elif name not in _OPERATORS:
             raise ValueError(f"{where}: {name!r} is not an operator; use one of {', '.join(_OPERATORS)}")
         elif name in _LISTS and not isinstance(operand, list):
@@ -238,7 +244,7 @@ def _holds(name: str, value: Any, operand: Any) -> bool:
 
 
 def _make_comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:
-    left, right = _number(value), _number(operand)
+    left, right = _read_number(value), _read_number(operand)
     if left is not None and right is not None:
         return left, right
     if isinstance(value, str) and isinstance(operand, str):
@@ -246,7 +252,7 @@ def _make_comparable(value: Any, operand: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _number(value: Any) -> int | float | None:
+def _read_number(value: Any) -> int | float | None:
     if isinstance(value, str):
         try:
             return float(value)

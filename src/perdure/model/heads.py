@@ -2,7 +2,7 @@
 
 A put names its parent. It advances the thread if the parent is the head. It forks if the fork was declared:
 by the source ``fork`` in its metadata, or because its loop addressed a checkpoint that was not the head when
-it was loaded. Everything else lost a race. Ids are never compared.
+the loop loaded it. Any other put lost a race. The order of ids has no meaning.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ class Verdict(Enum):
 
 
 class LoadedHead(NamedTuple):
-    """The checkpoint that a loop addressed (``None`` if the thread was absent), true if it was the head then,
-    and the head's version."""
+    """Result of the load with which a loop began.
+
+    Attributes:
+        addressed: the checkpoint that was loaded, ``None`` if the thread was absent.
+        was_head: true if it was the head when it was loaded.
+        version: the version of the head's record at that time.
+    """
 
     addressed: str | None
     was_head: bool
@@ -39,8 +44,8 @@ class HeadClaim(NamedTuple):
     """Claim of a loop on the head that it loaded.
 
     The loop's first write moves the head from the version ``before`` to its own version ``after``. A rival
-    that loaded the same head then finds it claimed, so that one of the two gets every write and the other
-    none; otherwise each could win the slots that it reached first."""
+    that loaded the same head then finds it claimed, so that one of the two stores all of its writes and
+    the other none; without the claim each could win the slots that it reached first."""
 
     checkpoint_id: str
     before: int
@@ -65,8 +70,8 @@ def make_loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str
     on a checkpoint of an older version.
 
     Args:
-        drawn: The name, of letters and digits; empty for a write that no load preceded.
-        run_id: The run, if it is text.
+        drawn: The random name, of letters and digits; empty for a write that no load preceded.
+        run_id: The id of the run; ignored if it is not text.
         schema: The schema version of the application that writes.
     """
     if schema == UNVERSIONED:
@@ -74,7 +79,7 @@ def make_loop_name(drawn: str, run_id: object, schema: int = UNVERSIONED) -> str
     else:
         versioned = f"{drawn}{_SCHEMA}{schema}"
     if isinstance(run_id, str) and run_id:
-        return f"{versioned}.{_mark(run_id)}"
+        return f"{versioned}.{_digest_run(run_id)}"
     return versioned
 
 
@@ -93,20 +98,20 @@ def is_loop(nonce: str) -> bool:
 
 def are_of_one_run(nonce: str, other: str) -> bool:
     """Return True if two loops belong to one run, or both to none."""
-    return _mark_in(nonce) == _mark_in(other)
+    return _read_mark(nonce) == _read_mark(other)
 
 
 def belongs(nonce: str, run_ids: Iterable[str]) -> bool:
     """Return True if a loop belongs to one of these runs."""
-    found = _mark_in(nonce)
-    return bool(found) and any(found == _mark(run_id) for run_id in run_ids)
+    mark = _read_mark(nonce)
+    return bool(mark) and any(mark == _digest_run(run_id) for run_id in run_ids)
 
 
-def _mark(run_id: str) -> str:
+def _digest_run(run_id: str) -> str:
     return blake2b(run_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def _mark_in(nonce: str) -> str:
+def _read_mark(nonce: str) -> str:
     return nonce.partition(".")[2]
 
 

@@ -1,13 +1,14 @@
 """Rules of limits that processes share: what a process may use of a limit, given what all others hold of it.
 
-A limit has one state for each of its keys, e.g. for each user. It is changed as a whole, by compare-and-set.
-A process asks for a share ahead of its calls and hands it out by itself:
+A limit has one state for each of its keys, e.g. for each user. A state is changed as a whole, by
+compare-and-set. A process asks for a share ahead of its calls and hands it out to them by itself:
 
-- of a rate, a span of the time axis on which each permit has its moment. A permit may be used from its moment
-  on, for as long as the burst allows, and lapses then: so nothing has to be given back, a process that dies
-  loses at most its span, and in no window more is used than the burst and what the rate gives for the window;
+- of a rate, a span of time in which each permit has its moment. A permit may be used from its moment on, and
+  lapses after the time in which a burst gathers: so nothing has to be given back, a process that dies loses
+  at most its span, and in no window of time more is used than a burst and the rate times the window;
 - of a concurrency, places with a lease;
-- of a budget, an amount that is charged until it is settled. Amounts held by a process that died are spent.
+- of a budget, an amount that counts as used until the process has reported its spending. An amount held by a
+  process that died counts as spent.
 
 Times are microseconds of the database's clock, amounts of money millionths of the currency.
 """
@@ -26,26 +27,26 @@ from perdure.model.budget_days import day_of, find_spending_ends
 HORIZON_US = 1_000_000
 """How far ahead permits of a rate are given out."""
 LEASE_US = 3_000_000
-"""Duration of a process's lease on places and money; its demand counts as long."""
+"""Duration of a process's lease on places and money; its demand counts for the same time."""
 SKEW_US = 20_000
-"""Time by which a permit lapses early, as two processes know the database's time only that well."""
+"""Time by which a permit lapses early: processes know the database's time only to this precision."""
 MONEY = 1_000_000
 _MINUTE_US = 60_000_000
 _LONGEST_US = 100 * 366 * 24 * 60 * _MINUTE_US
 _CHUNK_CALLS, _CHUNK_PART = 8, 16
-"""Most that a process holds of a budget: so many calls, and this part of what is left."""
+"""Most that a process takes of a budget: the cost of so many calls, and such a fraction of the rest."""
 
 Target = Literal["model", "tool", "run"]
 AtEnd = Literal["refuse", "wait"]
 BY = ("user", "model", "tool", "graph", "assistant")
 AMOUNTS = ("of", "concurrency", "rate", "burst", "tokens", "budget", "timezone", "at_end")
-"""Fields of a limit that are stored with its state, so that who looks needs no configuration."""
+"""Fields of a limit that are stored with its state, so that a reader of the state needs no configuration."""
 _NOT_BY: Mapping[Target, tuple[str, ...]] = {"model": ("tool",), "tool": ("model",), "run": ("model", "tool")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedLimit:
-    """SharedLimit on calls of models or tools, or on runs, over all processes that use a database.
+    """Limit on calls of models or tools, or on runs, over all processes that use a database.
 
     Args:
         of: The limited work: calls within nodes, of a ``"model"`` or a ``"tool"``, or a whole ``"run"``,
@@ -142,8 +143,8 @@ class SharedLimit:
             "rate": self.burst_size * self.interval_us,
             "tokens": self.token_burst * self.token_interval_us,
         }
-        for name, gathers in bursts.items():
-            if gathers > _LONGEST_US:
+        for name, gather_us in bursts.items():
+            if gather_us > _LONGEST_US:
                 raise ValueError(
                     f"{name} is too low with {getattr(self, name):g} a minute: a burst would take more than "
                     "100 years to gather"
@@ -151,7 +152,7 @@ class SharedLimit:
 
     @property
     def amounts(self) -> dict[str, Any]:
-        """The fields that say how much it allows, for ``with_amounts`` and to be shown."""
+        """The fields that say how much the limit allows, for ``with_amounts`` and for display."""
         return {name: value for name in AMOUNTS if (value := getattr(self, name)) is not None}
 
     def with_amounts(self, amounts: Mapping[str, Any]) -> SharedLimit:
@@ -162,15 +163,15 @@ class SharedLimit:
         return self
 
     def counts(self, name: str, graph: str) -> bool:
-        """Return True if a call of a model or tool, or a run, of a graph counts towards it."""
-        # Only what comes before the first colon can be a provider: names of models have colons, too.
+        """Return True if a call of a model or tool in a graph, or a run of the graph, counts towards it."""
+        # Only the part before the first colon can be a provider: names of models have colons, too.
         cheaper = self.cheaper or ""
-        is_spared = bool(cheaper) and name in (cheaper, cheaper.partition(":")[2] or cheaper)
-        return _fits(name, self.names) and self.is_of(graph) and not is_spared
+        is_cheaper_model = bool(cheaper) and name in (cheaper, cheaper.partition(":")[2] or cheaper)
+        return _matches_any(name, self.names) and self.is_of(graph) and not is_cheaper_model
 
     def is_of(self, graph: str) -> bool:
-        """Return True if runs of a graph or their calls may count towards it."""
-        return _fits(graph, self.graphs)
+        """Return True if runs of a graph, or calls in them, may count towards the limit."""
+        return _matches_any(graph, self.graphs)
 
     @property
     def interval_us(self) -> float:
@@ -193,8 +194,8 @@ class SharedLimit:
         return max(2, math.ceil((self.tokens or 1) / 12))
 
 
-def _fits(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, one) for one in patterns)
+def _matches_any(name: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 class LimitPart(NamedTuple):
@@ -207,9 +208,9 @@ class LimitPart(NamedTuple):
         turn: Time by which processes take turns where there are fewer places than processes.
         calls: Calls that it would begin within the horizon.
         tokens: Tokens that it would use within the horizon.
-        users: Users who wait in it.
+        users: Number of users who wait in it.
         money: Amount of the budget that it holds.
-        waiting: Number of calls or runs that waited in it when it asked.
+        waiting: Number of calls or runs that waited in it when it asked last.
     """
 
     until: int
@@ -224,7 +225,7 @@ class LimitPart(NamedTuple):
 
 
 class LimitState(NamedTuple):
-    """LimitState of a limit for one key.
+    """State of a limit for one key.
 
     Attributes:
         at: Time of the last change.
@@ -271,14 +272,13 @@ class Demand(NamedTuple):
         wants: Places that it would use, those in use included.
         calls: Permits of the rate to be given now.
         tokens: Tokens to be given now.
-        calls_ahead: Calls that it would begin within the horizon; ``calls_ahead`` may exceed what it asks for
-            now, as it may have some.
-        tokens_ahead: The same of tokens.
-        users: Users who wait in it.
+        calls_ahead: Calls that it would begin within the horizon, also with permits that it has.
+        tokens_ahead: Tokens that it would use within the horizon, likewise.
+        users: Number of users who wait in it.
         waiting: Number of calls or runs that wait in it.
         paid: Money that was spent since it asked the last time.
         reserved: Money of calls that are under way.
-        needs_money: True if calls wait for it.
+        needs_money: True if calls wait for money.
         dearest: Highest cost of its calls.
         mean_tokens: Average number of tokens of its calls, 0 if it had none.
     """
@@ -311,15 +311,16 @@ class Share(NamedTuple):
 
     Attributes:
         calls: Permits of the rate.
-        tokens: Tokens.
+        tokens: Permits of tokens.
         places: Places that it holds until the lease ends.
         allotted: Places that it may fill while others wait, at most ``places``.
         money: Amount of the budget that it holds.
-        dearest: Amount that a call takes of it; 0 if unknown: then one call at a time may begin.
+        dearest: Amount of the budget to set aside for a call; 0 if unknown: then calls begin one by one.
+        mean_tokens: Average number of tokens of a call, 0 if none is known.
         until: Time at which places and money are lost.
-        again: Time at which more of the refused demand may be granted, ``None`` if all was granted.
+        again: Time at which more of the demand may be granted, ``None`` if all was granted.
         day_ends: Time at which a used up budget is reset, ``None`` if it is not used up.
-        frees_at: Time at which the first lease of another ends, whose places are free then if that died;
+        frees_at: Earliest end of another process's lease: its places are free then if that process died;
             ``None`` if all places that were asked for were given.
     """
 
@@ -337,15 +338,15 @@ class Share(NamedTuple):
 
 
 def compute_fair_share(capacity: float, demands: Mapping[str, tuple[float, float]], name: str) -> float:
-    """Return the share of one process of a capacity that several divide, each with a demand and a weight. A
+    """Return one process's share of a capacity that several divide, each with a demand and a weight. A
     process that needs less than its share leaves the rest to the others."""
     left, others = capacity, dict(demands)
     while others:
         unit = max(0.0, left) / sum(weight for _, weight in others.values())
-        met = [each for each, (demand, weight) in others.items() if demand <= unit * weight]
-        if not met:
+        satisfied = [each for each, (demand, weight) in others.items() if demand <= unit * weight]
+        if not satisfied:
             return unit * others[name][1]
-        for each in met:
+        for each in satisfied:
             demand, _ = others.pop(each)
             left -= demand
             if each == name:
@@ -354,20 +355,20 @@ def compute_fair_share(capacity: float, demands: Mapping[str, tuple[float, float
 
 
 class RateLeft(NamedTuple):
-    """Rest of a rate: how many may begin ``now``, and the time ``at`` which one may."""
+    """Rest of a rate: how many may begin ``now``, and the time ``at`` which the first one may."""
 
     now: int
     at: int
 
 
 def compute_rate_left(moment: int, interval: float, burst: int, now: int) -> RateLeft:
-    """Return the rest of a rate whose next permit has this moment."""
+    """Return the rest of a rate whose next permit has the moment ``moment``."""
     start = max(moment, _find_earliest(now, interval, burst))
     return RateLeft(0 if start > now else math.floor((now - start) / interval) + 1, max(now, start))
 
 
 def find_blank_time(limit: SharedLimit, state: LimitState, now: int) -> int:
-    """Return the time from which a state says nothing more than its absence would, if it is not changed."""
+    """Return the time from which an unchanged state has no effect any more, as if it were absent."""
     state = drop_expired(limit, state, now)
     ends = [part.until for part in state.parts.values()]
     ends += _list_spending_ends(limit, state, now)
@@ -388,11 +389,11 @@ def _list_spending_ends(limit: SharedLimit, state: LimitState, now: int) -> list
 
 
 def is_blank(limit: SharedLimit, state: LimitState, now: int) -> bool:
-    """Return True if a state says nothing more than its absence would."""
-    is_paid = bool(_list_spending_ends(limit, state, now))
-    is_early = state.next_call > _find_earliest(now, limit.interval_us, limit.burst_size)
-    is_early |= state.next_token > _find_earliest(now, limit.token_interval_us, limit.token_burst)
-    return not state.parts and not is_paid and not is_early
+    """Return True if a state has no effect: the limit allows the same without it."""
+    has_spending = bool(_list_spending_ends(limit, state, now))
+    has_future_permits = state.next_call > _find_earliest(now, limit.interval_us, limit.burst_size)
+    has_future_permits |= state.next_token > _find_earliest(now, limit.token_interval_us, limit.token_burst)
+    return not state.parts and not has_spending and not has_future_permits
 
 
 def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tuple[LimitState, Share]:
@@ -429,7 +430,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
     places = allotted = turn = 0
     frees_at = None
     if limit.concurrency is not None:
-        places, allotted, turn = _places(limit.concurrency, parts, mine, demand, now)
+        places, allotted, turn = _divide_places(limit.concurrency, parts, mine, demand, now)
         if (not places and demand.wants) or places < min(allotted, demand.wants):
             again.append(now + _LOOK_US)
         if places < demand.wants:
@@ -448,7 +449,7 @@ def take(limit: SharedLimit, state: LimitState, demand: Demand, now: int) -> tup
                 again.append(now + _LOOK_US)
     part = ask._replace(places=places, turn=turn, money=money)
     if is_unchanged(mine, part, now) and not (calls.size or tokens.size or demand.paid):
-        # It waits, as before.
+        # It waits as before, and the state need not be written.
         until = min(until, mine.until)
         mean = state.mean_tokens
         return state, Share(
@@ -495,21 +496,22 @@ _LOOK_US = 200_000
 
 
 def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
-    """Return a state without what is over: leases, the day, and moments that a clock set back left behind."""
+    """Return a state without expired leases, for the current day, and without moments that are too far ahead
+    because a clock was set back."""
     live = {
         name: part._replace(until=min(part.until, now + LEASE_US))
         for name, part in state.parts.items()
         if now < part.until
     }
-    dead = sum(part.money for name, part in state.parts.items() if name not in live)
-    state = state._replace(parts=live, spent=state.spent + dead)
+    lost_money = sum(part.money for name, part in state.parts.items() if name not in live)
+    state = state._replace(parts=live, spent=state.spent + lost_money)
     if limit.budget is not None and (day := day_of(limit.timezone, now)[0]) != state.day:
         if day > state.day:
-            # A share ends with its day, except one granted before a clock was set back over midnight.
+            # Money that a process holds lapses with its day, unless a clock was set back over midnight.
             live = {name: part._replace(money=0) for name, part in live.items()}
         spent = state.other_spent if day == state.other_day else 0
         state = state._replace(day=day, spent=spent, other_day=state.day, other_spent=state.spent, parts=live)
-    # Nothing is given further ahead than the horizon and a span behind it.
+    # A span of permits begins at most a horizon ahead, and is at most a horizon long.
     furthest = now + 2 * HORIZON_US
     return state._replace(
         next_call=min(state.next_call, furthest + math.ceil(limit.interval_us)),
@@ -520,58 +522,58 @@ def drop_expired(limit: SharedLimit, state: LimitState, now: int) -> LimitState:
 
 
 _USABLE_US = 200_000
-"""Time for which a permit can be used at least when it is given."""
+"""Least time for which a permit can still be used when it is given."""
 
 
 def _find_earliest(now: int, interval: float, burst: int) -> int:
-    """Return the earliest moment of a permit that is given now: what gathers in a pause is a burst."""
+    """Return the earliest moment of a permit that is given now; the past ones were gathered in a pause."""
     lasts = math.floor((burst - 1) * interval)
     return now - lasts + min(_USABLE_US, lasts // 2)
 
 
 def _space_permits(
     moment: int,
-    how: tuple[float, int],
+    rate: tuple[float, int],
     wanted: int,
     loads: Mapping[str, tuple[float, float]],
     owner: str,
     now: int,
 ) -> tuple[int, PermitSpan, list[int]]:
-    """Give permits of a rate. Return the next moment, the permits, and when there are more if these are not
-    all that were wanted."""
-    interval, burst = how
+    """Give permits of a rate. Return the moment of the next permit, the given ones, and, if they are not all
+    that were wanted, the time at which there are more; otherwise no time."""
+    interval, burst = rate
     start = max(moment, _find_earliest(now, interval, burst))
     if start > now + HORIZON_US:
         return moment, PermitSpan(0, 0), [start - HORIZON_US]
-    # Permits gathered in a pause are divided, too.
-    capacity = (HORIZON_US + max(0, now - start)) / interval
-    share = max(1, math.ceil(compute_fair_share(capacity, loads, owner)))
+    # Permits gathered in a pause are divided among the processes, too.
+    available = (HORIZON_US + max(0, now - start)) / interval
+    share = max(1, math.ceil(compute_fair_share(available, loads, owner)))
     count = min(wanted, share)
     after = start + math.ceil(count * interval)
     return after, PermitSpan(start, count), [max(now, after - HORIZON_US)] if count < wanted else []
 
 
-def _places(
-    most: int, parts: Mapping[str, LimitPart], mine: LimitPart, demand: Demand, now: int
+def _divide_places(
+    capacity: int, parts: Mapping[str, LimitPart], mine: LimitPart, demand: Demand, now: int
 ) -> tuple[int, int, int]:
     """Return the places that a process holds from now on, how many it may fill, and its turn."""
-    free = most - sum(part.places for part in parts.values())
+    free = capacity - sum(part.places for part in parts.values())
     turn = mine.turn if mine.wants else now
     asks = {name: part for name, part in parts.items() if part.wants}
     asks[demand.owner] = mine._replace(wants=demand.wants, turn=turn, users=demand.users)
     loads = {name: (float(part.wants), float(max(1, part.users))) for name, part in asks.items()}
-    shares = {name: math.floor(compute_fair_share(most, loads, name) + 1e-9) for name in asks}
-    over = most - sum(shares.values())
+    shares = {name: math.floor(compute_fair_share(capacity, loads, name) + 1e-9) for name in asks}
+    spare = capacity - sum(shares.values())
 
-    def order(name: str) -> tuple[int, int]:
+    def rank(name: str) -> tuple[int, int]:
         part = asks[name]
         return (1 if not part.places else 0 if now < part.turn else 2), part.turn
 
-    # Who has just got a place keeps it for a while, then those who have waited longest come.
-    for name in sorted(asks, key=order):
-        if over > 0 and asks[name].wants > shares[name]:
+    # A process that has just got a place keeps it for a while; next come those that have waited longest.
+    for name in sorted(asks, key=rank):
+        if spare > 0 and asks[name].wants > shares[name]:
             shares[name] += 1
-            over -= 1
+            spare -= 1
     allotted = shares[demand.owner]
     places = max(demand.in_use, min(demand.wants, allotted, free))
     if places and not mine.places:
@@ -590,7 +592,7 @@ def _divide_money(left: int, held: int, demand: Demand, dearest: int) -> int:
         chunk = max(dearest, min(left // _CHUNK_PART, dearest * _CHUNK_CALLS))
         return min(left, demand.reserved + chunk)
     if left > 0 and held == 0 and not demand.reserved:
-        # The only call that may exceed what is left. Nothing can be set aside for an unknown cost.
+        # One call alone may begin though it may exceed the rest. For an unknown cost only 1 is set aside.
         return min(left, dearest or 1)
     if demand.reserved:
         return min(max(0, left), demand.reserved)

@@ -9,10 +9,11 @@ from perdure.model.records import Key, Kind
 
 
 def merge(commits: Iterable[Commit]) -> Commit | None:
-    """Return the commit that is accepted exactly when all of these would be, in order and with nothing in
-    between, and that has the same result.
+    """Return the commit that is accepted exactly if all of these, made in order with nothing in between,
+    would be, and that has the same result.
 
-    ``None`` if they touch one record in ways for which there is no such commit, or none worth the effort.
+    ``None`` if two of them touch the same record in ways that cannot be merged, or for which merging is not
+    worth the effort.
     """
     ops: dict[tuple[Kind, Key], Op] = {}
     statements: list[ApplicationStatement] = []
@@ -23,19 +24,19 @@ def merge(commits: Iterable[Commit]) -> Commit | None:
         partition = commit.partition
         statements += commit.statements
         for op in commit.ops:
-            at = op[:2]
-            before = ops.get(at)
-            both = op if before is None else _merge_two(before, op)
-            if both is None:
+            place = op[:2]
+            earlier = ops.get(place)
+            merged = op if earlier is None else _merge_two(earlier, op)
+            if merged is None:
                 return None
-            ops[at] = both
+            ops[place] = merged
     if partition is None:
         return None
     return Commit(partition, tuple(ops.values()), tuple(statements))
 
 
 def _merge_two(first: Op, second: Op) -> Op | None:
-    """Return one operation for two on the same record, ``None`` if there is none."""
+    """Return one operation for two on the same record, ``None`` if they cannot be merged."""
     if first == second and (first.expect is Expect.ANY or isinstance(first, Check)):
         return first
     if isinstance(first, Delete) or isinstance(second, Delete) or first.kind.grows is not None:

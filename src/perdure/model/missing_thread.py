@@ -1,4 +1,4 @@
-"""Error about a thread that does not exist, with the commands that list what does."""
+"""Error about a thread that does not exist, with the commands that list the existing ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perdure.model.records import Partition
 
 
 def missing_thread(partition: Partition) -> NotFound:
-    """Return the error about a thread that does not exist, in its tenant or at all."""
+    """Return the error about a thread that its tenant, or the database without tenants, does not have."""
     if partition.tenant:
         return NotFound(
             f"tenant {partition.tenant!r} has no thread {partition.thread!r}; "

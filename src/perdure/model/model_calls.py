@@ -1,4 +1,4 @@
-"""Calls of models by the tokens that their providers counted, and what they cost by a table of prices."""
+"""Model calls: the tokens that their providers counted, and their cost by a table of prices."""
 
 from __future__ import annotations
 
@@ -110,46 +110,46 @@ def calls_in(value: object, depth: int = 0) -> list[ModelCall]:
         return []
     fields: dict[Any, Any] = value
     if isinstance(fields.get("usage_metadata"), dict):
-        call = _call(fields)
+        call = _read_call(fields)
         if call is None:
             return []
         return [call]
     return [call for each in fields.values() for call in calls_in(each, depth + 1)]
 
 
-def _call(message: Mapping[Any, Any]) -> ModelCall | None:
+def _read_call(message: Mapping[Any, Any]) -> ModelCall | None:
     usage = message["usage_metadata"]
-    into, out = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
-    if not into and not out:
+    prompt, answer = _read_count(usage.get("input_tokens")), _read_count(usage.get("output_tokens"))
+    if not prompt and not answer:
         return None
-    about = message.get("response_metadata")
-    names = about if isinstance(about, dict) else {}
+    metadata = message.get("response_metadata")
+    names = metadata if isinstance(metadata, dict) else {}
     model = names.get("model_name") or names.get("model") or names.get("model_id")
     name = message.get("id")
-    of_input, of_output = usage.get("input_token_details"), usage.get("output_token_details")
-    of_input = of_input if isinstance(of_input, dict) else {}
-    of_output = of_output if isinstance(of_output, dict) else {}
+    input_details, output_details = usage.get("input_token_details"), usage.get("output_token_details")
+    input_details = input_details if isinstance(input_details, dict) else {}
+    output_details = output_details if isinstance(output_details, dict) else {}
     return ModelCall(
         name if isinstance(name, str) else None,
         model if isinstance(model, str) else None,
-        into,
-        out,
-        _count(of_input.get("cache_read")),
-        _count(of_input.get("cache_creation")),
-        _count(of_output.get("reasoning")),
+        prompt,
+        answer,
+        _read_count(input_details.get("cache_read")),
+        _read_count(input_details.get("cache_creation")),
+        _read_count(output_details.get("reasoning")),
     )
 
 
-def _count(value: object) -> int:
+def _read_count(value: object) -> int:
     if type(value) is int and 0 <= value < _INT_MAX:
         return value
     return 0
 
 
 def dedupe_calls(calls: Iterable[ModelCall]) -> list[ModelCall]:
-    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the one above. A
-    call without an id (calls of chat models have one) cannot be distinguished from others: it counts each
-    time."""
+    """Return the calls, each once: an answer may be stored by the task of a subgraph and by the task above
+    it. A call without an id (calls of chat models have one) cannot be distinguished from others: it counts
+    each time."""
     seen: set[str] = set()
     out: list[ModelCall] = []
     for call in calls:
@@ -161,19 +161,19 @@ def dedupe_calls(calls: Iterable[ModelCall]) -> list[ModelCall]:
 
 
 def with_inner(calls: Iterable[ModelCall], inner: Iterable[ModelCall]) -> list[ModelCall]:
-    """Return the calls of a task with those of its subgraphs, each once. A call without an id in a subgraph
-    may have got one above it: it is identified with a call that has an id and the same counts."""
+    """Return the calls of a task with those of its subgraphs, each once. A call that has no id in a subgraph
+    may have got one in the task above: a call of the task with an id and the same counts is taken for it."""
     own, inner = list(calls), list(inner)
-    found = dedupe_calls((*inner, *own))
-    above = Counter(call[1:] for call in own if call.id is not None)
-    above.subtract(Counter(call[1:] for call in dedupe_calls(inner) if call.id is not None))
-    out: list[ModelCall] = []
-    for call in found:
-        if call.id is None and call not in own and above[call[1:]] > 0:
-            above[call[1:]] -= 1
+    all_calls = dedupe_calls((*inner, *own))
+    unmatched = Counter(call[1:] for call in own if call.id is not None)
+    unmatched.subtract(Counter(call[1:] for call in dedupe_calls(inner) if call.id is not None))
+    distinct: list[ModelCall] = []
+    for call in all_calls:
+        if call.id is None and call not in own and unmatched[call[1:]] > 0:
+            unmatched[call[1:]] -= 1
         else:
-            out.append(call)
-    return out
+            distinct.append(call)
+    return distinct
 
 
 def show_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
@@ -184,12 +184,12 @@ def show_call(call: ModelCall, prices: Prices) -> dict[str, Any]:
 
 
 def total(calls: Sequence[ModelCall], prices: Prices) -> dict[str, Any]:
-    """Return the tokens of calls as JSON data, with what they cost.
+    """Return the sums of the tokens and of the cost of calls as JSON data.
 
     Returns:
         ``calls``, ``input``, ``output``, ``cache_read``, ``cache_write`` and ``reasoning`` are counts.
-        ``cost`` counts the calls whose models have prices, ``None`` if none has; ``unpriced`` are the models
-        of the others, by name.
+        ``cost`` is the cost of the calls whose models have prices, ``None`` if no model has one; ``unpriced``
+        are the names of the models without a price.
     """
     priced = [(call, prices.of(call.model)) for call in calls]
     costs = [price.cost(call) for call, price in priced if price is not None]

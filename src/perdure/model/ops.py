@@ -56,9 +56,9 @@ class Range(NamedTuple):
 class Put(NamedTuple):
     """Write one record. ``version`` is the version that the record has afterwards.
 
-    ``keep`` names a field whose value in ``fields`` is the current time. A record that is overwritten
-    keeps its own value of it, unless its kind ``expires`` and it has expired by then. Only a driver for which
-    ``Capabilities.keeps_fields`` is true takes a put with ``keep``.
+    ``keep`` names a field whose value in ``fields`` is the current time. If a record is overwritten, the
+    field keeps the stored value, unless the stored record has expired by that time (its kind ``expires``).
+    Only a driver for which ``Capabilities.keeps_fields`` is true takes a put with ``keep``.
     """
 
     kind: Kind
@@ -98,8 +98,8 @@ class ApplicationStatement:
         text: The text that the application gave, for errors; it has no values of parameters.
         sql: The text that is executed.
         values: The values of its parameters.
-        types: Numbers of their types, where the driver sends them.
-        formats: Numbers of their formats, likewise.
+        types: Numbers of the values' types, if the driver sends these.
+        formats: Numbers of the values' formats, if the driver sends these.
         size: Bytes of text and values.
     """
 
@@ -111,7 +111,7 @@ class ApplicationStatement:
     size: int
 
 
-_place = itemgetter(0, 1)
+_get_place = itemgetter(0, 1)
 """Kind and key of an operation."""
 
 
@@ -131,7 +131,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Effect[tuple[tuple[Record, ...], ...]]):
-    """Read from one partition, consistent and after every acknowledged write; one tuple an item, in order."""
+    """Read one consistent state of a partition, with every acknowledged write. The answer has a tuple for
+    each item, in order."""
 
     partition: Partition
     items: tuple[Get | Range, ...]
@@ -146,18 +147,18 @@ class Stage(Effect[None]):
 
     @property
     def ops(self) -> tuple[Put, ...]:
-        """The chunks, under the name that a commit's operations have."""
+        """The puts, under the name that a ``Commit`` has for its operations."""
         return self.puts
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(Effect[Committed | Refused]):
-    """Write to one partition, all or nothing, durable before the answer. One operation for each key.
+    """Write to one partition, all or nothing, durable before the answer. At most one operation a key.
 
     ``statements`` are executed after the operations, in order and in the same transaction, by a driver with
-    ``Capabilities.statements``; if the expectations do not hold they are not. If one fails,
-    ``StatementRefused`` is raised, and the commit has no effect. The operations of a commit with statements
-    have to be refused if it was applied before.
+    ``Capabilities.statements``; they are not executed if an expectation fails. If a statement fails,
+    ``StatementRefused`` is raised, and the commit has no effect. In a commit with statements the expectations
+    have to be such that the commit is refused if it was applied before.
     """
 
     partition: Partition
@@ -165,7 +166,7 @@ class Commit(Effect[Committed | Refused]):
     statements: tuple[ApplicationStatement, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(set(map(_place, self.ops))) != len(self.ops):
+        if len(set(map(_get_place, self.ops))) != len(self.ops):
             raise ValueError("a commit holds at most one operation a key")
 
 
@@ -173,8 +174,8 @@ class ListedThread(NamedTuple):
     """A thread's row in the listing.
 
     Times are microseconds since 1970; ``status`` is ``unsure`` if it can only be found by reading the thread.
-    ``serial`` orders threads of the same time. ``number`` is the thread's place in a page that leaves threads
-    out, counted from 1 with these, and 0 in any other page.
+    ``serial`` orders threads of the same time. In a page that leaves out threads (``FindListed.copies``),
+    ``number`` is the thread's place, counted from 1 with those left out; in any other page it is 0.
     """
 
     created_at: int
@@ -192,8 +193,9 @@ class ListedPlace(NamedTuple):
 
 
 class CopyCondition(NamedTuple):
-    """Condition that a thread's copy in a server's index (``LISTED``) does not meet if it ends with
-    ``ending`` and lacks all texts of one of the groups in ``holding``. A sealed copy ends otherwise."""
+    """Condition on a thread's copy in a server's index (``LISTED``). A copy violates it if it ends with
+    ``ending`` and contains no text of one of the groups in ``holding``. An encrypted copy ends otherwise, so
+    it never does."""
 
     ending: bytes
     holding: tuple[tuple[bytes, ...], ...]
@@ -215,8 +217,14 @@ class RankedItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexHit:
-    """A hint from an index: a partition, with the record's key and fields if the index is of records, with
-    the listing row, if there is one, if it is of threads, and with the item's rank if it is of vectors."""
+    """A hint from an index.
+
+    Attributes:
+        partition: The partition that was found.
+        record: The record with its key and fields, from an index of records.
+        listed: The thread's row in the listing, if there is one, from an index of threads.
+        ranked: The item's rank, from an index of vectors.
+    """
 
     partition: Partition
     record: Record | None = None
@@ -227,9 +235,9 @@ class IndexHit:
 class Bound(NamedTuple):
     """Lower bound of a field of an item's value if ``is_lower``, otherwise upper bound; inclusive.
 
-    Text satisfies every bound that is a number; numbers violate a bound that is text, and text is compared by
-    code points. An absent field violates every bound. ``name`` consists of ASCII letters, digits and
-    underscores.
+    Text satisfies every bound that is a number, and a number violates every bound that is text. Texts are
+    compared by code points. An absent field violates every bound. ``name`` consists of ASCII letters, digits
+    and underscores.
     """
 
     name: str
@@ -249,9 +257,9 @@ class ItemPlace(NamedTuple):
 class Find(Effect[tuple[IndexHit, ...]]):
     """Base of the reads across partitions, of one tenant or, with ``None``, of all.
 
-    The answer is at most ``limit`` hints, which the next commit verifies; a partition may be found empty. A
-    driver performs ``FindThreads`` and the subclasses of ``FindRecords``; its capabilities say which of the
-    others it performs.
+    The answer is at most ``limit`` hints. A hint may be out of date, even its partition may be gone, so the
+    commit that relies on it verifies it. A driver performs ``FindThreads`` and the subclasses of
+    ``FindRecords``; its capabilities say which of the other requests it performs.
     """
 
     tenant: str | None
@@ -260,8 +268,9 @@ class Find(Effect[tuple[IndexHit, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class FindThreads(Find):
-    """Find the partitions of a space behind ``after``, in order of tenant and name, whose name starts with
-    ``prefix``, which ends in an ASCII character. No other request orders partitions by their names."""
+    """Find, in one space, the partitions whose name starts with ``prefix``, after the partition ``after`` in
+    the order of tenant and name. ``prefix`` ends in an ASCII character. No other request orders partitions by
+    their names."""
 
     space: str = THREADS
     prefix: str = ""
@@ -270,11 +279,11 @@ class FindThreads(Find):
 
 @dataclass(frozen=True, slots=True)
 class FindListed(Find):
-    """Find a tenant's threads by the time ``by``, those with a status if one is given, past the first
-    ``skip``, without the runtime's own (``INTERNAL``). Needs ``Capabilities.has_listing``.
+    """Find a tenant's threads in the order of the time ``by``, without the runtime's own (``INTERNAL``): only
+    those with ``status`` if it is given, and without the first ``skip``. Needs ``Capabilities.has_listing``.
 
     ``last`` is the end of the page before: only threads after it are found. A page has the next ``limit``
-    threads, or, with ``copies``, those of them whose copies do not violate that condition, and the last one.
+    threads. With ``copies`` it leaves out those whose copies violate that condition, except the last one.
     """
 
     status: str = ""
@@ -290,7 +299,7 @@ class FindListed(Find):
 
 
 class FindRecords(Find, ABC):
-    """Base of the finds of records of a kind by the field that it has indexed, in its order."""
+    """Base of the requests that find records of a kind by its indexed field, in the order of that field."""
 
     __slots__ = ()
     kind: ClassVar[Kind]
@@ -316,7 +325,7 @@ class FindRuns(FindRecords):
 @dataclass(frozen=True, slots=True)
 class FindDue(FindRecords):
     """Find the queue records whose ``due_at`` is at or below ``until`` and, if given, at or above ``since``,
-    those due longest first. Only their key and ``due_at`` are promised."""
+    the earliest first. Only their key and ``due_at`` are promised."""
 
     kind = LANE
     until: int
@@ -342,13 +351,13 @@ class FindExpired(FindRecords):
 
 @dataclass(frozen=True, slots=True)
 class FindItems(Find):
-    """Find the store's items with their bodies, last written first and past the first ``skip``, in the
+    """Find the store's items with their bodies, last written first and without the first ``skip``, in the
     namespaces whose name starts with ``prefix``: those that have not expired at ``until`` and whose body
-    contains one of each of the ``holding``. Needs ``Capabilities.searches_items``.
+    contains a text of each group in ``holding``. Needs ``Capabilities.searches_items``.
 
     ``last`` is the end of the page before: only items after it are found. Items that violate one of the
-    ``bounds`` may be found or left out, whichever is cheaper. Ranges would read every item of a namespace to
-    find a few.
+    ``bounds`` may be found or left out, whichever is cheaper. A ``Range`` would have to read every item of a
+    namespace to find a few.
     """
 
     prefix: str
@@ -381,15 +390,16 @@ class FindNearest(Find):
 
 @dataclass(frozen=True, slots=True)
 class FindOutdated(Find):
-    """Find the namespaces whose name starts with ``prefix`` with entries of the search index that are of none
-    of the ``models``, once for each item. Goes with ``FindNearest``."""
+    """Find the items, in the namespaces whose name starts with ``prefix``, whose entries in the search index
+    are of none of the ``models``: the namespace once for each item. Performed by drivers with
+    ``FindNearest``."""
 
     prefix: str
     models: tuple[bytes, ...]
 
 
 def end_of(prefix: str) -> str:
-    """Return the first name, in code points, after all that start with a prefix, "" if all do."""
+    """Return the first name, in code points, after all that start with a prefix; "" for the empty prefix."""
     if prefix:
         return prefix[:-1] + chr(ord(prefix[-1]) + 1)
     return ""
@@ -403,10 +413,10 @@ class Now(Effect[int]):
 
 @dataclass(frozen=True, slots=True)
 class Drop(Effect[Committed | Refused]):
-    """Remove a partition with everything in it. Without ``checks`` it is repeatable until it succeeds.
+    """Remove a partition with everything in it. Without ``checks`` it may be repeated until it succeeds.
 
-    With them it is removed only if they hold, in one atomic step. If the answer was lost on the way, a
-    removal that was carried out may be answered ``Refused``, as the checked records are gone.
+    With ``checks`` the partition is removed only if they hold, in one atomic step. A repetition after a lost
+    answer may be ``Refused`` although the partition was removed, as the checked records are gone.
     """
 
     partition: Partition

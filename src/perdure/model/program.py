@@ -41,7 +41,8 @@ class ProgramResult(Generic[R]):
 def advance(
     program: Generator[Y, Any, R], answer: object = None, error: BaseException | None = None
 ) -> Y | ProgramResult[R]:
-    """Start a program, or give it the answer to its last request, or the error; return its next request."""
+    """Start a program, or give it the answer to its last request, or the error; return its next request, or
+    its result at the end."""
     try:
         if error is None:
             return program.send(answer)
@@ -55,7 +56,7 @@ def resume(
     step: Effect[Any] | ProgramResult[R],
     perform: Callable[[Effect[Any]], Program[Any]] = ask,
 ) -> Program[R]:
-    """Continue a started program, given what it waits with: as a program that begins with that request.
+    """Return a program that continues a started one, beginning with the request that this one waits with.
 
     Args:
         program: The program.

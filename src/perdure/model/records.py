@@ -22,7 +22,7 @@ SPACES = (THREADS, STORE, SERVER, SESSIONS)
 INTERNAL = "perdure.memory:"
 """Beginning of the names of threads that belong to the runtime itself; listings for clients omit them."""
 INTERNAL_END = "perdure.memory;"
-"""Name behind all of them."""
+"""First name after all of those."""
 
 OF_ITEMS = (STORE, SESSIONS)
 """Spaces whose partitions consist of items."""
@@ -56,16 +56,16 @@ class Kind:
 
     Attributes:
         key: columns that order and name records within a partition.
-        fields: columns in the clear.
+        fields: further columns that are never encrypted.
         body: the record also has bytes, the only place for anything a user could have typed.
         versioned: records carry an integer that a commit may expect.
-        by: fields that order the records of one key prefix besides the key itself.
+        by: fields by which the records of a key prefix can be ordered, instead of by the key.
         compact: records are small and are stored inside their key's index.
-        grows: integer field whose larger value is kept by a rewrite.
+        grows: integer field that a rewrite of the record never lowers.
         index: field, text or an integer, by which records are found across partitions.
-        expires: ``index`` is a time in microseconds after which the record is gone.
-        compressed: bodies may be stored compressed, and are read as they are stored; a driver compresses them
-            where it encodes them, in a thread of its own if it has any.
+        expires: ``index`` is a time in microseconds after which the record counts as absent.
+        compressed: bodies may be stored compressed: a driver compresses them when it writes, in an OS thread
+            of its own if it has any, and returns them as they are stored.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Kind:
         return tuple(names)
 
 
-def _text(name: str, *, nullable: bool = False) -> Column:
+def _declare_text(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "text", nullable)
 
 
@@ -98,12 +98,12 @@ def _declare_integer(name: str, *, nullable: bool = False) -> Column:
     return Column(name, "integer", nullable)
 
 
-def _bytes(name: str) -> Column:
+def _declare_bytes(name: str) -> Column:
     return Column(name, "bytes", nullable=False)
 
 
-def _of_chunks(name: str, *key: Column) -> Kind:
-    """Return a kind of records that hold chunks. Storing one again only ever raises its generation."""
+def _declare_chunk_kind(name: str, *key: Column) -> Kind:
+    """Return a kind of records that hold chunks. Storing a chunk again can only raise its generation."""
     return Kind(
         name,
         key,
@@ -117,26 +117,27 @@ def _of_chunks(name: str, *key: Column) -> Kind:
 
 HEAD = Kind(
     "head",
-    key=(_text("namespace"),),
-    fields=(_text("checkpoint_id"), _declare_integer("seq")),
+    key=(_declare_text("namespace"),),
+    fields=(_declare_text("checkpoint_id"), _declare_integer("seq")),
     versioned=True,
 )
-"""Latest checkpoint of a namespace: compare-and-set. "Latest" is this pointer, never the largest id."""
+"""Pointer to the latest checkpoint of a namespace, moved by compare-and-set. It alone decides which one is
+the latest, never the largest id."""
 
 GC = Kind("gc", key=(), fields=(), versioned=True)
 """Collection generation: every put checks it, every collection raises it."""
 
-EPOCH = Kind("epoch", key=(), fields=(_text("open_run", nullable=True),), versioned=True)
+EPOCH = Kind("epoch", key=(), fields=(_declare_text("open_run", nullable=True),), versioned=True)
 """Fencing token of the thread: the version is the epoch, ``open_run`` the run that holds it."""
 
 CHECKPOINT = Kind(
     "checkpoint",
-    key=(_text("namespace"), _text("checkpoint_id")),
+    key=(_declare_text("namespace"), _declare_text("checkpoint_id")),
     fields=(
         _declare_integer("seq"),
-        _text("parent_id", nullable=True),
-        _text("run_id", nullable=True),
-        _text("source", nullable=True),
+        _declare_text("parent_id", nullable=True),
+        _declare_text("run_id", nullable=True),
+        _declare_text("source", nullable=True),
         _declare_integer("step", nullable=True),
     ),
     body=True,
@@ -144,43 +145,48 @@ CHECKPOINT = Kind(
     compact=False,
     index="run_id",
 )
-"""Checkpoint: its place in the tree in the clear, everything else in the body."""
+"""Checkpoint: its place in the tree is in the fields, everything else in the body."""
 
-CHUNK = _of_chunks("chunk", _bytes("digest"))
-"""Immutable bytes named by their digest, scoped to the thread. The chunks are those that came last: they go
-into packs."""
+CHUNK = _declare_chunk_kind("chunk", _declare_bytes("digest"))
+"""Immutable bytes named by their digest, scoped to the thread. Small chunks that are not
+in a pack yet (``perdure.model.values.packs``)."""
 
-BLOB = _of_chunks("blob", _bytes("digest"))
+BLOB = _declare_chunk_kind("blob", _declare_bytes("digest"))
 """Chunk that is too large for a pack."""
 
-PACK = _of_chunks("pack", _declare_integer("block"), _bytes("digest"))
+PACK = _declare_chunk_kind("pack", _declare_integer("block"), _declare_bytes("digest"))
 """Small chunks of a thread in one record (``perdure.model.values.packs``)."""
 
 WRITE = Kind(
     "write",
-    key=(_text("namespace"), _text("checkpoint_id"), _text("task_id"), _declare_integer("idx")),
-    fields=(_text("channel"), _text("task_path"), _text("nonce")),
+    key=(
+        _declare_text("namespace"),
+        _declare_text("checkpoint_id"),
+        _declare_text("task_id"),
+        _declare_integer("idx"),
+    ),
+    fields=(_declare_text("channel"), _declare_text("task_path"), _declare_text("nonce")),
     body=True,
     versioned=True,
 )
-"""Pending write of a task on a checkpoint, which need not be stored yet."""
+"""Pending writes of a task on a checkpoint. The checkpoint need not be stored yet."""
 
 TAG = Kind(
     "tag",
-    key=(_text("name"),),
-    fields=(_text("namespace"), _text("checkpoint_id")),
+    key=(_declare_text("name"),),
+    fields=(_declare_text("namespace"), _declare_text("checkpoint_id")),
     versioned=True,
 )
 """Named anchor: the checkpoint that it points at is never pruned."""
 
-SEAL = Kind("seal", key=(_text("name"),), body=True, versioned=True)
+SEAL = Kind("seal", key=(_declare_text("name"),), body=True, versioned=True)
 """Known text, encrypted, in the reserved partition, by which a key is verified when the database is opened.
 In a thread's partition it is the claim of a transfer to that thread (``engine.threads.transfer_claim``), or
-what an import has brought (``engine.transfer.importing``)."""
+the account of what an import has stored (``engine.transfer.importing``)."""
 
 ITEM = Kind(
     "item",
-    key=(_text("key"),),
+    key=(_declare_text("key"),),
     fields=(
         _declare_integer("created_at"),
         _declare_integer("updated_at"),
@@ -198,20 +204,20 @@ past its ``expires_at`` is gone for every reader, whether or not its record is s
 
 LANE = Kind(
     "lane",
-    key=(_text("name"),),
+    key=(_declare_text("name"),),
     fields=(
         _declare_integer("due_at", nullable=True),
         _declare_integer("last"),
         _declare_integer("bound"),
         _declare_integer("since", nullable=True),
         _declare_integer("ready_at", nullable=True),
-        _text("run_id", nullable=True),
-        _text("owner", nullable=True),
+        _declare_text("run_id", nullable=True),
+        _declare_text("owner", nullable=True),
         _declare_integer("epoch"),
         _declare_integer("lease_until", nullable=True),
         _declare_integer("retry_at", nullable=True),
-        _text("waiting", nullable=True),
-        _text("stop", nullable=True),
+        _declare_text("waiting", nullable=True),
+        _declare_text("stop", nullable=True),
     ),
     versioned=True,
     index="due_at",
@@ -223,34 +229,34 @@ INBOX = Kind(
     "inbox",
     key=(_declare_integer("seq"),),
     fields=(
-        _text("graph"),
-        _text("channel"),
-        _text("mode"),
-        _bytes("dedupe"),
+        _declare_text("graph"),
+        _declare_text("channel"),
+        _declare_text("mode"),
+        _declare_bytes("dedupe"),
         _declare_integer("accepted_at"),
     ),
     body=True,
     compact=False,
 )
-"""Accepted message. The run that covers its number has its result. Before that it can be withdrawn; nothing
-else changes it."""
+"""Accepted message. The run that covers its number has its result. Before that run the message can be
+withdrawn; nothing else changes its record."""
 
-DEDUPE = Kind("dedupe", key=(_bytes("digest"),), fields=(_declare_integer("seq"),))
-"""Number of the message that was accepted under a dedupe key. A postponed message has none yet: ``seq`` is
-then minus the time at which it is due, by which its document is found."""
+DEDUPE = Kind("dedupe", key=(_declare_bytes("digest"),), fields=(_declare_integer("seq"),))
+"""Number of the message that was accepted under a dedupe key. A postponed message has no number yet:
+``seq`` is then minus the time at which it is due, by which the message's document is found."""
 
 RUN = Kind(
     "run",
-    key=(_text("run_id"),),
+    key=(_declare_text("run_id"),),
     fields=(
         _declare_integer("first"),
         _declare_integer("last"),
-        _text("state"),
-        _text("graph"),
-        _text("channel"),
+        _declare_text("state"),
+        _declare_text("graph"),
+        _declare_text("channel"),
         _declare_integer("epoch"),
         _declare_integer("attempts"),
-        _text("base", nullable=True),
+        _declare_text("base", nullable=True),
         _declare_integer("started_at"),
         _declare_integer("updated_at"),
     ),
@@ -265,12 +271,12 @@ OUTBOX = Kind(
     "outbox",
     key=(_declare_integer("seq"),),
     fields=(
-        _text("run_id"),
+        _declare_text("run_id"),
         _declare_integer("ord"),
-        _text("channel"),
-        _text("state"),
+        _declare_text("channel"),
+        _declare_text("state"),
         _declare_integer("attempts"),
-        _text("provider_id", nullable=True),
+        _declare_text("provider_id", nullable=True),
         _declare_integer("created_at"),
     ),
     body=True,
@@ -281,15 +287,15 @@ OUTBOX = Kind(
 
 EFFECT = Kind(
     "effect",
-    key=(_text("run_id"), _text("task_id"), _declare_integer("idx")),
+    key=(_declare_text("run_id"), _declare_text("task_id"), _declare_integer("idx")),
     body=True,
 )
-"""Result of a side effect within a task, so that the effect is not repeated. The same key without a run has
-the id of the run that recorded it."""
+"""Result of a side effect within a task, so that the effect is not repeated. A second
+record, under the same key with an empty ``run_id``, has the id of the run that recorded the result."""
 
 DOCUMENT = Kind(
     "document",
-    key=(_text("collection"), _text("name")),
+    key=(_declare_text("collection"), _declare_text("name")),
     fields=(_declare_integer("updated_at"),),
     body=True,
     versioned=True,
@@ -306,10 +312,12 @@ EDITED = ("edited", "")
 """Key of the document that records an edit or a fork of a thread's state after a run."""
 
 LISTED = ("threads", SERVER)
-"""Name and space of the partition with a server's index of a tenant's threads. Its documents, of the
-collection of that name, are copies of those of the threads, by the threads' names."""
+"""Name and space of the partition with a server's index of a tenant's threads. Its documents are
+copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
 
-EVENT = Kind("event", key=(_declare_integer("seq"),), fields=(_text("run_id"),), body=True, compact=False)
+EVENT = Kind(
+    "event", key=(_declare_integer("seq"),), fields=(_declare_text("run_id"),), body=True, compact=False
+)
 """Events of a run for its followers, several in one record under the number of the last. They are
 provisional: the durable state is in checkpoints."""
 
@@ -336,7 +344,7 @@ KINDS: tuple[Kind, ...] = (
 )
 
 INDEXED: Mapping[str, Kind] = MappingProxyType({"runs": CHECKPOINT, "expired": ITEM, "due": LANE})
-"""Kinds that an index finds by their indexed field, by the name of the index."""
+"""Kinds with an indexed field, by the name of the index."""
 
 RESERVED = Partition("", "")
 """Partition of records that belong to the database and to no thread; no listing contains it."""

@@ -1,9 +1,9 @@
-"""Decides which checkpoints a removal takes, and to which ancestor each survivor is linked.
+"""Plans of removals: which checkpoints go, and to which ancestor each survivor is linked.
 
-Survivors of the root namespace are chosen by the caller's rule; a checkpoint that is a head or is tagged
-always survives, and so do the checkpoints to which the rollback of an open run returns. A subgraph's
-checkpoint follows the root checkpoint that its metadata names. Survivors are linked to their nearest
-surviving ancestor, and a link that moved is marked: a marked cut is not a hole.
+In the root namespace the caller's rule chooses the survivors; a checkpoint that is a head or is tagged always
+survives, and so do the checkpoints to which the rollback of an open run returns. A subgraph's checkpoint
+survives if the root checkpoint that its metadata names does. A survivor whose parent is removed is linked to
+its nearest surviving ancestor and marked as ``cut``: a check then does not take its parent for lost.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan_retention(
     rule: Callable[[list[CheckpointRecord]], set[str]],
     bases: Collection[Name] = (),
 ) -> Plan:
-    """Return the plan for a rule over the root namespace's checkpoints.
+    """Return the plan that keeps the root checkpoints that a rule chooses, and those that always survive.
 
     Args:
         heads: head checkpoint id of each namespace.
@@ -83,7 +83,7 @@ def plan_retention(
         if namespace != "":
             kept[namespace] = _find_kept_in_subgraph(namespace, group, kept[""], ancestry, heads)
             kept[namespace] |= {i for n, i in (*tags, *bases) if n == namespace and i in group}
-    return _plan(groups, kept, ancestry, _is_same_run)
+    return _make_plan(groups, kept, ancestry, _is_same_run)
 
 
 def plan_removal(
@@ -95,13 +95,13 @@ def plan_removal(
         namespace: {i for i, checkpoint in group.items() if not removed(checkpoint)}
         for namespace, group in groups.items()
     }
-    return _plan(groups, kept, _Ancestry(groups[""]), _always)
+    return _make_plan(groups, kept, _Ancestry(groups[""]), _may_skip_any)
 
 
 def find_run_bases(
     checkpoints: Iterable[CheckpointRecord], heads: Mapping[str, str], run_id: str | None
 ) -> set[Name]:
-    """Return the stored heads, at most one a namespace, that the rollback of a run returns to."""
+    """Return the heads to which a rollback of a run returns, at most one a namespace, if they are stored."""
     if run_id is None:
         return set()
     groups = by_namespace(checkpoints)
@@ -118,30 +118,33 @@ def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str,
 
 
 def find_head_before(head: str, group: Mapping[str, CheckpointRecord], runs: Collection[str]) -> str | None:
-    """Return the head of a namespace before some runs, the last of which moved it to ``head``.
+    """Return the head that a namespace had before some runs, given the head after them.
 
     The result is an id, stored or not; ``None`` if there was no head; ``head`` if none of the runs moved it.
-    The parent is not a substitute: a run that started from an old checkpoint has that one as its parent.
+    The parent of a run's first checkpoint may be another one: the run may have started from an old
+    checkpoint.
     """
-    at: str | None = head
-    passed: set[str] = set()
-    while at is not None and at in group and group[at].run_id in runs and at not in passed:
-        passed.add(at)
-        at = group[at].replaced_head
-    return at
+    current: str | None = head
+    visited: set[str] = set()
+    while (
+        current is not None and current in group and group[current].run_id in runs and current not in visited
+    ):
+        visited.add(current)
+        current = group[current].replaced_head
+    return current
 
 
 def find_nearest_survivor(
     start: str | None, group: Mapping[str, CheckpointRecord], kept: set[str]
 ) -> str | None:
     """Return the nearest kept checkpoint on the parent chain that starts at ``start``."""
-    at = start
-    while at is not None and at not in kept:
-        checkpoint = group.get(at)
+    current = start
+    while current is not None and current not in kept:
+        checkpoint = group.get(current)
         if checkpoint is None:
             return None
-        at = checkpoint.parent_id
-    return at
+        current = checkpoint.parent_id
+    return current
 
 
 def _find_kept_in_subgraph(
@@ -153,19 +156,20 @@ def _find_kept_in_subgraph(
 ) -> set[str]:
     """Return the ids to keep in a subgraph's namespace.
 
-    A task's namespace follows its root checkpoint. A stateful subgraph's also keeps its head, and for each
-    kept root the newest checkpoint that a replay of that root would load.
+    In the namespace of a task, checkpoints are kept with their root checkpoint. In that of a stateful
+    subgraph the head is kept, too, and for each kept root checkpoint the newest checkpoint that a replay of
+    it loads.
     """
     kept = {c.id for c in group.values() if c.root in roots}
     head = heads.get(namespace)
     if head is not None and head in group and all(c.root is None for c in group.values()):
         kept.add(head)
-    # A run may be in progress whose root checkpoint is not stored yet.
-    current = heads.get("")
+    # Checkpoints of a run in progress stay, as its root checkpoint may not be stored yet.
+    root_head = heads.get("")
     kept |= {
         c.id
         for c in group.values()
-        if c.root is not None and not ancestry.has(c.root) and c.root_head == current
+        if c.root is not None and not ancestry.has(c.root) and c.root_head == root_head
     }
     if ":" in namespace.rsplit("|", 1)[-1]:
         return kept
@@ -173,13 +177,13 @@ def _find_kept_in_subgraph(
         kept.add(head)
     newest_first = sorted(group.values(), key=lambda c: c.seq, reverse=True)
     for root in roots:
-        before = ancestry.strict(root)
+        ancestors = ancestry.find_ancestors(root)
         for checkpoint in newest_first:
             if ancestry.has(checkpoint.root):
                 place = checkpoint.root
             else:
                 place = checkpoint.root_head
-            if (place or ORIGIN) in before:
+            if (place or ORIGIN) in ancestors:
                 kept.add(checkpoint.id)
                 break
     return kept
@@ -193,53 +197,56 @@ class _Ancestry:
         self._passed = {name for root in roots.values() for name in root.passed}
 
     def has(self, checkpoint_id: str | None) -> bool:
+        """Return True if the place of a root checkpoint is known: it is stored, or noted as removed."""
         return checkpoint_id == ORIGIN or checkpoint_id in self._roots or checkpoint_id in self._passed
 
-    def strict(self, checkpoint_id: str) -> set[str]:
-        """Return a checkpoint's strict ancestors, with removed ones that subgraphs name, and the origin."""
-        out = {ORIGIN}
-        at: str | None = checkpoint_id
-        while at is not None and at in self._roots:
-            out.update((at, *self._roots[at].passed))
-            at = self._roots[at].parent_id
-        return out - {checkpoint_id}
+    def find_ancestors(self, checkpoint_id: str) -> set[str]:
+        """Return a checkpoint's ancestors without itself, with the origin and removed ones that subgraphs
+        name."""
+        ancestors = {ORIGIN}
+        current: str | None = checkpoint_id
+        while current is not None and current in self._roots:
+            ancestors.update((current, *self._roots[current].passed))
+            current = self._roots[current].parent_id
+        return ancestors - {checkpoint_id}
 
     def find_passed(self, checkpoint_id: str, kept: set[str], named: set[str]) -> tuple[str, ...]:
         """Return the ``named`` removed checkpoints between a kept one and its nearest kept ancestor."""
         if not named:
             return ()
-        out = set(self._roots[checkpoint_id].passed)
-        at = self._roots[checkpoint_id].parent_id
-        while at is not None and at in self._roots and at not in kept:
-            out.update((at, *self._roots[at].passed))
-            at = self._roots[at].parent_id
-        return tuple(sorted(out & named))
+        between = set(self._roots[checkpoint_id].passed)
+        current = self._roots[checkpoint_id].parent_id
+        while current is not None and current in self._roots and current not in kept:
+            between.update((current, *self._roots[current].passed))
+            current = self._roots[current].parent_id
+        return tuple(sorted(between & named))
 
 
 def _is_same_run(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
     """Return True if a survivor's ``prior`` may skip a checkpoint that a prune removes.
 
-    Checkpoints that the same run replaced do not matter. Another run's checkpoint does, and its name stays
-    although it is gone: a rollback of the survivor must not go further back than that.
+    It may if the survivor's run has stored the removed checkpoint. The id of another run's checkpoint stays
+    in ``prior`` although the checkpoint is removed: a rollback of the survivor must not go further back.
     """
     return survivor.run_id is not None and survivor.run_id == removed.run_id
 
 
-def _always(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
-    """Return True: a survivor's ``prior`` skips rolled-back checkpoints, as if never stored."""
+def _may_skip_any(survivor: CheckpointRecord, removed: CheckpointRecord) -> bool:
+    """Return True: a survivor's ``prior`` skips all rolled-back checkpoints, as if they had never existed."""
     return True
 
 
-def _plan(
+def _make_plan(
     groups: Mapping[str, Mapping[str, CheckpointRecord]],
     kept: Mapping[str, set[str]],
     ancestry: _Ancestry,
-    passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
+    may_skip: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> Plan:
     """Return the plan that keeps checkpoints, given by their ids in each namespace."""
-    out: dict[Name, CheckpointRecord] = {}
-    # A subgraph's checkpoint keeps the name of its root where that is removed: moved to an ancestor it would
-    # be older than other branches that part there. The survivors after that root remember it instead.
+    relinked: dict[Name, CheckpointRecord] = {}
+    # A subgraph's checkpoint still names its root after that is removed: if it named an ancestor of the root,
+    # it would count as older than other branches that begin there. So the survivors after the root note it
+    # in ``passed``.
     named = {
         name
         for namespace, group in groups.items()
@@ -249,43 +256,43 @@ def _plan(
         if name is not None
     }
     for namespace, group in groups.items():
-        stay = kept[namespace]
-        for checkpoint_id in stay:
+        kept_here = kept[namespace]
+        for checkpoint_id in kept_here:
             checkpoint = group[checkpoint_id]
-            after = checkpoint
-            if checkpoint.parent_id in group and checkpoint.parent_id not in stay:
-                after = after._replace(
-                    parent_id=find_nearest_survivor(checkpoint.parent_id, group, stay), cut=True
+            changed = checkpoint
+            if checkpoint.parent_id in group and checkpoint.parent_id not in kept_here:
+                changed = changed._replace(
+                    parent_id=find_nearest_survivor(checkpoint.parent_id, group, kept_here), cut=True
                 )
-            replaced = _find_replaced_head(checkpoint, group, stay, passes)
-            if replaced != after.replaced_head:
-                after = after._replace(prior=replaced or ORIGIN)
+            replaced = _find_replaced_head(checkpoint, group, kept_here, may_skip)
+            if replaced != changed.replaced_head:
+                changed = changed._replace(prior=replaced or ORIGIN)
             root = checkpoint.root
             if namespace == "":
-                passed = ancestry.find_passed(checkpoint_id, stay, named)
+                passed = ancestry.find_passed(checkpoint_id, kept_here, named)
                 if passed != checkpoint.passed:
-                    after = after._replace(passed=passed)
+                    changed = changed._replace(passed=passed)
             elif root and root not in kept[""] and ancestry.has(root) and checkpoint.root_head != root:
-                # The head at the time counts only where the root itself was never stored.
-                after = after._replace(root_head=root)
-            if after is not checkpoint:
-                out[namespace, checkpoint_id] = after
+                # As the root was stored, it is the checkpoint's place, and not the head at the time.
+                changed = changed._replace(root_head=root)
+            if changed is not checkpoint:
+                relinked[namespace, checkpoint_id] = changed
     removed = ((namespace, i) for namespace, group in groups.items() for i in group.keys() - kept[namespace])
-    return Plan(frozenset(removed), out)
+    return Plan(frozenset(removed), relinked)
 
 
 def _find_replaced_head(
     checkpoint: CheckpointRecord,
     group: Mapping[str, CheckpointRecord],
-    stay: Collection[str],
-    passes: Callable[[CheckpointRecord, CheckpointRecord], bool],
+    kept_here: Collection[str],
+    may_skip: Callable[[CheckpointRecord, CheckpointRecord], bool],
 ) -> str | None:
-    """Return the head that a survivor replaced, skipping removed ones that may be skipped."""
-    at = checkpoint.replaced_head
-    passed: set[str] = set()
-    while at is not None and at in group and at not in stay and at not in passed:
-        if not passes(checkpoint, group[at]):
+    """Return the head that a survivor replaced, without the removed ones that may be skipped."""
+    current = checkpoint.replaced_head
+    visited: set[str] = set()
+    while current is not None and current in group and current not in kept_here and current not in visited:
+        if not may_skip(checkpoint, group[current]):
             break
-        passed.add(at)
-        at = group[at].replaced_head
-    return at
+        visited.add(current)
+        current = group[current].replaced_head
+    return current

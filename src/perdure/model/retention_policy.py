@@ -135,7 +135,7 @@ class Retention:
         return kept | keep_newest(self.keep_last)(roots)
 
     def find_kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
-        """Return the ids of the root checkpoints that ``keep_for`` keeps; one without a time stays."""
+        """Return the ids of the root checkpoints that ``keep_for`` keeps; those without a time stay."""
         if self.keep_for_us is None:
             return set()
         since = now - self.keep_for_us
@@ -179,17 +179,17 @@ def make_stored_ttl(ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any] |
 class RetentionRules:
     """Choice of a policy for each thread.
 
-    The thread's metadata names one under ``retention``; else its assistant, else its graph; else the default
-    applies.
+    A thread has the policy that its metadata names under ``retention``; without that, the policy of its
+    assistant, else of its graph, else the default.
 
     Args:
         default: the policy of all other threads; ``None`` keeps them as they are.
         policies: further policies by name.
         assistants: names of policies by assistant id or graph id.
-        thread_ttl: threads expire by the time to live that clients of a server set for them, too.
+        thread_ttl: threads also expire by the time to live that clients of a server set for them.
         usual_ttl: time to live of threads that no client has given one, and the most removals of a sweep.
-        only_default: the default applies to every thread: neither a policy that its metadata names, nor a
-            time to live.
+        only_default: the default applies to every thread, whatever policy its metadata names, and no time to
+            live applies.
 
     Raises:
         ValueError: an assistant has the name of a policy that does not exist.
@@ -213,7 +213,7 @@ class RetentionRules:
 
     @classmethod
     def of(cls, given: Retention | RetentionRules | None) -> RetentionRules:
-        """Return rules that apply one policy to every thread, or rules as they are."""
+        """Return rules with a policy as the default; rules are returned as they are."""
         if isinstance(given, RetentionRules):
             return given
         return cls(given)
@@ -221,8 +221,8 @@ class RetentionRules:
     @property
     def shortest_idle_us(self) -> int | None:
         """Shortest ``idle`` of all policies in microseconds; ``None`` if no thread expires by a policy."""
-        every = [each.idle_us for each in (self.default, *self.policies.values()) if each is not None]
-        return min((idle for idle in every if idle is not None), default=None)
+        idles = [each.idle_us for each in (self.default, *self.policies.values()) if each is not None]
+        return min((idle for idle in idles if idle is not None), default=None)
 
     @property
     def expires(self) -> bool:

@@ -43,7 +43,7 @@ def shorten_name(name: str, nodes: Mapping[str, int]) -> Short:
 
 
 def expand_name(short: Short, nodes: Sequence[str]) -> str:
-    """Return the name of a short form; raises ``LookupError`` if there is none."""
+    """Return the name that a short form stands for; raises ``LookupError`` if it stands for none."""
     if not isinstance(short, int):
         return short
     if short >= 0:
@@ -63,7 +63,7 @@ def shorten_time(ts: str) -> Short:
 
 
 def expand_time(short: Short) -> str:
-    """Return a time as LangGraph writes it; raises ``OverflowError`` if there is none."""
+    """Return a time as LangGraph writes it; raises ``OverflowError`` outside of the years 1 to 9999."""
     if isinstance(short, int):
         return to_datetime(short).isoformat()
     return short

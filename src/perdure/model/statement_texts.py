@@ -1,4 +1,5 @@
-"""Texts of statements on the application's own tables: their parameters, and which may stand in a commit."""
+"""Texts of statements on the application's own tables: their parameters, and which statements a commit may
+contain."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ _MAY_BEGIN = (
 
 
 DEFERRED = "COMMIT, which checks the deferred constraints"
-"""Text that replaces a statement's, for a constraint that is checked when the transaction ends."""
+"""Text that errors show instead of a statement's if a constraint fails that is checked at the end."""
 
 
 def find_names(text: str) -> list[str]:

@@ -30,7 +30,7 @@ LAST = (1 << 53) - 1
 
 
 NO_ENTRY = b""
-"""In place of an item's entry in the search index: the item is to have none."""
+"""Stands for an item's entry in the search index if the item is to have none."""
 
 
 class Condition(NamedTuple):
@@ -41,17 +41,19 @@ class Condition(NamedTuple):
 
 
 def name_of(labels: Labels) -> str:
-    """Return the name of a namespace: injective, in the order of the tuples, a prefix for a prefix."""
+    """Return the unique name of a namespace. Names sort like the tuples of labels, and a namespace's name
+    begins with the names of those that it lies within."""
     return "".join(_LOW.sub(_lift, label) + _END for label in labels)
 
 
 def labels_of(name: str) -> Labels:
-    """Return the namespace of a name that ``name_of`` made."""
+    """Return the namespace that has a name made by ``name_of``."""
     return tuple(_ESCAPED.sub(_lower, part) for part in name.split(_END)[:-1])
 
 
 def name_after(labels: Labels) -> str:
-    """Return a bound that no namespace has as its name: after ``labels`` and all within, before all later."""
+    """Return a text, no namespace's name, that sorts after the names of ``labels`` and all namespaces within,
+    and before all later names."""
     return name_of(labels)[: -len(_END)] + _AFTER
 
 
@@ -60,7 +62,8 @@ def partition_of(tenant: str, labels: Labels) -> Partition:
 
 
 def matches(labels: Labels, conditions: Iterable[Condition]) -> bool:
-    """Return True if a namespace meets every condition; one shorter than a condition's path does not."""
+    """Return True if a namespace meets every condition; a namespace shorter than a condition's path does
+    not."""
     return all(_matches(labels, condition) for condition in conditions)
 
 
@@ -80,10 +83,10 @@ def common_prefix(conditions: Iterable[Condition]) -> Labels:
 class Write(NamedTuple):
     """An item to put, or without a body to delete, at the time ``at``.
 
-    ``version`` is unique to this write: a guard on it means this write and no later one, even if the item was
-    deleted in between. ``entry`` is the item's entry in the search index, or ``NO_ENTRY`` to remove the one
-    that it has; ``None`` leaves the existing entry, which a search passes over once the item has another
-    value.
+    ``version`` is unique to this write: a check for it holds for this write and no later one, even if the
+    item is deleted in between. ``entry`` is the item's entry in the search index, or ``NO_ENTRY`` to remove
+    the existing entry; ``None`` leaves the existing entry, which a search passes over once the item has
+    another value.
     """
 
     key: str
@@ -116,11 +119,11 @@ def expiry(ttl: int | None, now: int) -> int | None:
 
 
 def postpone_expiry(record: Record, now: int) -> int | None:
-    """Return the expiry of an item that is read now, if later than the stored one; otherwise ``None``."""
-    later = expiry(record.fields["ttl"], now)
-    stored: int | None = record.fields["expires_at"]
-    if later is not None and stored is not None and later > stored:
-        return later
+    """Return the new expiry of an item that is read now, ``None`` if it is not later than the stored one."""
+    new_expiry = expiry(record.fields["ttl"], now)
+    stored_expiry: int | None = record.fields["expires_at"]
+    if new_expiry is not None and stored_expiry is not None and new_expiry > stored_expiry:
+        return new_expiry
     return None
 
 

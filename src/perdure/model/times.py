@@ -1,6 +1,7 @@
-"""Times, which are stored as microseconds since 1970: as dates, as text, and of LangGraph's checkpoints.
+"""Conversion of times, which are stored as microseconds since 1970, to and from dates and text.
 
-Ids of checkpoints are UUIDs of version 6. All is exact: a float rounds the last microsecond of the year 9999.
+The time of a LangGraph checkpoint is in its id, a UUID of version 6. Only integers are used: a float would
+round the last microsecond of the year 9999.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def to_datetime(micros: int) -> datetime:
 
 
 def to_micros(time: datetime) -> int:
-    """Return the time of a date. One without a zone is in UTC on every host."""
+    """Return the time of a date. A date without a zone is taken as UTC on every host."""
     return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
 
 
 def time_of(checkpoint_id: str) -> int | None:
-    """Return the time at which a checkpoint was created in microseconds since 1970, or None if its id
+    """Return the time at which a checkpoint was created in microseconds since 1970, or ``None`` if its id
     is not a UUID of version 6."""
     try:
         uuid = UUID(checkpoint_id)
@@ -41,7 +42,7 @@ def time_of(checkpoint_id: str) -> int | None:
 
 
 def read_time(text: str) -> int:
-    """Return a time in ISO 8601 in microseconds since 1970. One without a zone is in UTC on every host.
+    """Convert a time in ISO 8601. A time without a zone is taken as UTC on every host.
 
     Raises:
         OverflowError: it is outside of the years 1 to 9999.

@@ -1,7 +1,8 @@
 """Refusal of names that are not well-formed text: those with half of a character, which some databases cannot
 hold.
 
-It is the same on every backend: a name that one of them takes could not be moved to another.
+Every backend refuses the same names: otherwise a thread could not be moved from a backend that takes its name
+to one that does not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for colum
 def require_text(names: Iterable[object]) -> None:
     """Raise ``Unserialisable`` for a name with a lone surrogate. Names that are not text are passed over."""
     texts = [name for name in names if isinstance(name, str)]
-    # Nearly all names are ASCII, and a string joined from them knows that without a scan.
+    # Nearly all names are ASCII, and Python knows that of the joined string without a scan.
     if "".join(texts).isascii():
         return
     for text in texts:
@@ -33,7 +34,7 @@ def require_text(names: Iterable[object]) -> None:
 
 
 def ill_formed_error(name: str) -> Unserialisable:
-    """Return the error for a name, which is given as it is to be shown."""
+    """Return the error for a name, given in the form that the message shows."""
     return Unserialisable(
         f"the name {name} holds a lone surrogate, half of a character, and cannot be stored; names of "
         "tenants, threads, namespaces, checkpoints, channels, nodes, tasks, runs, sessions, keys and tags "
@@ -43,10 +44,10 @@ def ill_formed_error(name: str) -> Unserialisable:
 
 def require_names(effect: Effect[Any]) -> None:
     """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
-    require_text(_names_of(effect))
+    require_text(_list_names(effect))
 
 
-def _names_of(effect: Effect[Any]) -> list[object]:
+def _list_names(effect: Effect[Any]) -> list[object]:
     """Return the names in a storage request, and other values beside them."""
     if isinstance(effect, Find):
         parts = [getattr(effect, field.name) for field in fields(effect)]

@@ -1,6 +1,6 @@
 """Stored form of the writes of tasks: the records that hold them.
 
-A write in a reserved slot, below zero, is overwritten by itself and has a record of its own. The other writes
+A write in a reserved slot (index below 0) may be overwritten, so it has a record of its own. The other writes
 of a task are written once and share records, each record for a range of slots: writes that one call stores
 usually form one record. A shared record is rewritten when another call fills more of its slots, or when some
 writes are removed. A record may also have the time that the task took until its last call.
@@ -34,7 +34,8 @@ SHARED = 32
 _SHARING = b"\x70"
 """First byte of the body of a record of several writes; no reference begins with it."""
 _TIMED = b"\x71"
-"""First byte of the body of a record with a time: two numbers follow, and then the body without a time."""
+"""First byte of the body of a record with a ``TaskSpan``: its two numbers follow, then the rest of the
+body."""
 
 
 def record_key(write: PendingWrite) -> Key:
@@ -53,12 +54,12 @@ def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
 
 def make_new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
     """Return the operations that store writes in new records."""
-    return [_put(key, some, expect, some[0].version) for key, some in by_record(writes).items()]
+    return [_make_put(key, group, expect, group[0].version) for key, group in by_record(writes).items()]
 
 
 def read_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
     """Return the writes that each record holds, by its key."""
-    return {record.key: _read(record) for record in records}
+    return {record.key: _read_record(record) for record in records}
 
 
 def plan_puts(writes: Iterable[PendingWrite], stored: Mapping[Key, Sequence[PendingWrite]]) -> list[Put]:
@@ -72,7 +73,7 @@ def plan_puts(writes: Iterable[PendingWrite], stored: Mapping[Key, Sequence[Pend
     for key, new in by_record(writes).items():
         existing = stored.get(key)
         if existing is None:
-            out.append(_put(key, new, Expect.ABSENT, new[0].version))
+            out.append(_make_put(key, new, Expect.ABSENT, new[0].version))
         else:
             out.append(_rewrite(existing, new))
     return out
@@ -89,7 +90,7 @@ def plan_partial_removal(record: Sequence[PendingWrite], gone: Iterable[PendingW
 
 def put_over(write: PendingWrite, stored: PendingWrite) -> Put:
     """Return the operation that overwrites the stored write in a reserved slot."""
-    return _put(record_key(stored), [write], stored.version, stored.version + 1)
+    return _make_put(record_key(stored), [write], stored.version, stored.version + 1)
 
 
 def find_asking_tasks(records: Iterable[Record]) -> set[str]:
@@ -104,31 +105,31 @@ def find_asking_tasks(records: Iterable[Record]) -> set[str]:
     asking: set[str] = set()
     ended: set[str] = set()
     for record in records:
-        task_id, number = record.key[2:4]
-        if number >= 0:
+        task_id, idx = record.key[2:4]
+        if idx >= 0:
             if record.fields["channel"] != ERROR_SOURCE:
                 ended.add(task_id)
-        elif record.fields["channel"] == INTERRUPT and not is_set_aside(number):
+        elif record.fields["channel"] == INTERRUPT and not is_set_aside(idx):
             asking.add(task_id)
     return asking - ended
 
 
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:
     """Return the number of bytes of the bodies of records that hold these writes and no others."""
-    return sum(len(_put(key, some, Expect.ANY, 0).body) for key, some in by_record(writes).items())
+    return sum(len(_make_put(key, group, Expect.ANY, 0).body) for key, group in by_record(writes).items())
 
 
 def read_writes(records: Iterable[Record]) -> list[PendingWrite]:
     """Return the writes that records hold; raises ``Corrupt`` if one cannot be read."""
-    return list(chain.from_iterable(map(_read, records)))
+    return list(chain.from_iterable(map(_read_record, records)))
 
 
 def _rewrite(existing: Sequence[PendingWrite], more: Sequence[PendingWrite]) -> Put:
     version = existing[0].record_version
-    return _put(record_key(existing[0]), [*existing, *more], version, version + 1)
+    return _make_put(record_key(existing[0]), [*existing, *more], version, version + 1)
 
 
-def _put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
+def _make_put(key: Key, writes: Sequence[PendingWrite], expect: Expectation, version: int) -> Put:
     put = _make_untimed_put(key, writes, expect, version)
     span = max((write.span for write in writes if write.span is not None), key=sum, default=None)
     if span is None:
@@ -144,21 +145,21 @@ def _make_untimed_put(key: Key, writes: Sequence[PendingWrite], expect: Expectat
     fields: Mapping[str, str] = {"channel": "", "task_path": first.task_path, "nonce": first.nonce}
     if len(writes) == 1 and first.idx == key[3]:
         return Put(WRITE, key, {**fields, "channel": first.channel}, first.ref, expect, version)
-    own = first.nonce, first.task_path
+    common = first.nonce, first.task_path
     entries = [
         (
             w.idx,
             shorten_name(w.channel, {}),
             w.ref,
-            *(() if (w.nonce, w.task_path) == own else (w.nonce, w.task_path)),
+            *(() if (w.nonce, w.task_path) == common else (w.nonce, w.task_path)),
         )
         for w in writes
     ]
     return Put(WRITE, key, fields, _SHARING + ormsgpack.packb(entries), expect, version)
 
 
-def _without_span(record: Record) -> tuple[bytes, TaskSpan | None]:
-    """Return a record's body without the time, and the time, if it has one."""
+def _split_span(record: Record) -> tuple[bytes, TaskSpan | None]:
+    """Return a record's body without the time, and the time, ``None`` if it has none."""
     body = record.body
     if not body.startswith(_TIMED):
         return body, None
@@ -171,15 +172,15 @@ def _without_span(record: Record) -> tuple[bytes, TaskSpan | None]:
     return body[at:], TaskSpan(waited, took)
 
 
-def _read(record: Record) -> Sequence[PendingWrite]:
-    namespace, checkpoint_id, task_id, number = record.key
+def _read_record(record: Record) -> Sequence[PendingWrite]:
+    namespace, checkpoint_id, task_id, first_idx = record.key
     fields, version = record.fields, record.version
     channel, path, nonce = fields["channel"], fields["task_path"], fields["nonce"]
     place = namespace, checkpoint_id, task_id
-    body, span = _without_span(record)
+    body, span = _split_span(record)
     if not body.startswith(_SHARING):
-        own = version if number < 0 else 1
-        return [PendingWrite(*place, number, channel, path, nonce, body, own, version, span)]
+        slot_version = version if first_idx < 0 else 1
+        return [PendingWrite(*place, first_idx, channel, path, nonce, body, slot_version, version, span)]
     if channel:
         raise Corrupt(
             f"the writes of task {task_id} on {checkpoint_id} cannot be read: they name one channel"
@@ -187,10 +188,11 @@ def _read(record: Record) -> Sequence[PendingWrite]:
     try:
         return [
             PendingWrite(
-                *place, idx, expand_name(name, ()), whose[1] if whose else path, whose[0] if whose else nonce,
+                *place, idx, expand_name(name, ()),
+                origin[1] if origin else path, origin[0] if origin else nonce,
                 ref, 1, version, span,
             )
-            for idx, name, ref, *whose in ormsgpack.unpackb(body[len(_SHARING) :])
+            for idx, name, ref, *origin in ormsgpack.unpackb(body[len(_SHARING) :])
         ]  # fmt: skip
     except (ValueError, TypeError, LookupError) as error:
         raise Corrupt(f"the writes of task {task_id} on {checkpoint_id} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""Answers to the calls of a replayed step: each is looked up in the recording, and none is made."""
+"""Answers to the calls of a replayed step: each answer is looked up in the recording, and no call is made."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallDifference(NamedTuple):
         kind: Model or tool.
         name: Its name now.
         recorded: The recorded name; ``None`` if no such call was recorded.
-        parts: The parts of what is sent that differ.
+        parts: The parts of the request that differ.
     """
 
     task: TaskRecord | None
@@ -90,8 +90,8 @@ class Answering:
         tasks: The recorded tasks of the step.
         live: Names of tools that are called although a call is recorded.
         places: Places of the tasks that are replayed.
-        recorder: Digests of the prompts of this replay.
-        given: Number of answers to interrupts that a task has been given.
+        recorder: Makes digests of the prompts of this replay.
+        given: Number of answers to its interrupts that each task has been given.
         differences: Calls that are not as recorded.
         refused: The calls that were refused.
         answered_tools: Tasks in which a tool was answered.
@@ -108,13 +108,13 @@ class Answering:
     refused: list[RefusedCall] = field(default_factory=list[RefusedCall])
     is_derived: bool = False
     _used: set[int] = field(default_factory=set[int])
-    _asked: dict[TaskKey, list[CallRecord]] = field(default_factory=dict[TaskKey, list[CallRecord]])
+    _expected: dict[TaskKey, list[CallRecord]] = field(default_factory=dict[TaskKey, list[CallRecord]])
     _lock: Lock = field(default_factory=Lock)
 
     def begin(self, finished: Collection[TaskKey] = ()) -> None:
-        """Begin a run of the step: tasks that are not finished make their calls from the start."""
-        for key in [key for key in self._asked if key not in finished]:
-            for call in self._asked.pop(key):
+        """Begin a run of the step: tasks that are not finished will make all of their calls again."""
+        for key in [key for key in self._expected if key not in finished]:
+            for call in self._expected.pop(key):
                 self._used.discard(id(call))
 
     def answer(self, call: CallRecord, tool_call_id: str | None = None) -> Any:
@@ -125,21 +125,22 @@ class Answering:
             tool_call_id: The model's id of a tool's call.
 
         Raises:
-            UnrecordedCall: There is none.
+            UnrecordedCall: No answer is recorded.
         """
         with self._lock:
-            if tool_call_id is not None and (stop := self._stop(call)) is not None:
+            if tool_call_id is not None and (stop := self._find_stop(call)) is not None:
                 raise self._find_interrupt(call, stop)
-            found, task = self._find(call, tool_call_id)
-            asked = self._find_earlier_questions(found, task)
+            found, task = self._match(call, tool_call_id)
+            earlier = self._find_earlier_questions(found, task)
         if found is None or found.missing is not None:
             raise self.refuse(call, task, found)
         if call.kind != MODEL:
             self.answered_tools.add(self.places.key(call.place))
         if found.questions is not None:
             raise self._find_interrupt(call, found.questions)
-        for question in asked:
-            # The tool accepts these answers, and its unanswered questions do not wait any more.
+        for question in earlier:
+            # Ask as the tool did, so that its interrupts take their answers. A question without one is passed
+            # over, as the tool has ended.
             with suppress(GraphInterrupt):
                 interrupt(question)
         if found.error is not None:
@@ -149,8 +150,8 @@ class Answering:
     def compare(self, call: CallRecord, tool_call_id: str | None = None) -> None:
         """Compare a call that is really made with the recorded one."""
         with self._lock:
-            if tool_call_id is None or self._stop(call) is None:
-                self._find(call, tool_call_id)
+            if tool_call_id is None or self._find_stop(call) is None:
+                self._match(call, tool_call_id)
 
     def refuse(
         self, call: CallRecord, task: TaskRecord | None = None, found: CallRecord | None = None
@@ -175,7 +176,8 @@ class Answering:
         return error
 
     def refuse_thread(self, call: CallRecord, namespace: str) -> UnrecordedCall:
-        """Return the error for a call in a thread without the context of a task, which is never recorded."""
+        """Return the error for a call in an OS thread without the context of a task, which is never
+        recorded."""
         return self.refuse(CallRecord(call.kind, call.name, {}, place=namespace))
 
     def refuse_connection(self, namespace: str, reason: str) -> UnrecordedCall:
@@ -188,21 +190,21 @@ class Answering:
         return error
 
     def find_unused(self) -> list[CallDifference]:
-        """Return the recorded calls that tasks did not make, although they were replayed."""
+        """Return the recorded calls that replayed tasks did not make."""
         out: list[CallDifference] = []
-        for key, calls in self._asked.items():
-            left = [call for call in calls if id(call) not in self._used and call.parts]
+        for key, calls in self._expected.items():
+            unused = [call for call in calls if id(call) not in self._used and call.parts]
             if any(call.questions is not None for call in calls):
-                # When tools run at the same time, one may ask before others begin.
-                left = [call for call in left if call.kind == MODEL]
-            out += [CallDifference(self.tasks[key], call.kind, "", call.name, ()) for call in left]
+                # When tools run at the same time, one may ask before others begin: only models' calls count.
+                unused = [call for call in unused if call.kind == MODEL]
+            out += [CallDifference(self.tasks[key], call.kind, "", call.name, ()) for call in unused]
         return out
 
     def expect(self, key: TaskKey) -> None:
         """Note that a task ended, so that all of its recorded calls should have been made."""
-        self._calls(self.tasks[key])
+        self._expect_calls(self.tasks[key])
 
-    def _find(
+    def _match(
         self, call: CallRecord, tool_call_id: str | None
     ) -> tuple[CallRecord | None, TaskRecord | None]:
         task, calls = self._find_recorded(self.places.key(call.place))
@@ -212,7 +214,7 @@ class Answering:
             free = own or free
         exact = [each for each in free if _is_same(each, call)]
         if not exact and tool_call_id is not None and (again := [c for c in calls if _is_same(c, call)]):
-            # The task may run again already: then a call comes after the question that had stopped it.
+            # The recorded call is used already: the task runs again after a question, and repeats the call.
             return again[0], task
         named = [each for each in free if each.name in (call.name, "")]
         found = next(iter(exact or named or free), None)
@@ -226,9 +228,9 @@ class Answering:
             self.differences.append(CallDifference(task, call.kind, call.name, found.name, parts))
         return found, task
 
-    def _stop(self, call: CallRecord) -> Sequence[Any] | None:
-        """Return the questions of another call if they stopped the task before a model's call of a tool was
-        recorded: calls that a model asks for together run at the same time."""
+    def _find_stop(self, call: CallRecord) -> Sequence[Any] | None:
+        """Return the questions of another call if they stopped the task before this tool's call was recorded.
+        This can happen as the tool calls of one message run at the same time."""
         _, calls = self._find_recorded(self.places.key(call.place))
         if any(_is_same(each, call) for each in calls):
             return None
@@ -238,12 +240,12 @@ class Answering:
         """Return the interrupt of a tool. If several tools asked at the same time, any of them may have
         stopped the task: the recorded one counts."""
         task, calls = self._find_recorded(self.places.key(call.place))
-        asked = [_interrupt(each.questions, call.place) for each in calls if each.questions is not None]
-        own = _interrupt(questions, call.place)
+        asked = [_make_interrupt(each.questions, call.place) for each in calls if each.questions is not None]
+        own = _make_interrupt(questions, call.place)
         return next((e for e in asked if task is not None and snapshot(e.args[0]) == task.interrupts), own)
 
     def _find_earlier_questions(self, found: CallRecord | None, task: TaskRecord | None) -> list[Any]:
-        """Return the questions at which a call stopped before it was given this answer."""
+        """Return the questions at which a call stopped in earlier runs of its task."""
         if found is None or task is None:
             return []
         before = [task.calls[at] for at in sorted(task.calls) if at < self.given.get(task.key, 0)]
@@ -256,29 +258,30 @@ class Answering:
         ]
 
     def _find_recorded(self, key: TaskKey) -> tuple[TaskRecord | None, list[CallRecord]]:
-        """Return the innermost recorded task on the path to a place that made calls, and its calls."""
-        met: TaskRecord | None = None
+        """Return the innermost recorded task with calls on the path to a place, and its calls. If no task has
+        calls, return the innermost one."""
+        innermost: TaskRecord | None = None
         for end in range(len(key), 0, -1):
             task = self.tasks.get(key[:end])
             if task is None:
                 continue
-            met = met or task
-            if calls := self._calls(task):
+            innermost = innermost or task
+            if calls := self._expect_calls(task):
                 return task, calls
-        return met, []
+        return innermost, []
 
-    def _calls(self, task: TaskRecord) -> list[CallRecord]:
-        if task.key not in self._asked:
+    def _expect_calls(self, task: TaskRecord) -> list[CallRecord]:
+        if task.key not in self._expected:
             given = self.given.get(task.key, 0)
             if task.calls:
                 if given in task.calls:
-                    at = given
+                    answer_count = given
                 else:
-                    at = max(task.calls)
-                self._asked[task.key] = task.calls[at]
+                    answer_count = max(task.calls)
+                self._expected[task.key] = task.calls[answer_count]
             else:
-                self._asked[task.key] = task.derive_calls()
-        return self._asked[task.key]
+                self._expected[task.key] = task.derive_calls()
+        return self._expected[task.key]
 
 
 @contextmanager
@@ -295,7 +298,7 @@ def _is_same(one: CallRecord, other: CallRecord) -> bool:
     return (one.kind, one.name, one.parts) == (other.kind, other.name, other.parts)
 
 
-def _interrupt(questions: Sequence[Any], namespace: str) -> GraphInterrupt:
+def _make_interrupt(questions: Sequence[Any], namespace: str) -> GraphInterrupt:
     return GraphInterrupt([Interrupt.from_ns(each, ns=namespace) for each in questions])
 
 

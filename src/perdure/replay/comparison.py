@@ -34,9 +34,9 @@ class Difference:
         kind: The kind of difference.
         step: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which the step started.
-        node: The node, empty if the difference is not of one.
+        node: The node, empty if the difference is not about a node.
         namespace: The nodes whose subgraphs lead to it.
-        channel: The channel, if it is about one.
+        channel: The channel, if the difference is about one.
         expected: The recorded value, as plain data.
         found: The value of the replay.
         detail: One sentence about it.
@@ -74,7 +74,7 @@ class Comparison:
         step: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which it started.
         is_whole: True if the recorded step was completed.
-        ignored: Channels whose values do not count.
+        ignored: Channels whose values are not compared.
         found: The differences.
         noise: Number of values that differ as they do in every run.
     """
@@ -151,8 +151,9 @@ class Comparison:
         Args:
             expected: The recorded tasks, those of subgraphs included.
             found: The tasks of the replay.
-            unreplayed: Tasks whose tools were answered: what those ran is recorded, and not replayed.
-            is_cut: True if the replay ended by an error, so that other tasks may lack.
+            unreplayed: Tasks whose tools were answered, so that tasks inside these tools were recorded but
+                not replayed.
+            is_cut: True if the replay ended by an error, so that other tasks may be missing.
         """
         if self.is_whole and not is_cut:
             names = [task.node for key, task in expected.items() if len(key) == 1]
@@ -161,9 +162,10 @@ class Comparison:
             other = found.get(key)
             if other is not None:
                 if key in unreplayed and not task.calls and other.interrupts is None:
-                    # Its tool was answered by a message, which does not show that it had asked.
+                    # Its tool was answered by a message, which does not show whether the tool asked: do not
+                    # compare interrupts.
                     task.interrupts = None
-                self._task(task, other)
+                self._compare_task(task, other)
             elif len(key) > 1 and not any(key[: len(at)] == at for at in unreplayed) and key[:-1]:
                 self._add_missing(task, found)
         for key, task in found.items():
@@ -178,12 +180,12 @@ class Comparison:
         if above is not None and (above.is_finished or above.interrupts is not None):
             self._add("nodes", task, detail="does not run any more")
 
-    def _task(self, expected: TaskRecord, found: TaskRecord) -> None:
+    def _compare_task(self, expected: TaskRecord, found: TaskRecord) -> None:
         if not expected.is_finished and expected.interrupts is None and expected.error is None:
             return
         if found.error is not None:
             if str(found.error).startswith(f"{UnrecordedCall.__name__}("):
-                return  # named already
+                return  # the refused call is already among the differences
             if expected.error is None or snapshot(expected.error) != found.error:
                 if expected.error is None:
                     detail = "raises an error"
@@ -204,7 +206,7 @@ class Comparison:
                     detail="its interrupts differ",
                 )
         if expected.is_finished and found.is_finished:
-            self._writes(expected, found)
+            self._compare_writes(expected, found)
         elif expected.is_finished != found.is_finished and expected.interrupts == found.interrupts:
             if expected.is_finished:
                 detail = "does not end any more"
@@ -212,7 +214,7 @@ class Comparison:
                 detail = "ends, and did not when it was recorded"
             self._add("error", expected, detail=detail)
 
-    def _writes(self, expected: TaskRecord, found: TaskRecord) -> None:
+    def _compare_writes(self, expected: TaskRecord, found: TaskRecord) -> None:
         for name in dict.fromkeys((*expected.writes, *found.writes)):
             if name in self.ignored or name == _NO_WRITES or name.startswith((_BRANCH, _JOIN)):
                 continue
@@ -227,10 +229,10 @@ class Comparison:
                     detail = "sends other tasks"
                 else:
                     detail = f"writes something else to {name!r}"
-                self._add(kind, expected, channel, _one(before), _one(after), detail)
-        leads, now = (_next(each) for each in (expected, found))
-        if leads != now:
-            self._add("next", expected, None, leads, now, "leads to other nodes")
+                self._add(kind, expected, channel, _simplify(before), _simplify(after), detail)
+        expected_next, found_next = (_list_next_nodes(each) for each in (expected, found))
+        if expected_next != found_next:
+            self._add("next", expected, None, expected_next, found_next, "leads to other nodes")
 
     def state(self, expected: Mapping[str, Any], found: Mapping[str, Any], deltas: Collection[str]) -> None:
         """Compare the values of channels after the step, except those whose writes differ already.
@@ -240,9 +242,9 @@ class Comparison:
             found: Those of the replay.
             deltas: Channels that are stored as writes only.
         """
-        known = {each.channel for each in self.found if each.kind == "write" and not each.namespace}
+        differing = {each.channel for each in self.found if each.kind == "write" and not each.namespace}
         for name in sorted({*expected, *found}):
-            if name in known or name in self.ignored or name in deltas or name.startswith(_INTERNAL):
+            if name in differing or name in self.ignored or name in deltas or name.startswith(_INTERNAL):
                 continue
             now = self._align(expected.get(name), found.get(name))
             if now != expected.get(name):
@@ -279,7 +281,7 @@ class Comparison:
         )
 
 
-def _next(task: TaskRecord) -> list[str]:
+def _list_next_nodes(task: TaskRecord) -> list[str]:
     return sorted(
         name.removeprefix(_BRANCH).removeprefix(_JOIN)
         for name in task.writes
@@ -287,8 +289,8 @@ def _next(task: TaskRecord) -> list[str]:
     )
 
 
-def _one(values: list[Any]) -> Any:
-    """Return the only value of a channel, several as they are, ``None`` for none."""
+def _simplify(values: list[Any]) -> Any:
+    """Return the only value of a channel, the list if there are several, ``None`` if there is none."""
     if not values:
         return None
     if len(values) == 1:
@@ -297,7 +299,8 @@ def _one(values: list[Any]) -> Any:
 
 
 def leads_on(versions: Mapping[str, Any], seen: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return True if a checkpoint has a trigger that no node has consumed: the thread was to go on."""
+    """Return True if a checkpoint has a trigger that no node has consumed, so that the thread was to go
+    on."""
     return any(_is_newer(name, version, seen) for name, version in versions.items())
 
 

@@ -2,7 +2,7 @@
 stores, and of every connection that Python code opens.
 
 Calls of other code in the process are unaffected: the answers belong to the context of the replay, and to the
-threads that it starts, for as long as those live. Only with ``everywhere`` are connections refused to the
+OS threads that it starts, for as long as those live. Only with ``everywhere`` are connections refused to the
 whole process.
 """
 
@@ -38,28 +38,28 @@ _CONNECTING = frozenset(
 )
 _OF_SOCKET = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _STARTED_IN: ContextVar[str] = ContextVar("started_in", default="")
-"""Namespace of the task that started a thread, in the thread."""
+"""In an OS thread: the namespace of the task that started it."""
 _lock = Lock()
 _installed = False
-_everywhere = 0
+_refusals_everywhere = 0
 
 
 @contextmanager
 def everywhere() -> Iterator[None]:
     """Refuse connections to the whole process during the block."""
-    global _everywhere
+    global _refusals_everywhere
     install()
     with _lock:
-        _everywhere += 1
+        _refusals_everywhere += 1
     try:
         yield
     finally:
         with _lock:
-            _everywhere -= 1
+            _refusals_everywhere -= 1
 
 
 def install() -> None:
-    """Put the interceptions in place, once a process; without a replay they pass everything on."""
+    """Put the interceptions in place, once per process; outside of a replay they pass every call on."""
     global _installed
     with _lock:
         if _installed:
@@ -73,9 +73,9 @@ def install() -> None:
         _wrap(BaseLLM, "_agenerate_helper", _refuse_text_model)
         _wrap(BaseTool, "run", _run)
         _wrap(BaseTool, "arun", _arun)
-        # A new thread has no context: a call in it would really be made.
+        # Without these, a call in a new OS thread would really be made, as the thread has no context.
         _wrap(ThreadPoolExecutor, "submit", _submit)
-        _wrap(Thread, "start", _start)
+        _wrap(Thread, "start", _start_thread)
         _wrap(BaseProcess, "start", _refuse_process)
         sys.addaudithook(_audit)
 
@@ -97,15 +97,15 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
     if event not in _CONNECTING:
         return
     answers = CURRENT.get()
-    if answers is None and not _everywhere:
+    if answers is None and not _refusals_everywhere:
         return
-    reason = f"{event}{_target(event, args)}: a replay opens no connection and starts no process"
+    reason = f"{event}{_describe_target(event, args)}: a replay opens no connection and starts no process"
     if answers is not None:
-        raise answers.refuse_connection(_namespace() or _STARTED_IN.get(), reason)
+        raise answers.refuse_connection(_find_namespace() or _STARTED_IN.get(), reason)
     raise UnrecordedCall(reason)
 
 
-def _target(event: str, args: tuple[Any, ...]) -> str:
+def _describe_target(event: str, args: tuple[Any, ...]) -> str:
     """Return the host or the program that an event names, without what may be secret: a path, a query, a
     command's arguments."""
     if event in _OF_SOCKET:
@@ -133,22 +133,22 @@ def _submit(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    # A worker of the pool may be started here. It outlives the replay, and so begins without it.
+    # The pool may start a worker here that outlives the replay: start it outside of the replay.
     token = CURRENT.set(None)
     try:
-        return original(_carry(answers, function), *args, **kwargs)
+        return original(_bind_to_replay(answers, function), *args, **kwargs)
     finally:
         CURRENT.reset(token)
 
 
-def _start(answers: Answering, original: Callable[..., Any], thread: Thread) -> None:
-    thread.run = _carry(answers, thread.run)  # type: ignore[method-assign]
+def _start_thread(answers: Answering, original: Callable[..., Any], thread: Thread) -> None:
+    thread.run = _bind_to_replay(answers, thread.run)  # type: ignore[method-assign]
     original()
 
 
-def _carry(answers: Answering, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that belongs to the replay in the thread that calls it."""
-    namespace = _namespace() or _STARTED_IN.get()
+def _bind_to_replay(answers: Answering, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that runs as a part of the replay in whichever OS thread calls it."""
+    namespace = _find_namespace() or _STARTED_IN.get()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         tokens = CURRENT.set(answers), _STARTED_IN.set(namespace)
@@ -163,7 +163,7 @@ def _carry(answers: Answering, function: Callable[..., Any]) -> Callable[..., An
 
 def _refuse_process(answers: Answering, original: Callable[..., Any], process: BaseProcess) -> None:
     reason = "a process of multiprocessing: a replay opens no connection and starts no process"
-    raise answers.refuse_connection(_namespace() or _STARTED_IN.get(), reason)
+    raise answers.refuse_connection(_find_namespace() or _STARTED_IN.get(), reason)
 
 
 def _answer(answers: Answering, call: CallRecord, tool_call_id: str | None = None) -> Any:
@@ -172,7 +172,7 @@ def _answer(answers: Answering, call: CallRecord, tool_call_id: str | None = Non
     return answers.answer(call, tool_call_id)
 
 
-def _namespace(config: Any = None) -> str:
+def _find_namespace(config: Any = None) -> str:
     found = config or var_child_runnable_config.get() or {}
     return str((found.get("metadata") or {}).get("langgraph_checkpoint_ns") or "")
 
@@ -180,7 +180,7 @@ def _namespace(config: Any = None) -> str:
 # Models
 
 
-def _result(answer: Any) -> ChatResult:
+def _make_result(answer: Any) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=answer)])
 
 
@@ -198,8 +198,8 @@ def _generate(
         found = None
     else:
         found = answers.recorder.open.get(run_manager.run_id)
-    call = found or CallRecord(MODEL, type(model).__name__, {}, place=_namespace())
-    return _result(_answer(answers, call))
+    call = found or CallRecord(MODEL, type(model).__name__, {}, place=_find_namespace())
+    return _make_result(_answer(answers, call))
 
 
 async def _agenerate(*args: Any, **kwargs: Any) -> ChatResult:
@@ -209,16 +209,16 @@ async def _agenerate(*args: Any, **kwargs: Any) -> ChatResult:
 def _stream(
     answers: Answering, original: Callable[..., Any], model: BaseChatModel, *args: Any, **kwargs: Any
 ) -> Iterator[AIMessageChunk]:
-    yield _chunk(model.invoke(*args, **kwargs))
+    yield _make_chunk(model.invoke(*args, **kwargs))
 
 
 async def _astream(
     answers: Answering, original: Callable[..., Any], model: BaseChatModel, *args: Any, **kwargs: Any
 ) -> AsyncIterator[AIMessageChunk]:
-    yield _chunk(await model.ainvoke(*args, **kwargs))
+    yield _make_chunk(await model.ainvoke(*args, **kwargs))
 
 
-def _chunk(message: AIMessage) -> AIMessageChunk:
+def _make_chunk(message: AIMessage) -> AIMessageChunk:
     if isinstance(message, AIMessageChunk):
         return message
     fields = message.model_dump(exclude={"type"})
@@ -228,7 +228,7 @@ def _chunk(message: AIMessage) -> AIMessageChunk:
 def _refuse_text_model(
     answers: Answering, original: Callable[..., Any], model: BaseLLM, *args: Any, **kwargs: Any
 ) -> Any:
-    raise answers.refuse(CallRecord(MODEL, type(model).__name__, {}, place=_namespace()))
+    raise answers.refuse(CallRecord(MODEL, type(model).__name__, {}, place=_find_namespace()))
 
 
 # Tools
@@ -237,9 +237,9 @@ def _refuse_text_model(
 def _record_tool_call(tool: BaseTool, tool_input: Any, config: Any) -> CallRecord:
     given = tool_input
     if isinstance(tool_input, dict):
-        # As the callbacks of the recording saw it.
+        # The input as the callbacks of the recording saw it.
         given = tool._filter_injected_args(tool_input)  # pyright: ignore[reportPrivateUsage]
-    return CallRecord(TOOL, tool.name, digest_tool_input(given), place=_namespace(ensure_config(config)))
+    return CallRecord(TOOL, tool.name, digest_tool_input(given), place=_find_namespace(ensure_config(config)))
 
 
 def _run(
@@ -256,7 +256,7 @@ def _run(
         answers.compare(call, tool_call_id)
         return original(tool_input, *args, **kwargs)
     answer = _answer(answers, call, tool_call_id)
-    # A call by a model gets a message, another one its content.
+    # A call by a model gets the message, any other call only its content.
     if tool_call_id is None and hasattr(answer, "tool_call_id"):
         return answer.content
     return answer
@@ -270,20 +270,20 @@ async def _arun(*args: Any, **kwargs: Any) -> Any:
 
 
 class RefusingStore(BaseStore):
-    """Store for a replay: what it held at the time of a step is not recorded, so reading is refused. Writes
-    are dropped."""
+    """Store for a replay. The contents of the store at the time of a step are not recorded, so reading is
+    refused. Writes are dropped."""
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        return [self._result(op) for op in ops]
+        return [self._make_result(op) for op in ops]
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         return self.batch(ops)
 
-    def _result(self, op: Op) -> Result:
+    def _make_result(self, op: Op) -> Result:
         if type(op).__name__ == "PutOp":
             return None
         call = CallRecord(
-            TOOL, f"store.{type(op).__name__.removesuffix('Op').lower()}", {}, place=_namespace()
+            TOOL, f"store.{type(op).__name__.removesuffix('Op').lower()}", {}, place=_find_namespace()
         )
         answers = CURRENT.get()
         raise UnrecordedCall("a replay has no store") if answers is None else answers.refuse(call)

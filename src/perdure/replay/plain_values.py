@@ -19,7 +19,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d
 
 
 def snapshot(value: Any) -> Any:
-    """Return a value as plain data, as it is now."""
+    """Return the present state of a value as plain data."""
     match value:
         case Send():
             return {"node": value.node, "arg": snapshot(value.arg)}
@@ -28,7 +28,7 @@ def snapshot(value: Any) -> Any:
         case Interrupt():
             return {"interrupt": plain(value.value)}
         case BaseException():
-            # As a checkpoint holds it.
+            # The form in which a checkpoint has it.
             return repr(value)
         case list() | tuple() if value and isinstance(value[0], Send | Interrupt):
             return [snapshot(each) for each in value]
@@ -64,5 +64,5 @@ def align(expected: Any, found: Any) -> tuple[Any, int]:
 
 
 def _has_own_id(value: Mapping[str, Any]) -> bool:
-    """Return True for a message whose id only names it; that of a removal names another one."""
+    """Return True for a message whose id only names itself; the id of a removal names another message."""
     return "content" in value and "type" in value and value["type"] != "remove"

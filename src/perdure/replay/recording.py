@@ -65,7 +65,7 @@ class TaskRecord:
         assistant, a tool's for each message of a tool."""
         out: list[CallRecord] = []
         for values in self.writes.values():
-            for message in _messages(values):
+            for message in _find_messages(values):
                 if isinstance(message, AIMessage):
                     out.append(CallRecord(MODEL, "", {}, message, is_over=True))
                 elif isinstance(message, ToolMessage):
@@ -74,7 +74,7 @@ class TaskRecord:
 
 
 class StoredTask(NamedTuple):
-    """A task as a saver meets it: where it is stored, and its writes."""
+    """A task as a saver stores it: the place, and its writes."""
 
     namespace: str
     step: int
@@ -91,9 +91,9 @@ class Step:
         record: The checkpoint from which its tasks started.
         child: The checkpoint that it led to; ``None`` if the thread waits in it, or ended.
         tasks: Its tasks and those of subgraphs, by key.
-        commanded: Writes of a command that was given with it, beside answers.
+        commanded: Writes of a command that was given with the step, without answers to interrupts.
         stateful: Checkpoints, by namespace, at which subgraphs with a state of their own began.
-        skipped: Reason why it cannot be replayed, if there is one.
+        skipped: Reason why the step cannot be replayed, if there is one.
     """
 
     record: CheckpointRecord
@@ -120,28 +120,28 @@ class Recording:
     def __init__(self, partition: Partition, saver: PerdureSaver) -> None:
         self._partition = partition
         self._saver = saver
-        self._below: dict[str, list[CheckpointRecord]] = {}
+        self._by_root: dict[str, list[CheckpointRecord]] = {}
         self._by_name: dict[str, list[CheckpointRecord]] = {}
 
     def chain(self) -> Program[list[tuple[CheckpointRecord, CheckpointRecord | None]]]:
         """Return the checkpoints that lead to the head, oldest first, each with the next; raise ``NotFound``
         if there is no thread."""
-        found = {record.id: record for record in (yield from self._all(""))}
+        found = {record.id: record for record in (yield from self._load_all(""))}
         view = yield from load_view(self._partition, "")
         if view.head is None:
             raise missing_thread(self._partition)
         line: list[CheckpointRecord] = []
-        at: CheckpointRecord | None = found.get(view.head.checkpoint_id)
-        while at is not None:
-            line.append(at)
-            if at.parent_id is None:
-                at = None
+        checkpoint: CheckpointRecord | None = found.get(view.head.checkpoint_id)
+        while checkpoint is not None:
+            line.append(checkpoint)
+            if checkpoint.parent_id is None:
+                checkpoint = None
             else:
-                at = found.get(at.parent_id)
+                checkpoint = found.get(checkpoint.parent_id)
         line.reverse()
         for namespace in (yield from history.namespaces(self._partition)):
             if namespace:
-                yield from self._learn(namespace)
+                yield from self._load_subgraph(namespace)
         return [(record, after) for record, after in zip(line, [*line[1:], None], strict=True)]
 
     def step(self, record: CheckpointRecord, child: CheckpointRecord | None) -> Program[Step]:
@@ -150,10 +150,10 @@ class Recording:
             return Step(record=record, child=child, skipped="the checkpoints between were not kept")
         if self._saver.is_older(record):
             return Step(record=record, child=child, skipped="an older schema version stored it")
-        stored = yield from self._tasks([record])
-        below = self._below.get(record.id, [])
+        stored = yield from self._load_tasks([record])
+        below = self._by_root.get(record.id, [])
         for namespace in dict.fromkeys(each.namespace for each in below):
-            stored += yield from self._tasks([each for each in below if each.namespace == namespace])
+            stored += yield from self._load_tasks([each for each in below if each.namespace == namespace])
         commanded = [
             (channel, value)
             for task in stored
@@ -171,11 +171,11 @@ class Recording:
             child=child,
             tasks=tasks,
             commanded=commanded,
-            stateful=self._start_values(record),
+            stateful=self._find_stateful(record),
             skipped=reason,
         )
 
-    def _all(self, namespace: str) -> Program[list[CheckpointRecord]]:
+    def _load_all(self, namespace: str) -> Program[list[CheckpointRecord]]:
         out: list[CheckpointRecord] = []
         below: int | None = None
         while page := (yield from history.page(self._partition, namespace, below=below, limit=history.PAGE)):
@@ -183,18 +183,18 @@ class Recording:
             below = page[-1].seq
         return out
 
-    def _learn(self, namespace: str) -> Program[None]:
+    def _load_subgraph(self, namespace: str) -> Program[None]:
         """Remember the checkpoints of a subgraph's namespace, oldest first, by their root checkpoint."""
-        records = (yield from self._all(namespace))[::-1]
+        records = (yield from self._load_all(namespace))[::-1]
         for record in records:
             if record.root is not None:
-                self._below.setdefault(record.root, []).append(record)
+                self._by_root.setdefault(record.root, []).append(record)
         if all(":" not in part for part in namespace.split("|")):
             self._by_name[namespace] = records
 
-    def _start_values(self, record: CheckpointRecord) -> dict[str, str]:
-        """Return the checkpoints at which subgraphs with a state of their own began a step: their latest ones
-        of earlier steps."""
+    def _find_stateful(self, record: CheckpointRecord) -> dict[str, str]:
+        """Return the checkpoints at which subgraphs with a state of their own began a step: for each subgraph
+        its latest one of earlier steps."""
         out: dict[str, str] = {}
         for namespace, records in self._by_name.items():
             before = [each for each in records if each.root != record.id]
@@ -204,7 +204,7 @@ class Recording:
                 out[namespace] = earlier[-1].id
         return out
 
-    def _tasks(self, records: Sequence[CheckpointRecord]) -> Program[list[StoredTask]]:
+    def _load_tasks(self, records: Sequence[CheckpointRecord]) -> Program[list[StoredTask]]:
         """Return the tasks that wrote on checkpoints of one namespace."""
         if not records:
             return []
@@ -224,7 +224,7 @@ class Recording:
 
 
 def name_sent(tasks: Mapping[TaskKey, TaskRecord], sends: Sequence[Any]) -> None:
-    """Set the nodes of tasks of the outermost graph that other tasks have sent."""
+    """Set the nodes of the outermost graph's tasks that were started by ``Send``."""
     for key, task in tasks.items():
         if len(key) == 1 and _PUSH in key[0][1]:
             number = "".join(c for c in key[0][1].split(", ")[1] if c.isdigit())
@@ -271,16 +271,16 @@ def by_key(stored: Iterable[StoredTask]) -> dict[TaskKey, TaskRecord]:
 
 
 def pair_with_keys(stored: Iterable[StoredTask]) -> Iterator[tuple[TaskKey, StoredTask]]:
-    """Yield tasks with their keys, without writes that no task made, as those of an update."""
+    """Yield tasks with their keys. Writes that no task made, such as those of an update, are left out."""
     tasks = list(stored)
     places = {task.task_id: task for task in tasks}
     for task in tasks:
-        above = _levels(task.namespace, places)
+        above = _find_key(task.namespace, places)
         if above is not None and task.path:
             yield (*above, (task.step, task.path)), task
 
 
-def _levels(namespace: str, places: Mapping[str, StoredTask]) -> TaskKey | None:
+def _find_key(namespace: str, places: Mapping[str, StoredTask]) -> TaskKey | None:
     """Return the key of a namespace; ``None`` if a task on the way to it has stored nothing."""
     out: list[Any] = []
     for part in namespace.split("|") if namespace else []:
@@ -301,24 +301,25 @@ def names_of(namespace: str) -> tuple[str, ...]:
 
 
 def node_of(path: str) -> str:
-    """Return the node in the path of a task that an edge has triggered; the path itself for another."""
+    """Return the node in the path of a task that an edge has triggered; the path itself for any other
+    task."""
     kind, _, name = path.removeprefix("~").partition(", ")
     if kind == _PULL:
         return name
     return path
 
 
-def _messages(value: Any) -> Iterator[BaseMessage]:
+def _find_messages(value: Any) -> Iterator[BaseMessage]:
     match value:
         case BaseMessage():
             yield value
         case list() | tuple():
             for item in value:
-                yield from _messages(item)
+                yield from _find_messages(item)
         case Mapping():
             for item in value.values():
-                yield from _messages(item)
+                yield from _find_messages(item)
         case Overwrite():
-            yield from _messages(value.value)
+            yield from _find_messages(value.value)
         case _:
             return

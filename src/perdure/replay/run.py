@@ -55,11 +55,11 @@ class ReplayOptions:
     """Options of a replay.
 
     Attributes:
-        last: Replay from so many checkpoints before the latest.
+        last: Number of checkpoints before the latest from which to replay; ``None`` for all.
         to_the_end: Go on after the first step that differs.
-        ignore: Channels whose values do not count, such as one with a clock's time.
+        ignore: Channels whose values are not compared, such as one with a clock's time.
         live_tools: Names of tools that are run, without connections, instead of being answered.
-        config: Config of the runs, over what the thread recorded of it.
+        config: Config of the runs; it overrides what the thread recorded.
         context: Context of the graph.
         whole_process: Refuse connections to the whole process, not only to the replay: for a process that
             does nothing else.
@@ -85,11 +85,11 @@ class ReplayReport:
     Attributes:
         thread_id: The thread.
         replayed: Number of steps that were run again.
-        skipped: Steps that could not be, each with the reason.
+        skipped: Steps that could not be run again, each with the reason.
         differences: The differences of the first step that has any, or of all steps if requested.
         noise: Number of values that differ as they do in every run: ids of messages, UUIDs and times.
         derived: Number of steps in which answers were taken from messages of the state, as no calls are
-            recorded: changed prompts are not seen in them.
+            recorded: changed prompts are not noticed in them.
     """
 
     thread_id: str
@@ -112,7 +112,7 @@ class StepResult:
     Attributes:
         number: LangGraph's number of the step.
         checkpoint_id: The checkpoint from which it starts.
-        nodes: The nodes that ran in it when it was recorded; none where a run had ended.
+        nodes: The nodes that ran in it when it was recorded; empty where a run had ended.
         skipped: Reason why it was not replayed, if there is one.
         comparison: The differences; ``None`` if it was skipped.
         is_derived: True if answers were taken from messages, as no call is recorded.
@@ -151,7 +151,7 @@ async def replay(
         graph: The graph as it is now, or its ``Agent``.
         thread_id: The thread.
         options: The steps to replay, and how to compare.
-        on_step: Called with the number of steps that are done and of all, before each.
+        on_step: Called before each step with the number of finished steps and of all steps.
 
     Raises:
         NotFound: There is no such thread.
@@ -279,7 +279,7 @@ class Replayer:
         )
         outside = everywhere() if self.options.whole_process else nullcontext()
         with tracing_context(enabled=False), outside:
-            is_derived = await self._compare(loaded, comparison)
+            is_derived = await self._replay_and_compare(loaded, comparison)
         return StepResult(
             number=step.number,
             checkpoint_id=record.id,
@@ -317,14 +317,14 @@ class Replayer:
             )
         return found
 
-    async def _compare(self, loaded: _Loaded, comparison: Comparison) -> bool:
+    async def _replay_and_compare(self, loaded: _Loaded, comparison: Comparison) -> bool:
         """Replay a step and add its differences; return True if answers were derived from messages."""
         step, start, after = loaded.step, loaded.start, loaded.after
         saver = StepSaver(self.partition.thread, start, loaded.deltas)
         answers = Answering(step.tasks, self.options.live_tools)
         update = {"checkpointer": saver, "store": RefusingStore(), "cache": None}
         graph = self.graph.copy(update=update)
-        config = self._config(answers, start[""] if after is None else after)
+        config = self._make_config(answers, start[""] if after is None else after)
         sends = start[""].checkpoint["channel_values"].get(TASKS) or []
         name_sent(dict(step.tasks), sends)
         if not step.tasks:
@@ -334,7 +334,7 @@ class Replayer:
                 comparison.nodes([], state.next)
             return False
         with answer_calls(answers):
-            error = await self._run(graph, config, step, saver, answers)
+            error = await self._run_step(graph, config, step, saver, answers)
         found = by_key(saver.list_stored())
         name_sent(found, sends)
         for refused in answers.refused:
@@ -356,7 +356,7 @@ class Replayer:
             comparison.state(values, saver.reached, loaded.deltas)
         return answers.is_derived
 
-    def _config(self, answers: Answering, recorded: CheckpointTuple) -> Any:
+    def _make_config(self, answers: Answering, recorded: CheckpointTuple) -> Any:
         kept = {name: value for name, value in recorded.metadata.items() if name not in _OWN_METADATA}
         run_id = str(recorded.metadata.get("run_id") or "")
         effects = ReplayedEffects(self.handle, self.partition, run_id, 0, self.effects)
@@ -374,7 +374,7 @@ class Replayer:
             merge_configs(base, {"callbacks": [answers.recorder, answers.places]})  # type: ignore[arg-type]
         )
 
-    async def _run(
+    async def _run_step(
         self,
         graph: Pregel[Any, Any, Any, Any],
         config: Any,
@@ -419,8 +419,8 @@ class Replayer:
 def _was_refused(
     recorded: Mapping[TaskKey, TaskRecord], found: Mapping[TaskKey, TaskRecord], *, is_followed: bool
 ) -> bool:
-    """Return True if a step failed when it was recorded, too, once all of its tasks had ended: its graph
-    refused what they returned, so that no checkpoint followed."""
+    """Return True if a step also failed when it was recorded, and all of its tasks had ended: no checkpoint
+    followed, as its graph refused what the tasks returned."""
     own = {key: task for key, task in recorded.items() if len(key) == 1}
     ended = {key for key, task in found.items() if len(key) == 1 and task.is_finished}
     return not is_followed and bool(own) and all(t.is_finished for t in own.values()) and own.keys() <= ended

@@ -29,7 +29,7 @@ _Place = tuple[str, str, str]
 
 class StepSaver(InMemorySaver):
     """Saver for the runs that replay one step. It overrides the blocking methods of ``InMemorySaver``; the
-    awaited ones call these.
+    asynchronous ones call these.
 
     Args:
         thread_id: The thread.
@@ -46,14 +46,15 @@ class StepSaver(InMemorySaver):
         super().__init__()
         self._thread_id = thread_id
         self._deltas = deltas
-        self._begun = start[""]
+        self._root_start = start[""]
         self._latest = {name: found._replace(pending_writes=[]) for name, found in start.items()}
-        self._steps = {found.checkpoint["id"]: _step(found.metadata) for found in start.values()}
+        self._steps = {found.checkpoint["id"]: _read_step(found.metadata) for found in start.values()}
         self._fresh = {found.checkpoint["id"] for name, found in start.items() if name}
         self._written: dict[_Place, dict[int, tuple[str, Any, Any]]] = {}
         self._paths: dict[_Place, str] = {}
         self.reached: dict[str, Any] | None = None
-        """Values of the outermost graph's channels after the step, as plain data; ``None`` before."""
+        """Values of the outermost graph's channels after the step, as plain data; ``None`` before the
+        step's end."""
 
     def list_stored(self) -> list[StoredTask]:
         """Return the tasks that have stored something, as plain data."""
@@ -121,7 +122,7 @@ class StepSaver(InMemorySaver):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         given = config.get("configurable", {})
-        if not given.get("checkpoint_ns") and given.get("checkpoint_id") == self._begun.checkpoint["id"]:
+        if not given.get("checkpoint_ns") and given.get("checkpoint_id") == self._root_start.checkpoint["id"]:
             return {channel: self._deltas[channel] for channel in channels if channel in self._deltas}
         return BaseCheckpointSaver.get_delta_channel_history(self, config=config, channels=channels)
 
@@ -138,7 +139,7 @@ class StepSaver(InMemorySaver):
             return stored
         if not namespace:
             self.reached = {name: snapshot(value) for name, value in checkpoint["channel_values"].items()}
-        self._steps[checkpoint["id"]] = _step(metadata)
+        self._steps[checkpoint["id"]] = _read_step(metadata)
         self._latest[namespace] = CheckpointTuple(stored, checkpoint, metadata, config, [])
         return stored
 
@@ -152,15 +153,15 @@ class StepSaver(InMemorySaver):
         self._paths[place] = task_path
         slots = self._written.setdefault(place, {})
         for position, (channel, value) in enumerate(writes):
-            # As plain data at once: a node may change it later.
+            # Make plain data at once: a node may change the value later.
             slots[WRITES_IDX_MAP.get(channel, position)] = (channel, value, snapshot(value))
 
     def command(self, writes: Sequence[tuple[str, Any]]) -> None:
         """Store the writes of a command on the checkpoint from which the step starts."""
-        place = ("", self._begun.checkpoint["id"], NULL_TASK)
+        place = ("", self._root_start.checkpoint["id"], NULL_TASK)
         self._written[place] = {i: (c, v, snapshot(v)) for i, (c, v) in enumerate(writes)}
         self._paths[place] = ""
 
 
-def _step(metadata: Mapping[str, Any]) -> int:
+def _read_step(metadata: Mapping[str, Any]) -> int:
     return int(metadata.get("step", -1))

@@ -39,7 +39,8 @@ from perdure.storage.port import Answers, Driver, WrappingDriver, acommit_and_fe
 R = TypeVar("R")
 
 _FRESH_US = 10_000_000
-"""Time for which a thread is known not to expire: another process may shorten its time to live."""
+"""Time for which a thread that is alive is not checked again. It is short, as another process may shorten the
+thread's time to live."""
 
 _KNOWN_MAX = 20_000
 
@@ -79,7 +80,8 @@ class ExpiringDriver(WrappingDriver):
     async def acommit_and_fetch(
         self, commit: Commit, fetch: Fetch
     ) -> tuple[Committed | Refused, Answers | None]:
-        """See ``port.acommit_and_fetch``: only of a thread that is known not to be expired."""
+        """See ``port.acommit_and_fetch``. The fetch is made only for a thread that is known not to be
+        expired."""
         if _is_thread(commit.partition) and not self._is_alive(commit.partition):
             return await self.aperform(commit), None
         return await acommit_and_fetch(self._inner, commit, fetch)
@@ -106,7 +108,7 @@ class ExpiringDriver(WrappingDriver):
             # The requested records may be sound; a caller that requests the damaged one gets the error.
             return (yield from ask(effect))
         heads, epochs, documents = answers[count:]
-        if not self._may_be_over(effect.partition, heads, epochs, documents):
+        if not self._may_be_expired(effect.partition, heads, epochs, documents):
             return answers[:count]
         if (yield from self._find_expired(effect.partition)) is None:
             # Another process may have removed the thread since the answers were read.
@@ -120,13 +122,13 @@ class ExpiringDriver(WrappingDriver):
         out: list[IndexHit] = []
         page, passed = effect, 0
         if isinstance(effect, FindListed):
-            # Places in the listing are counted: skipped threads have to be checked, too, and a page needs all
-            # of its threads.
+            # ``skip`` counts only threads that are not expired, so the skipped ones are checked, too. To be
+            # counted, none of them may be left out of a page, as ``copies`` would do.
             page, passed = replace(effect, skip=0, copies=None), effect.skip
         while len(out) < effect.limit:
             found = yield from ask(page)
             for hit in found:
-                if len(out) < effect.limit and not (yield from self._is_over(hit)):
+                if len(out) < effect.limit and not (yield from self._is_expired(hit)):
                     if passed:
                         passed -= 1
                     else:
@@ -140,16 +142,16 @@ class ExpiringDriver(WrappingDriver):
                 page = page.after(last.listed)
         return tuple(out)
 
-    def _is_over(self, hit: IndexHit) -> Program[bool]:
-        """Return True if a thread of a listing is expired by a policy; one that has its own time to live is
-        found, and reads as absent."""
+    def _is_expired(self, hit: IndexHit) -> Program[bool]:
+        """Return True if a thread of a listing is expired by a policy. One that has a time to live of its own
+        may be listed although that is over; it then reads as absent."""
         partition, idle = hit.partition, self._rules.shortest_idle_us
         if idle is None or not _is_thread(partition) or self._is_alive(partition):
             return False
         if hit.listed is not None and hit.listed.updated_at + idle > host_clock():
             return False
         heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
-        if not self._may_be_over(partition, heads, epochs, documents):
+        if not self._may_be_expired(partition, heads, epochs, documents):
             return False
         return (yield from self._find_expired(partition)) is not None
 
@@ -161,8 +163,8 @@ class ExpiringDriver(WrappingDriver):
             if (yield from remove_expired(effect.partition, thread, is_replaced=True)):
                 self._forget(effect.partition)
                 break
-            # Another writer removes it. A record that is stored during the removal would be removed with the
-            # thread.
+            # Another writer is removing it: look again, as a record that is stored now would be removed with
+            # it.
         return (yield from ask(cast("Effect[Any]", effect)))
 
     def _find_expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
@@ -181,14 +183,15 @@ class ExpiringDriver(WrappingDriver):
         self._remember(partition, 0)
         return thread
 
-    def _may_be_over(
+    def _may_be_expired(
         self,
         partition: Partition,
         heads: tuple[Record, ...],
         epochs: tuple[Record, ...],
         documents: tuple[Record, ...],
     ) -> bool:
-        """Return True if these records alone do not show that a thread is not expired."""
+        """Return True if a thread may be expired, as far as these records show; otherwise remember until when
+        it is not."""
         now = host_clock()
         until = self._find_end_of_life(now, heads, epochs, documents)
         if until <= now:
@@ -214,10 +217,10 @@ class ExpiringDriver(WrappingDriver):
             return fresh
         times = [each.fields["updated_at"] for each in documents]
         if heads:
-            at = time_of(heads[0].fields["checkpoint_id"])
-            if at is None:
+            active_at = time_of(heads[0].fields["checkpoint_id"])
+            if active_at is None:
                 return now
-            times.append(at)
+            times.append(active_at)
         return min(fresh, max(times) + idle) if times else fresh
 
     def _is_alive(self, partition: Partition) -> bool:

@@ -140,13 +140,13 @@ class Sweeper:
     def apply(self) -> Steps[RetentionResult | None]:
         """Look at every thread once, then at expired items; the result is ``None`` if another process
         sweeps."""
-        at: _Saved | None = yield self._begin()
-        while at is not None and not at.progress.is_over:
-            yield at.pause
-            at = yield self._step(at.progress, at.version)
-        if at is None:
+        saved: _Saved | None = yield self._begin()
+        while saved is not None and not saved.progress.is_over:
+            yield saved.pause
+            saved = yield self._step(saved.progress, saved.version)
+        if saved is None:
             return None
-        return replace(at.progress.last, items=(yield from self.remove_items()))
+        return replace(saved.progress.last, items=(yield from self.remove_items()))
 
     def apply_to(self, partition: Partition) -> Steps[RetentionResult]:
         """Apply the policies to one thread, beside any sweep.
@@ -159,7 +159,7 @@ class Sweeper:
 
     def remove_items(self) -> Steps[int]:
         """Remove expired items of stores and histories, and the remains of histories left by dead processes;
-        the result is the number of items. DynamoDB removes expired items itself; there it finds none."""
+        the result is the number of items. DynamoDB removes expired items itself; there the result is 0."""
         removed = 0
         programs: list[Program[int]] = yield self._find_expiring()
         for program in programs:
@@ -211,16 +211,17 @@ class Sweeper:
         else:
             pause = self._options.pause_after(time.monotonic() - began)
         if not progress.is_over:
-            # It has to outlast the pause that follows. The database's clock may have been set meanwhile.
+            # The lease has to outlast the pause that follows. It counts from ``now``, as the database's clock
+            # may have been set meanwhile.
             progress = replace(progress, until=now + _to_microseconds(LEASE_S + pause))
-        saved: int | None = 0
+        saved_version: int | None = 0
         if not self._terms.dry_run:
-            saved = yield from sweep.save(progress, self._terms.tenant, version, now)
-        if saved is None:
+            saved_version = yield from sweep.save(progress, self._terms.tenant, version, now)
+        if saved_version is None:
             _log.warning("another process has taken over the sweep; it continues there")
             return None
         self._options.on_step(progress)
-        return _Saved(progress, saved, pause)
+        return _Saved(progress, saved_version, pause)
 
     def _release(self) -> Program[None]:
         """End the lease of a sweep that was begun here, if it is not over."""

@@ -1,4 +1,4 @@
-"""Acceptance of messages: stored in one commit, then scheduled where a worker is."""
+"""Acceptance of messages: each is stored in one commit, then its run is scheduled in a process that works."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Acceptance:
     async def accept(self, partition: Partition, message: Message, terms: AcceptanceTerms) -> Ticket:
         """Store a message, and start its run if it is due and this process works.
 
-        A limit on runs may refuse it first, where it says so.
+        A limit on runs that is set to refuse may refuse the message first.
 
         Args:
             partition: The thread.
@@ -73,7 +73,7 @@ class Acceptance:
             QueueFull: Too many messages wait on the thread.
             RunInProgress: The strategy is ``"reject"``, and a run is open or a message waits.
             NotWaiting: The message is an answer that the thread does not wait for.
-            Conflict: The message is a command that would leave an open question.
+            Conflict: The message is a command that would abandon an open question.
             NotFound: The record that must exist does not.
             AlreadyCreated: The record to write was written meanwhile.
             LimitReached: A limit refuses a run that would have to wait.
@@ -115,7 +115,7 @@ class Acceptance:
         return ticket
 
     async def _find_asking_graph(self, partition: Partition) -> str:
-        """Return the graph whose question a thread waits with, empty if that is not known."""
+        """Return the graph that asked the thread's open question; empty if it is not known."""
         read_asked = partial(self._worker.runner.graphs.read_asked, partition)
         question = await self._context.database.arun(questions.find(partition, read_asked))
         if question is None or question.run is None:
@@ -152,12 +152,13 @@ class Acceptance:
         # The caller may be cancelled, but its claim has to be worked on.
         beginning = asyncio.create_task(self._begin_at_once(accept, terms, known))
         self._worker.beginning.add(beginning)
-        beginning.add_done_callback(self._over)
+        beginning.add_done_callback(self._forget_beginning)
         return await asyncio.shield(beginning)
 
     async def _find_inbox(self, accept: Accept) -> RememberedInbox | None:
-        """Return the inbox of a message's thread as this process remembers it. If it does not, and may claim
-        the message with its acceptance, the inbox is read, or guessed where the commit reads it, too."""
+        """Return the inbox of a message's thread as this process remembers it. If it remembers
+        none but may claim the message with its acceptance, read the inbox. Where a commit can also read,
+        assume an empty one: the commit checks that."""
         context, partition = self._context, accept.partition
         if isinstance(accept.precondition, Put) and accept.precondition.expect is Expect.ABSENT:
             # A thread that does not exist yet has no inbox, and no epoch.
@@ -173,8 +174,8 @@ class Acceptance:
         )
 
     def _may_begin(self, accept: Accept, known: RememberedInbox) -> bool:
-        """Return True if a message is to be claimed by the commit that stores it; a slot of the worker is
-        reserved for its run then."""
+        """Return True if a message is to be claimed by the commit that stores it, after reserving a slot of
+        the worker for its run."""
         context, partition = self._context, accept.partition
         limits = self._worker.runner.limits
         return (
@@ -189,7 +190,7 @@ class Acceptance:
         """Store a message and claim its run in one commit; only store it if the thread is not idle."""
         partition, dispatch, runner = accept.partition, self._worker.dispatch, self._worker.runner
         saver = runner.graphs.saver(accept.message.graph, partition.tenant)
-        # The run loads its thread first of all.
+        # The run begins by loading its thread: read that with the same commit, if that is possible.
         load = None
         if saver is not None:
             load = saver.load_of(partition.thread)
@@ -198,7 +199,7 @@ class Acceptance:
         try:
             begun, answers = await self._begin(accept, known, fetch)
             if isinstance(begun, Refused) and accept_and_claim.is_of_inbox(begun) and answers is not None:
-                # It is not as it was remembered, or guessed; what it is came with the refusal.
+                # The inbox is not as remembered or assumed; its present state came with the refusal.
                 known = accept_and_claim.read(answers[: len(gets)])
                 if accept_and_claim.may_begin(accept, known, runner.graphs.agents.keys()):
                     begun, answers = await self._begin(accept, known, fetch)
@@ -228,7 +229,7 @@ class Acceptance:
     async def _begin(
         self, accept: Accept, known: RememberedInbox, fetch: Fetch
     ) -> tuple[accept_and_claim.Begun | Refused, Answers | None]:
-        """Try to store a message and claim its run, and read after that where this costs no round trip."""
+        """Try to store a message and claim its run, and ``fetch`` if that costs no further round trip."""
         runner = self._worker.runner
         planned = accept_and_claim.plan(accept, runner.claim(accept.partition, accept.now), known)
         try:
@@ -238,16 +239,16 @@ class Acceptance:
             self._worker.dispatch.serve_reserved((accept.partition, IN))
             raise
 
-    def _over(self, beginning: asyncio.Task[Ticket]) -> None:
+    def _forget_beginning(self, beginning: asyncio.Task[Ticket]) -> None:
         self._worker.beginning.discard(beginning)
         if not beginning.cancelled():
-            # A caller that was cancelled does not ask for it.
+            # A cancelled caller does not retrieve the error, and asyncio would report it.
             beginning.exception()
 
     async def _store(
         self, accept: Accept, program: Program[R], fetch: Fetch | None = None
     ) -> tuple[R, Answers | None]:
-        """Run a program that stores a message, and read after it where that costs no round trip."""
+        """Run a program that stores a message, and ``fetch`` if that costs no further round trip."""
         try:
             return await self._context.database.arun_and_fetch(program, fetch)
         except QueueFull:
@@ -261,7 +262,7 @@ class Acceptance:
         """Schedule the run of a message that was stored."""
         self._emit_accepted(accept, accepted)
         if accepted.is_duplicate and self._worker.is_resumed:
-            # The process of the first request may have died, and no other one may watch the thread.
+            # The process of the first request may have died, and perhaps no other watches the thread.
             await self._worker.watch(accept.partition)
         if accepted.lane is not None:
             self._schedule(accept.partition, accepted, terms, accept.now)
@@ -275,8 +276,8 @@ class Acceptance:
         self._emit(name, accept.partition, accept.message, accepted.id)
 
     async def retry(self, partition: Partition, run_id: str) -> Ticket:
-        """Store the messages that repeat a failed run, and start it if this process works; raises as
-        ``engine.queue.retries.Retry``."""
+        """Store the messages that repeat a failed run, and start that run if this process works; raise the
+        errors of ``engine.queue.retries.Retry``."""
         context = self._context
         now = await context.clock.now()
         read_asked = partial(self._worker.runner.graphs.read_asked, partition)
@@ -294,8 +295,8 @@ class Acceptance:
     async def signal(
         self, partition: Partition, name: str, value: object, key: str | None, *, to_all: bool
     ) -> SignalReceipt:
-        """Store a signal, and start the run that goes on with it if this process works; raises as
-        ``engine.queue.signals.Signal``."""
+        """Store a signal, and start the run that goes on with it if this process works; raise the
+        errors of ``engine.queue.signals.Signal``."""
         context, now = self._context, await self._context.clock.now()
         signal = signals.Signal(
             partition,
@@ -308,9 +309,9 @@ class Acceptance:
             context.database.draw_version(),
             partial(self._worker.runner.graphs.read_asked, partition),
         )
-        found: signals.Signalled = await context.database.arun(signal.store())
-        accepted = found.accepted
-        if found.is_duplicate:
+        signalled: signals.Signalled = await context.database.arun(signal.store())
+        accepted = signalled.accepted
+        if signalled.is_duplicate:
             outcome = "duplicate"
         elif accepted is None:
             outcome = "kept"
@@ -322,7 +323,7 @@ class Acceptance:
             context.queues.forget(partition)
             self._start(partition, accepted.lane, now)
         run_id = None if accepted is None else accepted.id
-        return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)
+        return SignalReceipt(partition.thread, name, run_id, signalled.is_duplicate)
 
     async def postpone(
         self, partition: Partition, message: Message, delay: float, precondition: Precondition | None
@@ -343,7 +344,7 @@ class Acceptance:
         return _make_ticket(partition, accepted)
 
     def _start(self, partition: Partition, lane: Lane, now: int) -> None:
-        """Start the run of a thread's next message, here or where another process works."""
+        """Start the run of a thread's next message, here, or by notifying processes that work."""
         self._context.subscriptions.wake(partition)
         if self._context.works:
             self._worker.dispatch.schedule(partition, lane, now)
@@ -353,7 +354,7 @@ class Acceptance:
     def _schedule(self, partition: Partition, accepted: Accepted, terms: AcceptanceTerms, now: int) -> None:
         context, lane = self._context, cast(Lane, accepted.lane)
         if terms.cancel_pending:
-            # The cached messages are withdrawn.
+            # The messages in the cached inbox were withdrawn.
             context.queues.forget(partition)
         context.queues.note_accepted(partition, accepted)
         context.subscriptions.wake(partition)

@@ -28,7 +28,7 @@ from perdure.runtime.threads.user_and_title import user_of_options
 
 MINUTE_US, HOUR_US = 60_000_000, 3_600_000_000
 MINUTES, HOURS, DAYS = "minute", "hour", "day"
-"""Collections of the documents, named by the beginning of their time, the process and a number."""
+"""Collections of documents. A document is named by the start of its time, its process and a number."""
 LENGTHS: Mapping[str, int] = {MINUTES: MINUTE_US, HOURS: HOUR_US, DAYS: DAY_US}
 KEEP_US: Mapping[str, int] = {
     MINUTES: 2 * HOUR_US,
@@ -36,15 +36,15 @@ KEEP_US: Mapping[str, int] = {
     DAYS: 32 * DAY_US,
     SIZES: 92 * DAY_US,
 }
-"""Time for which the documents of a collection are kept. The documents of days name no user: deleted users
-must be forgotten within a month."""
+"""Time for which the documents of a collection are kept. Those of days are kept for longer than
+a month, within which deleted users must be forgotten, so they name no user."""
 BOUNDS_S = (
     *(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 4, 5, 7.5, 10),
     *(15, 20, 30, 45, 60, 90, 120, 300, 600, 1800, 3600),
 )
 """Upper bounds of the latency buckets, in seconds; one more bucket is above all of them."""
 OTHER = ""
-"""Name under which all graphs, users or errors are counted that exceed the limits of a document."""
+"""Name under which all graphs, users, errors or models are counted for which a document has no room."""
 
 _FLUSH_S = 10.0
 _IDLE_FLUSH_S = 60.0
@@ -74,7 +74,8 @@ def find_latency_bucket(micros: int) -> int:
 
 class _Counts:
     """Counts of one minute, hour or day of a tenant. Their ``number`` is unique in this process: if the
-    database's clock is set back, a minute occurs twice, and its second counts must not replace the first."""
+    database's clock is set back, a minute occurs twice, and its second counts must not replace those of the
+    first."""
 
     def __init__(self, start: int, number: int) -> None:
         self.start = start
@@ -150,14 +151,14 @@ def _add_usage(entry: dict[str, Any], call: Mapping[str, Any]) -> None:
 
 
 class ActivityCounts:
-    """Counts of the runs that end in this process. It is for use from one event loop.
+    """Counts of the runs that end in this process, for use from one event loop.
 
     Args:
         database: the database.
         clock: the database's clock.
         owner: the name of this process.
-        observers: receive ``activity.not_stored`` if counts could not be stored; these are stored with the
-            next ones.
+        observers: receive ``activity.not_stored`` if counts could not be stored; they are stored with
+            the next ones.
     """
 
     def __init__(
@@ -210,21 +211,21 @@ class ActivityCounts:
         self._set_timer()
 
     def _list_counts(self, tenant: str, user: str | None, now: int) -> Iterator[tuple[_Counts, str | None]]:
-        """Yield the counts of each length, and the user if they name users."""
+        """Yield the counts of each length, with the user, or ``None`` where counts name no user."""
         for collection, length in LENGTHS.items():
-            counts = self._at(tenant, collection, now - now % length)
+            counts = self._find_counts(tenant, collection, now - now % length)
             yield counts, None if collection == DAYS else user
 
     def forget(self, run_id: str) -> None:
         """Forget a run that another process continues."""
         self._first.pop(run_id, None)
 
-    def _at(self, tenant: str, collection: str, start: int) -> _Counts:
-        every = self._counts.setdefault((tenant, collection), [])
-        if not every or every[-1].start != start:
+    def _find_counts(self, tenant: str, collection: str, start: int) -> _Counts:
+        all_counts = self._counts.setdefault((tenant, collection), [])
+        if not all_counts or all_counts[-1].start != start:
             self._created += 1
-            every.append(_Counts(start, self._created))
-        return every[-1]
+            all_counts.append(_Counts(start, self._created))
+        return all_counts[-1]
 
     def _set_timer(self) -> None:
         if self._timer is None:
@@ -243,7 +244,8 @@ class ActivityCounts:
         time.
 
         Args:
-            most: maximum number of tenants whose counts are stored, those that have waited longest.
+            most: maximum number of tenants whose counts are stored; those that have waited longest come
+                first.
 
         Returns:
             True if counts of other tenants are left.
@@ -251,13 +253,15 @@ class ActivityCounts:
         self._flushed_at = asyncio.get_running_loop().time()
         self._drop_ended()
         waiting = [
-            tenant for tenant, every in self._by_tenant().items() if not all(c.is_stored for c in every)
+            tenant
+            for tenant, all_counts in self._group_by_tenant().items()
+            if not all(c.is_stored for c in all_counts)
         ]
         for tenant in waiting[:most]:
             await self._attempt(tenant, self._database.arun(self._store(tenant)))
             for collection in LENGTHS:  # Next time this tenant is the last one.
-                if (every := self._counts.pop((tenant, collection), None)) is not None:
-                    self._counts[tenant, collection] = every
+                if (all_counts := self._counts.pop((tenant, collection), None)) is not None:
+                    self._counts[tenant, collection] = all_counts
         for tenant in waiting[:most]:
             await self._attempt(tenant, self._sizes.store(partition_of(tenant), self._clock.estimate()))
         return most is not None and len(waiting) > most
@@ -268,19 +272,19 @@ class ActivityCounts:
         except PerdureError as error:
             self._observers.event("activity.not_stored", tenant=tenant, error=type(error).__name__)
 
-    def _by_tenant(self) -> dict[str, list[_Counts]]:
-        found: dict[str, list[_Counts]] = {}
-        for (tenant, _), every in self._counts.items():
-            found.setdefault(tenant, []).extend(every)
-        return found
+    def _group_by_tenant(self) -> dict[str, list[_Counts]]:
+        grouped: dict[str, list[_Counts]] = {}
+        for (tenant, _), all_counts in self._counts.items():
+            grouped.setdefault(tenant, []).extend(all_counts)
+        return grouped
 
     def _drop_ended(self) -> None:
         """Forget the counts that are stored and whose time is over."""
         now = self._clock.estimate()
-        for (tenant, collection), every in list(self._counts.items()):
+        for (tenant, collection), all_counts in list(self._counts.items()):
             length = LENGTHS[collection]
-            every[:] = [each for each in every if not each.is_stored or each.start + length > now]
-            if not every:
+            all_counts[:] = [each for each in all_counts if not each.is_stored or each.start + length > now]
+            if not all_counts:
                 del self._counts[tenant, collection]
 
     async def flush_if_due(self) -> None:
@@ -311,7 +315,8 @@ class ActivityCounts:
             if not counts.is_stored
         ][:_STORED_MAX]
         if changed:
-            # No other process writes these documents, so they are not read first. A run may end meanwhile.
+            # No other process writes these documents, so they are not read first. A run that ends during the
+            # commit clears ``is_stored`` again, so it is set before.
             puts = tuple(self._put(collection, counts) for collection, counts in changed)
             for _, counts in changed:
                 counts.is_stored = True
@@ -333,9 +338,9 @@ class ActivityCounts:
 
 def _remove_old(partition: Partition, now: int) -> Program[None]:
     """Remove the oldest documents that are no longer kept, a limited number at a time."""
-    for collection, kept in KEEP_US.items():
+    for collection, kept_us in KEEP_US.items():
         oldest = Range(DOCUMENT, (collection,), by="updated_at", limit=_REMOVED_MAX, bodies=False)
-        (found,) = yield from ask(Fetch(partition, (oldest,)))
-        old = [Delete(DOCUMENT, each.key) for each in found if each.fields["updated_at"] < now - kept]
+        (records,) = yield from ask(Fetch(partition, (oldest,)))
+        old = [Delete(DOCUMENT, each.key) for each in records if each.fields["updated_at"] < now - kept_us]
         if old:
             yield from ask(Commit(partition, tuple(old)))

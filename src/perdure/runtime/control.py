@@ -39,8 +39,8 @@ class Control:
             self._context.notifications.notify_due(partition)
 
     async def withdraw(self, partition: Partition, run_id: str, *, rollback: bool, most: int = 1) -> bool:
-        """Withdraw a waiting message, with those that wait to be one run of ``most`` messages with it. Return
-        True if it was waiting."""
+        """Withdraw a waiting message, with the messages that would be one run with it, of at most ``most``
+        messages. Return True if it was waiting."""
         how = ROLLBACK if rollback else INTERRUPT_RUN
         now = await self._context.clock.now()
         withdrawn = await self._database.arun(inbox.withdraw(partition, run_id, how, now, most))
@@ -61,7 +61,8 @@ class Control:
         there was one."""
         withdraw = partial(self.withdraw, most=self._context.settings.max_batch)
         for end in (withdraw, self.stop, withdraw):
-            # Meanwhile an open run may be postponed until its next attempt, and a waiting one may begin.
+            # Between two calls a waiting run may begin, and an open one may be postponed until its next
+            # attempt.
             if await end(partition, run_id, rollback=rollback):
                 return True
         standing = await self._database.arun(inbox.find(partition, run_id))
@@ -90,8 +91,8 @@ class Control:
         self._note_removed(partition)
 
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
-        """Remove a thread without current work, and return True if it was removed. It is kept if it changes
-        meanwhile, and with ``only_unused`` if a message was ever accepted for it."""
+        """Remove a thread without current work, and return True if it was removed. The thread is kept if it
+        changes meanwhile, and with ``only_unused`` if a message was ever accepted for it."""
         removed = await self._database.arun(thread_removal.remove_resting(partition, only_unused=only_unused))
         if removed:
             self._note_removed(partition)

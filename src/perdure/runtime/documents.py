@@ -1,4 +1,4 @@
-"""Named documents: a tenant's, with a history, such as assistants, and a thread's, which go with it."""
+"""Named documents: a tenant's, such as assistants, with all versions; and a thread's, removed with it."""
 
 from __future__ import annotations
 

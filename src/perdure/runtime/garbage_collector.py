@@ -1,6 +1,7 @@
-"""Garbage collector of a process that serves or works: what its start loaded is not searched again.
+"""Garbage collector of a process that serves or works: objects that exist after its start are not searched
+again.
 
-For processes of our own only. An application that has a runtime within decides for itself.
+Only for Perdure's own processes: an application that contains a runtime decides for itself.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import gc
 
 _YOUNG = 20_000
-"""Containers that are allocated before the young ones are searched. Under load most of them belong to steps
+"""Number of new containers after which the young ones are searched. Under load most of them belong to steps
 that end within milliseconds; with Python's 700 they are searched again and again while they live."""
 
 

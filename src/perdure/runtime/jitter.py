@@ -21,7 +21,7 @@ def spread() -> float:
 
 @contextmanager
 def use_seed(seed: int) -> Iterator[None]:
-    """Use a seeded source in this block and in tasks created within it; other threads do not affect it."""
+    """Use a seeded source in this block and in tasks created within it; other OS threads do not affect it."""
     token = _source.set(random.Random(seed))
     try:
         yield

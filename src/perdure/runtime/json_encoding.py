@@ -27,8 +27,8 @@ from pydantic import BaseModel, TypeAdapter
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """Memory address in a default ``repr``."""
 _DEEPEST = 200
-"""Maximum nesting depth of a value that orjson refuses, such as one that is nested deeper than 254 levels.
-Deeper values are replaced by text, so that a list with the value in it can still be shown."""
+"""Maximum nesting depth of a value that is encoded without orjson, which refuses more than 254 levels. What
+lies deeper is replaced by text, so that a list with the value in it can still be shown."""
 _OPTIONS = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -106,13 +106,13 @@ def _encode_deep(value: Any, depth: int = 0) -> Any:
             return f"(nested deeper than {_DEEPEST} levels)"
         case Mapping():
             return {
-                key if isinstance(key, str) else str(key): _encode_deep(held, depth + 1)
-                for key, held in value.items()
+                key if isinstance(key, str) else str(key): _encode_deep(item, depth + 1)
+                for key, item in value.items()
             }
         case list() | tuple() if not hasattr(value, "_asdict"):
-            return [_encode_deep(held, depth + 1) for held in value]
+            return [_encode_deep(item, depth + 1) for item in value]
         case _:
-            made = _plain(value)
-            if made is value:
-                return repr(made)
-            return _encode_deep(made, depth + 1)
+            plain_value = _plain(value)
+            if plain_value is value:
+                return repr(plain_value)
+            return _encode_deep(plain_value, depth + 1)

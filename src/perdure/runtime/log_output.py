@@ -18,8 +18,8 @@ class _LegibleFormatter(logging.Formatter):
 
 
 def write_log(level: str) -> None:
-    """Write the log of Perdure from a level on, and that of libraries from warnings on. A program that has
-    set up its log before keeps that."""
+    """Write the log of Perdure from a level on, and that of libraries from warnings on. If the program
+    has set up its log before, that stays as it is."""
     output = logging.StreamHandler()
     output.setFormatter(_LegibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[output])

@@ -57,7 +57,7 @@ class Metrics:
         self._state_channels: set[str] = set()
         self._reported_names: set[str] = set()
         counter, histogram = partial(Counter, registry=to), partial(Histogram, registry=to)
-        # A gauge of several processes is shown as their sum, or as the greatest of those that live.
+        # Over several processes a gauge is shown as the sum, or the greatest, of those that are alive.
         summed = partial(Gauge, registry=to, multiprocess_mode="livesum")
         greatest = partial(Gauge, registry=to, multiprocess_mode="livemax")
         self._messages = counter(
@@ -247,26 +247,26 @@ class Metrics:
     def event(self, name: str, fields: dict[str, Any]) -> None:
         match name.split("."):
             case ["message", outcome]:
-                self._messages.labels(self._graph(fields), self._channel(fields), outcome).inc()
+                self._messages.labels(self._label_graph(fields), self._label_channel(fields), outcome).inc()
             case ["run", state]:
                 self._run_event(name, state, fields)
             case ["model", "called"]:
-                self._note_call(fields)
+                self._count_call(fields)
             case ["conversation" | "memory" | "state", _]:
                 if name in self._by_event:
-                    self._by_event[name].labels(self._graph(fields)).inc()
+                    self._by_event[name].labels(self._label_graph(fields)).inc()
             case ["wait" | "question" | "signal", _]:
                 self._waits.labels(name).inc()
             case ["limit", what]:
                 self._count_limit_event(what, fields)
             case ["checkpoint", "stored"]:
-                graph = self._graph(fields)
+                graph = self._label_graph(fields)
                 for channel, size in fields["channels"].items():
                     self._sizes.labels(graph, self._choose_channel_label(channel)).observe(size)
             case ["reply", "lost"]:
                 self._outboxes_lost.inc()
             case ["reply", state]:
-                self._deliveries.labels(self._channel(fields), state).inc()
+                self._deliveries.labels(self._label_channel(fields), state).inc()
             case ["sweep" | "worker" | "database", _]:
                 self._process_event(name, fields)
             case ["thread", "older"]:
@@ -275,7 +275,7 @@ class Metrics:
                 pass
 
     def _run_event(self, name: str, state: str, fields: dict[str, Any]) -> None:
-        graph = self._graph(fields)
+        graph = self._label_graph(fields)
         if name in self._by_event:
             self._by_event[name].labels(graph).inc()
         if state == "claimed" and fields["attempts"] == 1:
@@ -333,7 +333,7 @@ class Metrics:
     @contextmanager
     def span(self, name: str, fields: dict[str, Any]) -> Iterator[None]:
         if name == "run":
-            with self._open.labels(self._graph(fields)).track_inprogress():
+            with self._open.labels(self._label_graph(fields)).track_inprogress():
                 yield
         elif name == "send":
             began = time.perf_counter()
@@ -341,13 +341,13 @@ class Metrics:
                 yield
             finally:
                 took = time.perf_counter() - began
-                self._delivering.labels(self._channel(fields)).observe(took)
+                self._delivering.labels(self._label_channel(fields)).observe(took)
         else:
             yield
 
-    def _note_call(self, fields: dict[str, Any]) -> None:
+    def _count_call(self, fields: dict[str, Any]) -> None:
         hop, model = self._choose_reported_name(fields["hop"]), self._choose_reported_name(fields["model"])
-        labels = self._graph(fields), hop, model
+        labels = self._label_graph(fields), hop, model
         self._calls.labels(*labels).observe(_seconds(fields["took"]))
         for direction in ("input", "output"):
             self._tokens.labels(*labels, direction).inc(fields[f"{direction}_tokens"])
@@ -356,7 +356,7 @@ class Metrics:
         if "error" in fields:
             self._call_errors.labels(*labels).inc()
 
-    def _graph(self, fields: dict[str, Any]) -> str:
+    def _label_graph(self, fields: dict[str, Any]) -> str:
         graph: str = fields["graph"]
         if graph not in self._graphs:
             self._graphs.add(graph)
@@ -366,13 +366,13 @@ class Metrics:
             self._duration.labels(graph, FAILED)
         return graph
 
-    def _channel(self, fields: dict[str, Any]) -> str:
+    def _label_channel(self, fields: dict[str, Any]) -> str:
         """Return a channel's name as a label. ``accept`` takes any name, so the number of labels is
         limited."""
         channel: str = fields["channel"]
         if channel in self._channels:
             return channel
-        channel = _label(channel, self._channels)
+        channel = _choose_label(channel, self._channels)
         if channel in self._channels:
             for state in (DEAD, UNKNOWN):
                 self._deliveries.labels(channel, state)
@@ -381,12 +381,12 @@ class Metrics:
     def _choose_reported_name(self, name: str) -> str:
         """Return the label for the name of a graph, channel, queue or error; the number of labels is
         limited."""
-        return _label(name, self._reported_names)
+        return _choose_label(name, self._reported_names)
 
     def _choose_channel_label(self, channel: str) -> str:
         """Return a channel of a state as a label. A program may make graphs at run time, so the number is
         limited."""
-        return _label(channel, self._state_channels)
+        return _choose_label(channel, self._state_channels)
 
 
 @cache
@@ -399,14 +399,14 @@ def exposition(accept: str = "", registry: CollectorRegistry | None = None) -> t
     """Return a registry's metrics, by default the process's own, as text for an ``Accept`` header, and its
     media type. With ``PROMETHEUS_MULTIPROC_DIR`` set, the metrics of all processes there."""
     encoder, media_type = choose_encoder(accept)
-    return encoder(_own() if registry is None else registry), media_type
+    return encoder(_find_registry() if registry is None else registry), media_type
 
 
 @contextmanager
 def serve_metrics(host: str, port: int) -> Iterator[str]:
-    """Serve this process's metrics from a thread during the block, and yield the URL.
+    """Serve this process's metrics from an OS thread during the block, and yield the URL.
 
-    It is for a process without routes.
+    For a process that serves no HTTP routes of its own.
 
     Args:
         host: The address to listen on.
@@ -416,7 +416,7 @@ def serve_metrics(host: str, port: int) -> Iterator[str]:
         BadSetting: The address cannot be used.
     """
     try:
-        server, thread = start_http_server(port, addr=host, registry=_own())
+        server, thread = start_http_server(port, addr=host, registry=_find_registry())
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise BadSetting(
@@ -432,7 +432,7 @@ def serve_metrics(host: str, port: int) -> Iterator[str]:
         thread.join()
 
 
-def _own() -> CollectorRegistry:
+def _find_registry() -> CollectorRegistry:
     """Return this process's metrics, or those of all processes that share a folder for them."""
     if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
         return REGISTRY
@@ -441,8 +441,8 @@ def _own() -> CollectorRegistry:
     return registry
 
 
-def _label(name: str, known: set[str]) -> str:
-    """Return a name as a label, and add it to the known ones; all names beyond a limit share a label."""
+def _choose_label(name: str, known: set[str]) -> str:
+    """Return a name as a label, and add it to the known names; all names beyond a limit share one label."""
     if name not in known:
         if len(known) >= _NAMES_MAX:
             return _OTHER

@@ -31,7 +31,7 @@ FOLLOWED = "fo"
 """A process began to follow the thread."""
 
 SELDOM_S = 10.0
-"""Seconds between polls for events in this process, of which it is always notified."""
+"""Seconds between polls for events that occur in this process: it is always notified of them."""
 _SOON_S = 0.02
 _LATEST_S = 0.25
 
@@ -73,43 +73,45 @@ def _wake(waiter: asyncio.Future[None]) -> None:
 
 
 class Notifications:
-    """Notifications that one runtime sends and receives; for use from its event loop. ``tenant`` limits the
-    due queues that it is notified of, ``None`` to none. Without support by the database they reach one
-    process."""
+    """Notifications that one runtime sends and receives; for use from its event loop. The
+    runtime is notified of the due queues of ``tenant``, or with ``None`` of all tenants. Without support by
+    the database notifications reach this process only."""
 
     def __init__(self, database: DatabaseHandle, tenant: str | None) -> None:
         self._database = database
         self._expected: WeakValueDictionary[str, Wakeup] = WeakValueDictionary()
-        self._later: dict[Partition, asyncio.TimerHandle] = {}
-        self._due: Callable[[], None] = _ignore
-        self._asked: Callable[[Callable[[Partition], bool]], None] = _ignore
-        self._followed: Callable[[Callable[[Partition], bool]], None] = _ignore
+        self._due_timers: dict[Partition, asyncio.TimerHandle] = {}
+        self._on_due: Callable[[], None] = _ignore
+        self._on_asked: Callable[[Callable[[Partition], bool]], None] = _ignore
+        self._on_followed: Callable[[Callable[[Partition], bool]], None] = _ignore
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: Callable[[], None] = _ignore
+        self._stop_listening: Callable[[], None] = _ignore
         self._lock = threading.Lock()
         self._heard: set[str] = set()
         # Cached, as each stored event of a thread computes its digest.
-        self._word = lru_cache(maxsize=4096)(lambda kind, *names: f"{kind}:{database.alias(*names)}")
+        self._make_word = lru_cache(maxsize=4096)(lambda kind, *names: f"{kind}:{database.alias(*names)}")
         if tenant is None:
             self._own_due = None
         else:
-            self._own_due = self._word(DUE, tenant)
+            self._own_due = self._make_word(DUE, tenant)
 
     # Sending
 
     def notify_due(self, partition: Partition, delay: float = 0.0) -> None:
-        """Notify that a queue of a thread is due in ``delay`` seconds and this runtime does not serve it. It
-        is sent at that time; a later call for the thread replaces it."""
+        """Notify that a queue of a thread is due in ``delay`` seconds and this runtime does not serve it. The
+        notification is sent at that time; a later call for the thread replaces it."""
         if delay <= 0:
-            self._database.notify(self._word(DUE, partition.tenant))
+            self._database.notify(self._make_word(DUE, partition.tenant))
             return
-        if (timer := self._later.get(partition)) is not None:
+        if (timer := self._due_timers.get(partition)) is not None:
             timer.cancel()
-        self._later[partition] = asyncio.get_running_loop().call_later(delay, self._notify_due_now, partition)
+        self._due_timers[partition] = asyncio.get_running_loop().call_later(
+            delay, self._notify_due_now, partition
+        )
 
     def stop(self, partition: Partition) -> None:
         """Notify that a run of a thread has to stop; another process may work on it."""
-        self._database.notify(self._of(STOP, partition))
+        self._database.notify(self._make_thread_word(STOP, partition))
 
     def notify_ended(self, partition: Partition) -> None:
         """Notify that a run of a thread has ended."""
@@ -121,11 +123,11 @@ class Notifications:
 
     def notify_followed(self, partition: Partition) -> None:
         """Notify that this process began to follow a thread; another process may work on the thread's run."""
-        self._database.notify(self._of(FOLLOWED, partition))
+        self._database.notify(self._make_thread_word(FOLLOWED, partition))
 
     def notify_here(self, kind: str, partition: Partition) -> None:
         """Act as if a notification had been received, in this process only."""
-        self._set(self._of(kind, partition))
+        self._wake_expected(self._make_thread_word(kind, partition))
 
     # Receiving
 
@@ -133,7 +135,7 @@ class Notifications:
         """Receive notifications from other processes from now on; idempotent."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._stop = self._database.listen(self._take_notification)
+            self._stop_listening = self._database.listen(self._take_notification)
 
     def serve(
         self,
@@ -148,7 +150,7 @@ class Notifications:
             asked: Called when runs may have to stop, with a predicate for the threads concerned.
             followed: Called when threads are followed, with a predicate for the threads concerned.
         """
-        self._due, self._asked, self._followed = due, asked, followed
+        self._on_due, self._on_asked, self._on_followed = due, asked, followed
         self.listen()
 
     def expect(self, kind: str, partition: Partition) -> Wakeup:
@@ -156,7 +158,7 @@ class Notifications:
         Get it first, then read the database, then wait for it, so that none is missed; and with a timeout, as
         notifications can be lost."""
         self.listen()
-        word = self._of(kind, partition)
+        word = self._make_thread_word(kind, partition)
         signal = self._expected.get(word)
         if signal is None:
             signal = self._expected[word] = Wakeup()
@@ -164,26 +166,26 @@ class Notifications:
 
     def close(self) -> None:
         """Stop receiving, and cancel delayed notifications."""
-        self._stop()
-        self._due = self._asked = self._followed = _ignore
-        for timer in self._later.values():
+        self._stop_listening()
+        self._on_due = self._on_asked = self._on_followed = _ignore
+        for timer in self._due_timers.values():
             timer.cancel()
-        self._later.clear()
+        self._due_timers.clear()
 
     def _notify_due_now(self, partition: Partition) -> None:
-        del self._later[partition]
+        del self._due_timers[partition]
         self.notify_due(partition)
 
     def _notify(self, kind: str, partition: Partition) -> None:
-        word = self._of(kind, partition)
+        word = self._make_thread_word(kind, partition)
         self._database.notify(word)
-        self._set(word)
+        self._wake_expected(word)
 
-    def _of(self, kind: str, partition: Partition) -> str:
-        return self._word(kind, partition.tenant, partition.thread)
+    def _make_thread_word(self, kind: str, partition: Partition) -> str:
+        return self._make_word(kind, partition.tenant, partition.thread)
 
     def _take_notification(self, word: str) -> None:
-        """Receive a notification in a thread of the database."""
+        """Receive a notification in an OS thread of the database."""
         with self._lock:
             is_first = not self._heard
             self._heard.add(word)
@@ -198,15 +200,15 @@ class Notifications:
         for word in words:
             kind = word.partition(":")[0]
             if kind == DUE and self._own_due in (None, word):
-                self._due()
+                self._on_due()
             elif kind in (ENDED, STORED):
-                self._set(word)
+                self._wake_expected(word)
         if any(word.startswith(f"{STOP}:") for word in words):
-            self._asked(lambda partition: self._of(STOP, partition) in words)
+            self._on_asked(lambda partition: self._make_thread_word(STOP, partition) in words)
         if any(word.startswith(f"{FOLLOWED}:") for word in words):
-            self._followed(lambda partition: self._of(FOLLOWED, partition) in words)
+            self._on_followed(lambda partition: self._make_thread_word(FOLLOWED, partition) in words)
 
-    def _set(self, word: str) -> None:
+    def _wake_expected(self, word: str) -> None:
         kind, _, thread = word.partition(":")
         for meant in (word, f"{STORED}:{thread}") if kind == ENDED else (word,):
             if (signal := self._expected.pop(meant, None)) is not None:
@@ -215,10 +217,11 @@ class Notifications:
 
 class PollDelay:
     """Delay between a notification that a queue is due and the worker's poll: random, so that not all workers
-    poll at once, and longer each time that a worker came too late, so that successful ones come first."""
+    poll at once, and longer each time that the poll found nothing, so that workers with successful polls come
+    first."""
 
     def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
+        self._poll = look
         self._spread = _SOON_S
         self._next_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -233,8 +236,8 @@ class PollDelay:
 
         Args:
             in_vain: True if the poll found nothing to do.
-            due_in: Seconds until the next queue is due, if that is soon. After a notification it may be the
-                one meant, so there is another poll then.
+            due_in: Seconds until the next queue is due, if that is soon. A notification may have been about
+                that queue, so there is another poll at that time.
         """
         if self._is_summoned:
             self._is_summoned = False
@@ -256,13 +259,13 @@ class PollDelay:
             return
         loop = asyncio.get_running_loop()
         pause = max(at_least, spread() * self._spread, self._next_at - loop.time())
-        self._timer = loop.call_later(pause, self._go)
+        self._timer = loop.call_later(pause, self._poll_now)
 
-    def _go(self) -> None:
+    def _poll_now(self) -> None:
         self._timer = None
         self._next_at = asyncio.get_running_loop().time() + _SOON_S
         self._is_summoned = True
-        self._look()
+        self._poll()
 
 
 def _ignore(*_: object) -> None:

@@ -1,8 +1,8 @@
 """Events that a runtime emits about itself, with names, ids and numbers, but nothing that a user wrote.
 
 An error appears as the name of its type, since its message may quote a user. Times are in microseconds. An
-observer that raises is logged, and the work continues. All observers of a runtime are called in the thread of
-its event loop, wherever the event comes from.
+observer that raises is logged, and the work continues. All observers of a runtime are called in the OS thread
+of its event loop, wherever the event comes from.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class RunLogs(Logs):
 
 
 class Observers:
-    """Several observers as one, each isolated from the errors of the others, and called in the thread of the
-    event loop on which they were started. Until then they are called in the thread of the event."""
+    """Several observers as one, each isolated from the errors of the others, and called in the OS thread of
+    the event loop on which they were started. Before the start they are called in the thread of the event."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = tuple(observers)
@@ -126,8 +126,8 @@ class Observers:
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
     def on_loop(self, report: Callable[[], None]) -> None:
-        """Call ``report`` in the thread of the event loop: at once in that thread, else soon, or not at all
-        if the loop was closed. A plain function that is a node runs in another one."""
+        """Call ``report`` in the OS thread of the event loop: at once in that thread, else soon, or not at
+        all if the loop was closed. A node that is a plain function runs in another OS thread."""
         if self._loop is None or threading.get_ident() == self._thread:
             report()
         elif not self._loop.is_closed():

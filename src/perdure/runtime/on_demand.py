@@ -12,15 +12,15 @@ from perdure.runtime.worker.worker import Worker
 
 
 class OnDemand:
-    """Part of ``Runtime``."""
+    """Methods of ``Runtime`` for work on demand."""
 
     _context: RuntimeContext
     _worker: Worker
 
     async def pause(self, within: float) -> bool:
-        """End the work that this process has begun, before the process is frozen: wait ``within`` seconds for
-        it, summaries included, then release the rest, which is due for other workers at once. Nothing is
-        claimed until ``resume``.
+        """End the work that this process has begun, before the process is frozen: wait at most ``within``
+        seconds for it, summaries included, then release the rest, which is due for other workers at once.
+        Nothing is claimed until ``resume``.
 
         Returns:
             True if nothing was released.
@@ -30,7 +30,7 @@ class OnDemand:
         loop = asyncio.get_running_loop()
         until = loop.time() + within
         is_done = await self._worker.dispatch.wait_until_served(within)
-        # A summary that is cancelled here would be begun again after each reply, and never be made.
+        # A summary that is cancelled here would be begun again after each reply, and never be finished.
         await self._worker.runner.conversations.wait_for_summaries(max(0.0, until - loop.time()))
         await self._worker.drain(0)
         return is_done

@@ -21,8 +21,9 @@ StreamMode = Literal[
     "events",
     "protocol",
 ]
-"""Stream modes of a run: LangGraph's own; ``messages-tuple`` is its ``messages``, of which ``messages`` here
-is the accumulated form; ``events`` are LangChain's, ``protocol`` those of the event streaming protocol."""
+"""Stream modes of a run: LangGraph's own, but its ``messages`` is named ``messages-tuple``, and ``messages``
+has the accumulated messages; ``events`` are LangChain's, ``protocol`` those of the event streaming
+protocol."""
 
 WEBHOOK = "webhook"
 """Channel of the runs that have a webhook, and of no others."""
@@ -35,7 +36,7 @@ Durability = Literal["sync", "async", "exit"]
 
 
 def describe_unknown_modes(unknown: Sequence[object], known: Sequence[str], of: str = "a run") -> str:
-    """Return the error for unknown stream modes, which lists the known ones."""
+    """Return the text of the error for unknown stream modes, which lists the known ones."""
     asked = " or ".join(map(repr, unknown))
     return f"there is no stream mode {asked} of {of}; there are {', '.join(known)}"
 
@@ -48,8 +49,8 @@ class StreamOptions:
         modes: The stream modes.
         subgraphs: True to include the events of subgraphs.
         kept: True to store the events with the thread, so that they can be followed from anywhere and again.
-            Otherwise only the process ``by`` can follow them, and they are stored if another one works on the
-            run.
+            Otherwise only the process ``by`` can follow them, and they are stored only if another process
+            works on the run.
         by: The process that asked for the events.
 
     Raises:
@@ -89,7 +90,7 @@ class Options:
         webhook: The URL that is notified of the run's end in any final state, in place of replies; it
             requires the channel ``WEBHOOK``.
         notice_if_closed: True to send a notice to the webhook also when a question of the run is closed by
-            another message, with the state ``CLOSED``; an answer that comes without a webhook gets this one.
+            another message, with the state ``CLOSED``; the run of an answer without a webhook gets this one.
         about: Data of the caller, which is returned unchanged.
 
     Raises:
@@ -141,12 +142,12 @@ class Options:
         """Return the options that were stored with a message.
 
         Raises:
-            Corrupt: They are not options of this release.
+            Corrupt: The stored data are not options of this release.
         """
         if stored == {}:
             return _DEFAULT
         try:
-            return cls._of(stored)
+            return cls._parse(stored)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise Corrupt(
                 f"the options that are stored with a message cannot be read ({type(error).__name__}): "
@@ -155,15 +156,15 @@ class Options:
 
     @classmethod
     def read_if_readable(cls, stored: Mapping[str, Any]) -> Options | None:
-        """Return the same as ``read``, or ``None`` instead of the error, for the steps that end a run in any
-        case."""
+        """Return the same as ``read``, or ``None`` instead of the error, for steps that have to end a run in
+        any case."""
         try:
             return cls.read(stored)
         except Corrupt:
             return None
 
     @classmethod
-    def _of(cls, stored: Mapping[str, Any]) -> Options:
+    def _parse(cls, stored: Mapping[str, Any]) -> Options:
         stream = stored.get("stream")
         return cls(
             **{name: stored[name] for name in _PLAIN if name in stored},

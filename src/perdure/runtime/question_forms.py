@@ -23,14 +23,14 @@ _OPTIONS_MAX = 50
 
 def find_requests(value: Any) -> list[Mapping[str, Any]] | None:
     """Return the requests of LangChain's middleware, ``None`` for another interrupt."""
-    found = None
+    requests = None
     if isinstance(value, Mapping):
-        found = value.get("action_requests")
-    if not isinstance(found, Sequence) or not found or not all(map(_is_action, found)):
+        requests = value.get("action_requests")
+    if not isinstance(requests, Sequence) or not requests or not all(map(_is_action, requests)):
         return None
     if not isinstance(value.get("review_configs") or (), Sequence):
         return None
-    return [cast(Mapping[str, Any], each) for each in found]
+    return [cast(Mapping[str, Any], each) for each in requests]
 
 
 def _is_action(value: Any) -> bool:
@@ -51,16 +51,16 @@ def read_allowed_decisions(value: Mapping[str, Any], request: Mapping[str, Any])
 def find_human_interrupt(value: Any) -> Mapping[str, Any] | None:
     """Return LangGraph's ``HumanInterrupt``, ``None`` for another interrupt."""
     if isinstance(value, list) and len(value) == 1:
-        one = value[0]
+        candidate = value[0]
     else:
-        one = value
-    if isinstance(one, Mapping) and _is_action(one.get("action_request")):
-        return one
+        candidate = value
+    if isinstance(candidate, Mapping) and _is_action(candidate.get("action_request")):
+        return candidate
     return None
 
 
 def config_of(human: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the responses that a ``HumanInterrupt`` allows, none if its form is unknown."""
+    """Return the responses that a ``HumanInterrupt`` allows, ``{}`` if its form is unknown."""
     config = human.get("config")
     if isinstance(config, Mapping):
         return config
@@ -107,22 +107,26 @@ def form_of(value: Any) -> dict[str, Any]:
 
     ``kind`` says what the graph is resumed with: ``review`` with the middleware's decisions, one for each of
     the ``actions``; ``request`` with an answer to a ``HumanInterrupt``, in a list if ``is_list``; ``choice``
-    with one of the ``options``, ``fields`` with an object that has these, ``open`` with any JSON value. Any
-    value may be given in place of those of a choice or of fields.
+    with one of the ``options``, ``fields`` with an object that has these, ``open`` with any JSON value. A
+    choice or fields may be answered by any other JSON value, too.
     """
     if (requests := find_requests(value)) is not None:
         actions = [
-            _offer(each.get("name"), each, [d for d in DECISIONS if d in read_allowed_decisions(value, each)])
+            _make_offer(
+                each.get("name"), each, [d for d in DECISIONS if d in read_allowed_decisions(value, each)]
+            )
             for each in requests
         ]
         return {"kind": "review", "actions": actions}
     if (human := find_human_interrupt(value)) is not None:
         config = config_of(human)
         names = {"approve": "allow_accept", "edit": "allow_edit", "respond": "allow_respond"}
-        taken = [each for each, name in names.items() if config.get(name)]
-        taken += ["reject"] if config.get("allow_ignore") else []
+        decisions = [each for each, name in names.items() if config.get(name)]
+        decisions += ["reject"] if config.get("allow_ignore") else []
         action = human["action_request"]
-        offered = _offer(action.get("action"), {**action, "description": human.get("description")}, taken)
+        offered = _make_offer(
+            action.get("action"), {**action, "description": human.get("description")}, decisions
+        )
         return {"kind": "request", "actions": [offered], "is_list": isinstance(value, list)}
     options = None
     if isinstance(value, Mapping):
@@ -131,12 +135,12 @@ def form_of(value: Any) -> dict[str, Any]:
         options = [True, False]
     if isinstance(options, list) and 0 < len(options) <= _OPTIONS_MAX:
         return {"kind": "choice", "options": options}
-    if fields := list(_fields(value)):
+    if fields := list(_list_fields(value)):
         return {"kind": "fields", "fields": fields}
     return {"kind": "open"}
 
 
-def _offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[str, Any]:
+def _make_offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[str, Any]:
     description = request.get("description")
     return {
         "name": str(name),
@@ -146,7 +150,7 @@ def _offer(name: Any, request: Mapping[str, Any], decisions: list[str]) -> dict[
     }
 
 
-def _fields(value: Any) -> Iterator[dict[str, Any]]:
+def _list_fields(value: Any) -> Iterator[dict[str, Any]]:
     """Yield the fields of the JSON Schema that a question names; none unless all of them are simple."""
     if isinstance(value, Mapping):
         schemas = [value.get(name) for name in _SCHEMAS]

@@ -21,22 +21,22 @@ class QueueCache:
         return self._known.get(partition)
 
     def lane(self, partition: Partition) -> Lane | None:
-        known = self._known.get(partition)
-        if known is None:
+        inbox = self._known.get(partition)
+        if inbox is None:
             return None
-        return known.lane
+        return inbox.lane
 
     def note_accepted(self, partition: Partition, accepted: Accepted) -> None:
         """Record a message that this process stored."""
         if accepted.lane is None or accepted.message is None:
             return
-        before = self._known.get(partition)
+        inbox = self._known.get(partition)
         if accepted.is_first:
             self._known[partition] = RememberedInbox(accepted.lane, 0, (accepted.message,))
-        elif before is not None and before.lane.version == accepted.over:
-            messages = (*before.messages, accepted.message)
-            self._known[partition] = RememberedInbox(accepted.lane, before.epoch, messages)
-        elif before is None or before.lane.version < accepted.lane.version:
+        elif inbox is not None and inbox.lane.version == accepted.over:
+            messages = (*inbox.messages, accepted.message)
+            self._known[partition] = RememberedInbox(accepted.lane, inbox.epoch, messages)
+        elif inbox is None or inbox.lane.version < accepted.lane.version:
             self._known[partition] = RememberedInbox(accepted.lane)
 
     def note_begun(self, partition: Partition, lane: Lane) -> None:

@@ -74,7 +74,7 @@ class RetentionLoop:
         return min(self._every, _POLL_S)
 
     async def count_seconds_left(self) -> float:
-        """Return the seconds until a sweep is due; not above 0 if it is, or if one was left unfinished."""
+        """Return the seconds until a sweep is due; 0 or less if it is due, or if one was left unfinished."""
         tenant = None
         if not self._options.all_tenants:
             tenant = self._database.tenant
@@ -116,7 +116,8 @@ class RetentionLoop:
             self._observers.event("sweep.seen", finished_at=finished_at, every=round(self._every * 1_000_000))
 
     async def _sweep_for_ever(self) -> None:
-        # A process that lives for one request only, as in a serverless container, has no time for a sweep.
+        # Pause first: a process that lives for one request, as in a serverless container, has no time to
+        # sweep.
         pause = min(self._every, _POLL_S)
         while True:
             await asyncio.sleep(pause)

@@ -56,7 +56,8 @@ _LANE_S = 20.0
 class Runtime(OnDemand, TenantRuntime):
     """Accepts messages for threads and works on them. An async context manager for one event loop.
 
-    Its methods are about the threads of the database's tenant; ``for_tenant`` has the same for another one.
+    Its methods are about the threads of the database's tenant; ``for_tenant`` returns the same methods for
+    another tenant.
 
     Args:
         database: The database.
@@ -96,7 +97,7 @@ class Runtime(OnDemand, TenantRuntime):
         thread_ttl: ThreadTtl | None = None,
     ) -> None:
         named = agents(graphs)
-        settings = _with_limits(settings or Settings(), named)
+        settings = _add_limits(settings or Settings(), named)
         _check_channels(channels or {}, settings)
         if settings.limits:
             limiter_of(handle_of(database)).declare(settings.limits)
@@ -161,11 +162,12 @@ class Runtime(OnDemand, TenantRuntime):
         return await self._acceptance.accept(partition, message, terms)
 
     def for_tenant(self, tenant: str) -> TenantRuntime:
-        """Return the runtime's methods for the threads of a tenant; their runs need ``all_tenants``."""
+        """Return the runtime's methods for the threads of a tenant; they are worked on with
+        ``all_tenants``."""
         return TenantRuntime(self._context, self._worker, tenant)
 
     async def end_leases_of(self, names: Collection[str]) -> int:
-        """Make the runs and replies that ended processes held due at once, not when their leases expire.
+        """Make runs and replies that were held by ended processes due at once, not when their leases expire.
 
         For a supervisor that knows of the end: a process that is alive would lose its runs to others.
 
@@ -217,12 +219,12 @@ class Runtime(OnDemand, TenantRuntime):
 
 
 def process_name(pid: int, token: str) -> str:
-    """Return the name of a process of this machine as the holder of runs. ``token`` sets it apart from others
-    with its process id."""
+    """Return the name of a process of this machine as the holder of runs. ``token`` distinguishes it from
+    other processes that have the same id."""
     return f"{socket.gethostname()}:{pid}:{token}"
 
 
-def _with_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
+def _add_limits(settings: Settings, named: Mapping[str, Agent]) -> Settings:
     """Return the settings with the limits of agents, each of which applies to one graph.
 
     Raises:

@@ -25,9 +25,10 @@ class Settings:
 
     Args:
         lease: The time for which a run is held without a renewal by its worker: after a crash the run
-            continues that much later. It is renewed three times as often, so a run may take any time.
-        debounce: The time for which messages wait for more of them, unless a call sets its own; 0 is not at
-            all.
+            continues that much later. The lease is renewed three times in this time, so a run may take
+            longer.
+        debounce: The time for which messages wait for more of them, unless a call sets its own; with
+            0 they do not wait.
         max_wait: The maximum of that wait, unless a call sets its own.
         attempts: The number of attempts at a run before its messages are given up.
         backoff: The pause after the first failure, doubled each time up to ``max_backoff``.
@@ -36,9 +37,9 @@ class Settings:
             that no permanent cause of failure stays in it; ``"keep"`` leaves what the run had stored.
         deadline: The time that a run may take in all, from its first attempt; ``None`` for no limit.
         concurrency: The number of runs on which this process works at once.
-        per_tenant: The number of them for one tenant; ``None`` for no limit.
+        per_tenant: The number of these runs for one tenant; ``None`` for no limit.
         max_pending: The number of messages that may wait on a thread.
-        max_batch: The number of them that one run takes.
+        max_batch: The number of waiting messages that one run takes.
         poll: The interval of polls for due queues.
         drain: The time for which a stopping worker lets its runs continue.
         keep: The time for which the outcome of a message is remembered, and its dedupe key: a message that is
@@ -146,14 +147,14 @@ class Settings:
         is the jitter that separates runs that failed together. A run that waits for a limit has the pause
         that the limit gives."""
         if isinstance(error, LimitPending):
-            # Two that waited for each other come again at times of their own.
+            # Two runs that waited for each other try again at different times.
             return round((error.retry_after + spread) * 1_000_000)
         pause = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, 40))
         return round(pause * (0.5 + 0.5 * spread) * 1_000_000)
 
 
 def parse_span(name: str, seconds: float) -> int:
-    """Return the time that a call waits in microseconds.
+    """Return a number of seconds, as a call gave it, in microseconds.
 
     Raises:
         ValueError: It is not a number of seconds from 0 to ``LONGEST_WAIT_S``. The message begins with

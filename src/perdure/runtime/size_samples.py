@@ -1,8 +1,8 @@
 """Samples of how large a database is and how many threads a tenant has, one a day, for views of their growth.
 
-They are stored beside the counts of runs (``runtime.activity``), by the first process of a day that stores
-some. So no run waits for one, and a tenant without work has none. They lack what a backend does not tell
-without reading everything.
+They are stored beside the counts of runs (``runtime.activity``), by the first process that stores counts on a
+day. So no run waits for a sample, and a tenant without work has none. Sizes that a backend cannot report
+without reading everything are left out.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from perdure.model.records import Partition
 from perdure.runtime.threads import order
 
 SIZES = "size"
-"""Collection of the samples, named by the beginning of their days."""
+"""Collection of the samples. A sample is named by the beginning of its day."""
 DAY_US = 86_400_000_000
 _TENANTS_MAX = 10_000
 
 
 async def measure(database: DatabaseHandle, tenant: str) -> dict[str, int]:
     """Return the ``bytes`` of the database with all tenants, and the number of a tenant's ``threads``, each
-    if the backend tells it without reading everything."""
+    if the backend can report it without reading everything."""
     found: dict[str, int] = {}
     if (size := await database.acount_bytes()) is not None:
         found["bytes"] = size

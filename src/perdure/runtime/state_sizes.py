@@ -4,7 +4,7 @@ Sizes are those of whole serialised values: the data that a step loads, not the 
 database. An unchanged value whose size the saver has dropped from its cache is left out, rather than read
 again.
 
-Savers report from any thread; observers are called on the event loop.
+Savers report from any OS thread; observers are called on the event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Sizes:
 
     def report_checkpoint(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
-        thread."""
+        OS thread."""
         self._observers.on_loop(lambda: self._emit(partition, namespace, sizes))
 
     def older(self, partition: Partition) -> None:
@@ -54,7 +54,7 @@ class Sizes:
         if fields is None:
             return
         place = path_of(namespace)
-        # Triggers of a step are channels without a value; a run's input is gone after its first one.
+        # Left out: triggers of a step have no value, and the input of a run is gone after the first step.
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
         if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):

@@ -39,6 +39,7 @@ from perdure.runtime.worker.worker import Worker
 
 _WAIT_S = (0.05, 1.0)
 _OF_THE_QUESTION = ""
+"""Name in place of a graph's: the graph that asked the open question."""
 
 
 class TenantRuntime:
@@ -107,8 +108,8 @@ class TenantRuntime:
             channel: The channel for replies; empty for none.
             debounce: Seconds to wait for more messages.
             max_wait: Maximum seconds of that wait.
-            strategy: The treatment of an open run: wait, reject the message, end the run with or without
-                rollback, or steer it: be taken up at its next step.
+            strategy: The treatment of an open run: wait for its end, reject the message, end the run with or
+                without rollback, or steer it: the run takes the message up at its next step.
             coalesce: True to join messages that wait on the thread into one run, in order.
             config: LangGraph's config.
             options: Further options of the run.
@@ -123,10 +124,10 @@ class TenantRuntime:
         given = options_of(config, options)
         name = self._resolve_graph_name(graph)
         payload = make_message_payload(message, self._context.agents[name])
-        spoken = message_of(name, payload, mode, dedupe_key, channel, given)
-        waits = self._context.settings.debounce_for(debounce, max_wait)
-        terms = AcceptanceTerms(debounce=waits, strategy=strategy)
-        return await self._acceptance.accept(self._partition(thread_id), spoken, terms)
+        stored_message = message_of(name, payload, mode, dedupe_key, channel, given)
+        debouncing = self._context.settings.debounce_for(debounce, max_wait)
+        terms = AcceptanceTerms(debounce=debouncing, strategy=strategy)
+        return await self._acceptance.accept(self._partition(thread_id), stored_message, terms)
 
     async def submit(
         self,
@@ -149,8 +150,8 @@ class TenantRuntime:
     ) -> Ticket:
         """Accept a whole input for the graph, or a LangGraph ``command`` in its place.
 
-        It is plain JSON data, and becomes a run of its own, whose id is the ticket's. The other arguments are
-        as for ``accept``.
+        The input is plain JSON data, and becomes a run of its own, whose id is the ticket's. The other
+        arguments are as for ``accept``.
 
         Args:
             input: The graph's input.
@@ -164,7 +165,7 @@ class TenantRuntime:
 
         Raises:
             ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing.
-            Conflict: The command goes to another node beside an open question.
+            Conflict: The command goes to another node, and would abandon an open question.
         """
         if command is not None and not holds_anything(command):
             raise ValueError(
@@ -213,8 +214,8 @@ class TenantRuntime:
         Args:
             value: The answer; for several interrupts, answers by interrupt id as LangGraph takes them.
             interrupt_id: The interrupt, if the thread waits for several.
-            graph: The graph that asked, if an application ran it itself and this runtime has several; a run
-                that asked is stored with its graph.
+            graph: The graph that asked, if an application ran it itself and this runtime has several. The
+                graph of a stored run is known.
             channel: Another channel for replies.
             command: A LangGraph command's ``update`` and ``goto`` to apply with the answer.
 
@@ -226,29 +227,29 @@ class TenantRuntime:
         else:
             resume = {interrupt_id: value}
         if interrupt_id is not None or is_by_name(resume):
-            named = list(resume)
+            interrupt_ids = list(resume)
         else:
-            named = []
+            interrupt_ids = []
         if not command:
             payload = {RESUME: resume}
         else:
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:
-            alone = next(iter(self._context.agents))
+            default = next(iter(self._context.agents))
         else:
-            alone = _OF_THE_QUESTION
-        asking = alone if graph is None else self._resolve_graph_name(graph)
-        message = message_of(asking, payload, "answer", dedupe_key, channel, given, answers=named)
+            default = _OF_THE_QUESTION
+        graph_name = default if graph is None else self._resolve_graph_name(graph)
+        message = message_of(graph_name, payload, "answer", dedupe_key, channel, given, answers=interrupt_ids)
         return await self._acceptance.accept(self._partition(thread_id), message, AcceptanceTerms())
 
     async def signal(
         self, thread_id: str, name: str, value: Any = None, *, key: str | None = None, to_all: bool = True
     ) -> SignalReceipt:
-        """Give a signal to a thread: its graph goes on where it waits for one of this name.
+        """Give a signal to a thread: its graph continues where it waits for a signal of this name.
 
-        It is durable when this returns. If the thread does not wait for it, it is kept until it does: at most
-        100 signals, with 256 kB in all.
+        It is durable when this returns. A signal for which the thread does not wait is kept until it does: at
+        most 100 signals, with 256 kB in all.
 
         Args:
             thread_id: The thread.
@@ -276,14 +277,14 @@ class TenantRuntime:
 
         If that step is the thread's latest, the graph goes on from it without input. If nothing of the run is
         stored, as after a rollback, its messages are accepted again; an answer is given again. The record of
-        the failure stays. Requested twice, it is repeated once, with the same ticket, unless the repetition
-        was cancelled in between.
+        the failure stays. If this is called twice, the run is repeated once, and both calls return the same
+        ticket, unless the repetition was cancelled in between.
 
         Raises:
             NotFound: There is no such run, or its messages were removed.
-            Conflict: It has not failed, or the thread has gone on after it.
+            Conflict: The run has not failed, or the thread has gone on after it.
             RunInProgress: Another run is open or waits, and this one would go on from the latest step.
-            NotWaiting: It was an answer, and its question is not open any more.
+            NotWaiting: The run was that of an answer, and its question is not open any more.
             QueueFull: Too many messages wait on the thread.
         """
         return await self._acceptance.retry(self._partition(thread_id), run_id)
@@ -299,8 +300,8 @@ class TenantRuntime:
 
         Args:
             thread_id: The thread.
-            within: Seconds for the work. It also waits for what becomes due in that time, such as another
-                attempt, the end of a debounce, or the expiry of another process's lease.
+            within: Seconds for the work. The call also waits for what becomes due in that time, such as
+                another attempt, the end of a debounce, or the expiry of another process's lease.
 
         Returns:
             The seconds after which something of the thread is due; ``None`` if nothing waits.
@@ -321,7 +322,7 @@ class TenantRuntime:
     # Queries
 
     async def question(self, thread_id: str) -> OpenQuestion | None:
-        """Return the question of a thread that ``answer`` takes an answer to; ``None`` if there is none."""
+        """Return the open question of a thread, which ``answer`` can answer; ``None`` if there is none."""
         partition = self._partition(thread_id)
         program = questions.find(partition, partial(self._worker.runner.graphs.read_asked, partition))
         return await self._database.arun(program)
@@ -353,7 +354,8 @@ class TenantRuntime:
                 " or pass works=False if other processes do the work"
             )
         pause, longest = _WAIT_S
-        # A run that has ended long ago is not remembered here: the database is read after the first wait.
+        # A run that ended long ago is not remembered here, so the first wait is short: the database is read
+        # next.
         seldom = longest
         is_ours = self._worker.dispatch.will_serve(partition)
         with self._worker.dispatch.share_slot(partition):
@@ -397,7 +399,7 @@ class TenantRuntime:
 
         Raises:
             NotFound: There is no such run.
-            SubscriberTooSlow: The next event is not held any more.
+            SubscriberTooSlow: The next event is not kept any more.
         """
         partition = self._partition(thread_id)
         items = self._context.subscriptions.run(partition, run_id, after)
@@ -406,7 +408,7 @@ class TenantRuntime:
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
         run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
-        ``SubscriberTooSlow`` if the next event is not held any more."""
+        ``SubscriberTooSlow`` if the next event is not kept any more."""
         return self._context.subscriptions.thread(self._partition(thread_id), after)
 
     async def expect_followers(self, thread_id: str) -> None:
@@ -483,7 +485,7 @@ class TenantRuntime:
     async def cancel(self, thread_id: str, run_id: str, *, rollback: bool = False) -> bool:
         """End a waiting or open run. Return True if there was one."""
         if rollback:
-            # A run that is rolled back does not show any more that the thread was in use.
+            # Once it is rolled back, the run does not show any more that the thread was in use.
             await self.threads.touch(thread_id)
         return await self._control.cancel(self._partition(thread_id), run_id, rollback=rollback)
 

@@ -81,7 +81,7 @@ def message_of(
     if answers is not None:
         stored[ANSWERS] = list(answers)
     dedupe = b"" if dedupe_key is None else dedupe_digest(dedupe_key)
-    # The run has what is stored, also when the sender goes on to use the same object for another message.
+    # Copies, so that a sender that changes the object for another message does not change this one.
     payload, stored = copy_plain([payload, stored], "message")
     return Message(str(uuid.uuid4()), payload, graph, channel, mode, stored, dedupe=dedupe)
 

@@ -31,7 +31,7 @@ class Changes:
 
     @property
     def rename_nodes(self) -> bool:
-        """True if a node gets another name."""
+        """True if one of the steps gives a node another name."""
         return bool(self._nodes)
 
     def node(self, name: str) -> str:
@@ -57,7 +57,7 @@ class Changes:
         return name
 
     def former(self, name: str) -> str | None:
-        """Return the name of a channel before the steps, ``None`` if it is newer than they are."""
+        """Return the name of a channel before the steps, ``None`` if the channel is newer than the steps."""
         for step in reversed(self.steps):
             if isinstance(step, ChannelRenamed) and step.new == name:
                 name = step.old

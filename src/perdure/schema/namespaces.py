@@ -35,20 +35,20 @@ class NamespaceNames:
         return not self._renames
 
     def find_stored(self, name: str) -> Iterator[str]:
-        """Yield the names under which a namespace may be stored, the one for a new one first, then those
-        that it had before, latest first.
+        """Yield the names under which a namespace may be stored: first the name of a new one, then former
+        names, latest first.
 
         Args:
             name: The present name.
 
         Raises:
-            ValueError: A node's name is the one under which a renamed node is stored.
+            ValueError: A node in it has the name under which the state of a renamed node is stored.
         """
         for level in name.split(_LEVEL):
             self._refuse_taken(level)
         levels = [list(self._trace(level)) for level in name.split(_LEVEL)]
         last = ""
-        # Before one of its nodes existed there was no such namespace.
+        # The shortest list ends it: before one of its nodes existed there was no such namespace.
         for each in zip(*levels, strict=False):
             joined = _LEVEL.join(each)
             if joined != last:
@@ -70,8 +70,9 @@ class NamespaceNames:
                 )
 
     def _trace(self, name: str) -> Iterator[str]:
-        """Yield the stored name of a node in the last version, and in each one before a rename, backwards, as
-        long as the node exists. Names that it had only between two steps of one version never were in use."""
+        """Yield the stored names of a node, backwards: that of the last version, then the one before each
+        rename, as long as the node existed. Names that it had only between two steps of one version are left
+        out, as they were never in use."""
         for place in range(len(self._renames), -1, -1):
             around = self._renames[max(place - 1, 0) : place + 1]
             if place == 0 or len({step.version for step in around}) == len(around):

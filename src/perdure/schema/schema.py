@@ -72,7 +72,8 @@ class Schema:
         return found
 
     def at(self, version: int) -> Schema:
-        """Return the schema as it was at an older version, e.g. to serve pinned threads by that graph."""
+        """Return the schema as it was at an older version, e.g. to serve pinned threads by the graph of that
+        version."""
         if not UNVERSIONED <= version <= self.version:
             raise ValueError(f"this schema has the versions 1 to {self.version}, not {version}")
         return Schema(version, [step for step in self.steps if step.version <= version])

@@ -48,10 +48,10 @@ def read_records(path: Path) -> dict[str, RecordedSchema]:
     if not path.exists():
         return {}
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        if held["format"] != FORMAT:
-            raise BadSetting(f"{path} has the format {held['format']!r}; this release reads {FORMAT!r}")
-        graphs: Mapping[str, Any] = held["graphs"]
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            raise BadSetting(f"{path} has the format {data['format']!r}; this release reads {FORMAT!r}")
+        graphs: Mapping[str, Any] = data["graphs"]
         return {
             place: RecordedSchema(int(each["version"]), dict(each["fingerprint"]))
             for place, each in graphs.items()
@@ -67,9 +67,9 @@ def write_records(path: Path, records: Mapping[str, RecordedSchema]) -> None:
     """Replace the file as a whole.
 
     Raises:
-        BadSetting: It cannot be written.
+        BadSetting: The file cannot be written.
     """
-    held = {
+    data = {
         "format": FORMAT,
         "graphs": {
             place: {"version": each.version, "fingerprint": each.fingerprint}
@@ -79,7 +79,7 @@ def write_records(path: Path, records: Mapping[str, RecordedSchema]) -> None:
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(held, indent=2, ensure_ascii=False) + "\n")
+            file.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)
@@ -92,7 +92,7 @@ def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
     """Return the differences between two fingerprints, a line each."""
     out: list[str] = []
     for section, what in _SECTIONS.items():
-        old, new = _by_name(before.get(section, ())), _by_name(now.get(section, ()))
+        old, new = _to_dict(before.get(section, ())), _to_dict(now.get(section, ()))
         out += [f"{what} {name} is gone" for name in old if name not in new]
         out += [f"{what} {name} is new" for name in new if name not in old]
         for name in old:
@@ -114,10 +114,10 @@ def _list_changes(name: str, old: Any, new: Any) -> Iterator[str]:
     )
 
 
-def _by_name(held: Any) -> dict[str, Any]:
-    if isinstance(held, dict):
-        return dict(held)
-    return dict.fromkeys(held)
+def _to_dict(data: Any) -> dict[str, Any]:
+    if isinstance(data, dict):
+        return dict(data)
+    return dict.fromkeys(data)
 
 
 def verdict(recorded: RecordedSchema | None, version: int, now: Fingerprint) -> list[str]:

@@ -80,8 +80,8 @@ def rename_channel(version: int, old: str, new: str) -> ChannelRenamed:
 
     Args:
         version: The schema version that the step leads to.
-        old: The channel's name before.
-        new: Its name since.
+        old: The channel's old name.
+        new: Its new name.
 
     Raises:
         ValueError: The version is below 2, or a name is LangGraph's own.
@@ -89,7 +89,7 @@ def rename_channel(version: int, old: str, new: str) -> ChannelRenamed:
     _require_version(version)
     _require_channel(old)
     _require_channel(new)
-    _require_two(old, new)
+    _require_different(old, new)
     return ChannelRenamed(version, old, new)
 
 
@@ -98,8 +98,8 @@ def rename_node(version: int, old: str, new: str) -> NodeRenamed:
 
     Args:
         version: The schema version that the step leads to.
-        old: The node's name before.
-        new: Its name since.
+        old: The node's old name.
+        new: Its new name.
 
     Raises:
         ValueError: The version is below 2, or a name cannot be a node's.
@@ -112,20 +112,20 @@ def rename_node(version: int, old: str, new: str) -> NodeRenamed:
                 f"{name!r} cannot be renamed as a node: names that start with '__' are LangGraph's own, and "
                 "':', '|' and '+' separate the names of nodes"
             )
-    _require_two(old, new)
+    _require_different(old, new)
     return NodeRenamed(version, old, new)
 
 
 def rename_type(version: int, old: str, new: str) -> TypeRenamed:
-    """Return the step that finds values of a type under another name.
+    """Return the step that gives a type another name, under which stored values are found.
 
     Stored values keep the name that they were stored with, so the step stays declared as long as threads
     hold such values.
 
     Args:
         version: The schema version that the step leads to.
-        old: The type's module and name before, e.g. ``app.models.Order``.
-        new: Its module and name since.
+        old: The type's old module and name, e.g. ``app.models.Order``.
+        new: Its new module and name.
 
     Raises:
         ValueError: The version is below 2, or a name has no module.
@@ -135,7 +135,7 @@ def rename_type(version: int, old: str, new: str) -> TypeRenamed:
         _require_text(name, "type")
         if "." not in name.strip("."):
             raise ValueError(f"{name!r} names no type: write module and name, e.g. 'app.models.Order'")
-    _require_two(old, new)
+    _require_different(old, new)
     return TypeRenamed(version, old, new)
 
 
@@ -150,8 +150,8 @@ def convert(
     """Return the step that converts the values of a channel.
 
     The functions have to be pure. They get plain data: lists, dicts, scalars, messages and the standard
-    library's values; of any other object its fields as a dict, or its value if it is an enum. The result
-    replaces the channel's value; no reducer sees it. ``None`` for a value is refused when the step is
+    library's values; any other object comes as a dict of its fields, or as its value if it is an enum. The
+    result replaces the channel's value; no reducer sees it. ``None`` for a value is refused when the step is
     applied, as a function that changes its argument and returns nothing would lose the value.
 
     Args:
@@ -210,6 +210,6 @@ def _require_channel(name: str) -> None:
         )
 
 
-def _require_two(old: str, new: str) -> None:
+def _require_different(old: str, new: str) -> None:
     if old == new:
         raise ValueError(f"a step renames {old!r} to itself; leave it out")

@@ -51,7 +51,7 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
     """Return the routers of a server's routes."""
     http = http or Http()
     chosen = (
-        # The first match wins, and most requests are for runs.
+        # Routes are tried in this order, and most requests are for runs.
         (runs.router, http.disable_runs),
         (health.router, False),
         (meta.router, http.disable_meta),
@@ -80,8 +80,8 @@ def routers(http: Http | None = None) -> Sequence[APIRouter]:
 def create_app(
     lifespan: Lifespan | None = None, http: Http | None = None, *, development: bool = False
 ) -> FastAPI:
-    """Return the application. Its ``lifespan`` sets ``app.state.perdure`` to a ``ServerState``; nothing is
-    open before. In ``development`` the chat page shows which process answers."""
+    """Return the application. Its ``lifespan`` opens the resources and sets ``app.state.perdure`` to a
+    ``ServerState``. In ``development`` the chat page shows which process answers."""
     http = http or Http()
     app = FastAPI(
         title="Perdure",
@@ -100,7 +100,7 @@ def create_app(
     for router in chosen:
         app.router.routes.extend(router.routes)
     if http.app is None:
-        # A custom application may have a route there.
+        # A custom application may serve this path itself.
         app.add_api_route("/", health.live, methods=["GET"], include_in_schema=False)
     if not http.disable_meta:
         reference.serve_reference(app)
@@ -132,7 +132,7 @@ def _allow_origins(app: FastAPI, cors: Cors) -> None:
 
 @cache
 def release() -> str:
-    """Return the release of this package. The first call opens files."""
+    """Return the release of this package. The first call reads files, so it is made below, at import."""
     try:
         return version("perdure")
     except PackageNotFoundError:
@@ -159,11 +159,11 @@ class Outermost:
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-        asked = next((held for name, held in scope["headers"] if name == b"x-request-id"), b"").decode(
+        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode(
             "latin-1"
         )
-        if _REQUEST_ID.fullmatch(asked):
-            request_id = asked
+        if _REQUEST_ID.fullmatch(given):
+            request_id = given
         else:
             request_id = str(uuid.uuid4())
 

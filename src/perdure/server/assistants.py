@@ -61,7 +61,7 @@ class Assistants:
         self._runtime = runtime
         self._configs = configs or {}
         self._descriptions = descriptions or {}
-        self._own = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
+        self._graph_of_default = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:
         """Return the id for an id or a graph's name, None if it can be neither."""
@@ -73,8 +73,8 @@ class Assistants:
             return None
 
     def is_own(self, assistant_id: str) -> bool:
-        """Return True for the default assistant of a graph, which all users share and none can delete."""
-        return assistant_id in self._own
+        """Return True for the default assistant of a graph: all users share it, and no user can delete it."""
+        return assistant_id in self._graph_of_default
 
     def check_graph(self, graph_id: str) -> None:
         """Raise ``Refusal`` unless such a graph is served."""
@@ -82,8 +82,8 @@ class Assistants:
             raise Refusal(422, f"There is no graph {graph_id!r}; {self._list_graphs()}.")
 
     async def find(self, tenant: str, named: str) -> Assistant:
-        """Return an assistant as ``look`` does. ``NotFound`` if it does not exist, ``Refusal`` if the name
-        can be neither an id nor a graph."""
+        """Return the assistant of an id, or of a graph's name. ``NotFound`` if it does not exist, ``Refusal``
+        if the name can be neither an id nor a graph."""
         if self.id_of(named) is None:
             raise Refusal(422, f"There is no graph or assistant {named!r}; {self._list_graphs()}.")
         found = await self.look(tenant, named)
@@ -92,34 +92,38 @@ class Assistants:
         return found
 
     async def look(self, tenant: str, named: str) -> Assistant | None:
-        """Return the assistant of an id, or of a graph's name, or None."""
+        """Return the assistant of an id, or of a graph's name; None if there is none."""
         assistant_id = self.id_of(named)
         if assistant_id is None:
             return None
-        held = await self._open_documents(tenant).get(assistant_id)
-        if held is not None:
-            return _assistant(held)
-        if assistant_id in self._own:
-            return self._make_system_assistant(assistant_id)
+        document = await self._open_documents(tenant).get(assistant_id)
+        if document is not None:
+            return _make_assistant(document)
+        if assistant_id in self._graph_of_default:
+            return self._make_default_assistant(assistant_id)
         return None
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
         stored = await self._open_documents(tenant).everything()
-        changed = {held.name for held in stored}
+        changed = {document.name for document in stored}
         return [
-            *(self._make_system_assistant(own) for own in self._own if own not in changed),
-            *map(_assistant, stored),
+            *(
+                self._make_default_assistant(default_id)
+                for default_id in self._graph_of_default
+                if default_id not in changed
+            ),
+            *map(_make_assistant, stored),
         ]
 
     async def create(self, tenant: str, new: Assistant) -> Assistant | None:
         """Store a new assistant, and return it with its times and version; None if the id is in use."""
         if self.is_own(new.assistant_id):
             return None
-        made = await self._open_documents(tenant).create(new.assistant_id, _body(new))
-        if made is None:
+        document = await self._open_documents(tenant).create(new.assistant_id, _make_body(new))
+        if document is None:
             return None
-        return _assistant(made)
+        return _make_assistant(document)
 
     async def change(self, tenant: str, assistant_id: str, change: Change) -> Assistant | None:
         """Store a new version of an assistant and return it.
@@ -132,15 +136,17 @@ class Assistants:
         Returns:
             The new version; None if there is no such assistant.
         """
-        before: Versioned | None = None
+        default: Versioned | None = None
         if self.is_own(assistant_id):
-            before = Versioned(assistant_id, _body(self._make_system_assistant(assistant_id)), 1, 1, 0, 0)
-        held = await self._open_documents(tenant).revise(
-            assistant_id, lambda held: _body(change(_assistant(held))), before
+            default = Versioned(
+                assistant_id, _make_body(self._make_default_assistant(assistant_id)), 1, 1, 0, 0
+            )
+        revised = await self._open_documents(tenant).revise(
+            assistant_id, lambda current: _make_body(change(_make_assistant(current))), default
         )
-        if held is None:
+        if revised is None:
             return None
-        return _assistant(held)
+        return _make_assistant(revised)
 
     async def choose(self, tenant: str, assistant_id: str, version: int) -> Assistant | None:
         """Make an earlier version the current one.
@@ -153,21 +159,21 @@ class Assistants:
         Returns:
             The assistant at that version; None if there is no such version.
         """
-        held = await self._open_documents(tenant).choose(assistant_id, version)
-        if held is not None:
-            return _assistant(held)
+        document = await self._open_documents(tenant).choose(assistant_id, version)
+        if document is not None:
+            return _make_assistant(document)
         # An unchanged default assistant has one version.
-        found = await self.look(tenant, assistant_id)
-        if found is not None and found.version == version:
-            return found
+        current = await self.look(tenant, assistant_id)
+        if current is not None and current.version == version:
+            return current
         return None
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
-        """Return every version, the newest first."""
-        held = await self._open_documents(tenant).past(assistant_id)
-        if not held and self.is_own(assistant_id):
-            return [self._make_system_assistant(assistant_id)]
-        return list(map(_assistant, held))
+        """Return every version of an assistant, the newest first."""
+        documents = await self._open_documents(tenant).past(assistant_id)
+        if not documents and self.is_own(assistant_id):
+            return [self._make_default_assistant(assistant_id)]
+        return list(map(_make_assistant, documents))
 
     async def remove(self, tenant: str, assistant_id: str) -> bool:
         """Remove an assistant with its versions, and return True if it existed."""
@@ -176,8 +182,8 @@ class Assistants:
     def _open_documents(self, tenant: str) -> TenantDocuments:
         return self._runtime.for_tenant(tenant).documents("assistant")
 
-    def _make_system_assistant(self, assistant_id: str) -> Assistant:
-        graph_id = self._own[assistant_id]
+    def _make_default_assistant(self, assistant_id: str) -> Assistant:
+        graph_id = self._graph_of_default[assistant_id]
         config = dict(self._configs.get(graph_id, {}))
         return Assistant(
             assistant_id,
@@ -198,15 +204,15 @@ def no_assistant_error(named: str) -> NotFound:
     return NotFound(f"Assistant {named!r} not found.")
 
 
-def _body(assistant: Assistant) -> dict[str, Any]:
+def _make_body(assistant: Assistant) -> dict[str, Any]:
     return {part: getattr(assistant, part) for part in _PARTS}
 
 
-def _assistant(held: Versioned) -> Assistant:
-    made = Assistant(held.name, held.body["graph_id"], held.body["name"], held.number)
+def _make_assistant(document: Versioned) -> Assistant:
+    made = Assistant(document.name, document.body["graph_id"], document.body["name"], document.number)
     return replace(
         made,
-        **{part: held.body[part] for part in _PARTS},
-        created_at=held.created_at,
-        updated_at=held.updated_at,
+        **{part: document.body[part] for part in _PARTS},
+        created_at=document.created_at,
+        updated_at=document.updated_at,
     )

@@ -49,17 +49,17 @@ class Cors:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Address and routes of the server. Without authentication it answers to the names ``hosts`` too.
+    """Address and routes of the server. ``hosts`` are the further host names to which a server without
+    authentication answers. Port 0 selects a free port.
 
     ``app`` is the place of a custom ASGI application; with ``enable_custom_route_auth`` its routes need
-    the same authentication as the API's, inside of its middleware, which is what ``middleware_order`` can
-    express. ``configurable_headers`` are patterns of the header names that runs can read, and of those
+    the same authentication as the API's. Its middleware runs before this check: ``middleware_order`` has no
+    other value. ``configurable_headers`` are patterns of the header names that runs can read, and of those
     that they cannot. ``webhook_hosts`` may be called at the end of runs although they are not public;
-    ``webhook_secrets`` sign what is sent, ``signal_secrets`` the signals of callers without a
+    ``webhook_secrets`` sign the notices of webhooks, ``signal_secrets`` the signals of callers without a
     token. With ``a2a_needs_context`` a message of A2A without a ``contextId`` is refused; with
     ``a2a_shared_contexts`` all agents use the one thread of a context. With ``page`` there is a chat page at
-    ``/chat``, with ``inspector`` the inspector at ``/inspect``, which shows costs by ``prices``. Port 0 takes
-    a free one.
+    ``/chat``, with ``inspector`` the inspector at ``/inspect``, which shows costs by ``prices``.
     """
 
     host: str = "127.0.0.1"
@@ -97,8 +97,8 @@ class RequestLimits:
         body_bytes: The size of a body.
         requests_per_minute: The requests of a user.
         streams: The streams and waiting requests of a user that are open at the same time; by default half of
-            those of the process for a user with an identity.
-        total_streams: Those of the process.
+            ``total_streams`` for a user with an identity.
+        total_streams: The streams and waiting requests of the process that are open at the same time.
         total_waiting_runs: The runs that may wait for a slot of the process before a request that would wait
             for one more is refused.
         page_max: The entries in a page of a listing.
@@ -123,9 +123,9 @@ class Config(CommonConfig):
         auth: Authentication settings.
         http: Address and routes.
         limits: Limits per request, user and process.
-        runtime: Given arguments of ``make_runtime_settings``.
+        runtime: The arguments of ``make_runtime_settings`` that are set.
         checkpointer: Time to live of threads, if one is set.
-        files: The files among the sources, and that of variables, which need not exist.
+        files: The configuration files, and the file of environment variables, which need not exist.
     """
 
     auth: Auth
@@ -154,13 +154,13 @@ def load(
         file: the only configuration file to read; None reads ``perdure.toml`` and ``langgraph.json`` in
             the current folder, each if it exists.
         graphs: graphs as ``[NAME=]PLACE``, which replace the files' graphs.
-        db: URL of the database, or None, as with all flags that follow, if not given.
+        db: URL of the database. None, here and in the flags below, means that the flag is not given.
         host: address to listen on.
         port: port to listen on.
         development: development mode.
         page: serve the chat page.
         environ: environment variables.
-        keys: what wraps the keys of stored data.
+        keys: the provider that wraps the keys of an encrypted database.
 
     Raises:
         BadSetting: a setting is missing or cannot work.
@@ -221,17 +221,17 @@ def _parse_cors(configuration: ResolvedConfig, is_development: bool) -> Cors:
 
 
 def _parse_jwt(configuration: ResolvedConfig, claims: tuple[str, ...]) -> dict[str, Any] | None:
-    """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which decides what is safe."""
+    """Return the arguments of ``perdure.server.auth.jwt.JwtSettings``, which refuses unsafe ones."""
     given = configuration.select_given("auth.jwt.")
     if not given:
         return None
     from perdure.server.auth.jwt import JwtSettings
 
-    usual = ("HS256",) if "secret" in given else ("RS256",)
+    default_algorithms = ("HS256",) if "secret" in given else ("RS256",)
     jwt: dict[str, Any] = {
         "issuer": (),
         "audience": (),
-        "algorithms": usual,
+        "algorithms": default_algorithms,
         **given,
         "tenant_claims": claims,
     }

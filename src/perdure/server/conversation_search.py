@@ -21,7 +21,7 @@ from perdure.storage.own_threads import in_own_thread
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""
 SECONDS = 0.4
-"""Time after which an answer is given, with a cursor for the rest."""
+"""Seconds after which a search returns what it has found, with a cursor for the rest."""
 
 _SHOWN = ["thread_id", "metadata", "status", "updated_at"]
 
@@ -81,10 +81,10 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
         if not is_of_thread(error):
             raise
         return None
-    excerpt = await in_own_thread(_find_excerpt, state.values, wanted)
-    if excerpt is None:
+    quoted = await in_own_thread(_find_excerpt, state.values, wanted)
+    if quoted is None:
         return None
-    return {**shown, "excerpt": excerpt}
+    return {**shown, "excerpt": quoted}
 
 
 def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:

@@ -37,7 +37,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.validation_faults import join_faults
 
 _log = logging.getLogger("perdure.server")
-_AGAIN_S = "1"
+_RETRY_AFTER_S = "1"
 
 _FOR_CLIENTS = (
     Conflict,
@@ -63,10 +63,10 @@ KNOWN = (Refusal, RequestValidationError, HTTPException, PerdureError, UnicodeEn
 
 
 def install(app: FastAPI) -> None:
-    """Install the handlers that give all errors one form."""
+    """Install the handlers that give all errors the same form."""
     app.exception_handler(Refusal)(_answer_refusal)
     app.exception_handler(RequestValidationError)(_answer_invalid)
-    app.exception_handler(HTTPException)(_http)
+    app.exception_handler(HTTPException)(_answer_http_error)
     app.exception_handler(PerdureError)(_answer_perdure_error)
     app.exception_handler(UnicodeEncodeError)(_refuse_surrogate)
     app.exception_handler(Exception)(_answer_failure)
@@ -81,7 +81,7 @@ async def answer(request: Request, error: Exception) -> JSONResponse:
         case RequestValidationError():
             return await _answer_invalid(request, error)
         case HTTPException():
-            return await _http(request, error)
+            return await _answer_http_error(request, error)
         case UnicodeEncodeError():
             return await _refuse_surrogate(request, error)
         case _:
@@ -127,7 +127,7 @@ def sentence(error: PerdureError) -> str:
     driver's messages."""
     if isinstance(error, _FOR_CLIENTS):
         return str(error)
-    return _plain(type(error))
+    return _write_public_text(type(error))
 
 
 def sentence_of(kind: str, text: str) -> str:
@@ -138,71 +138,74 @@ def sentence_of(kind: str, text: str) -> str:
         return write_text_for_clients(kind, text)
     if issubclass(known, _FOR_CLIENTS):
         return text
-    return _plain(known)
+    return _write_public_text(known)
 
 
-_WITHIN = ("payload", "data", "chunk", "tasks")
+_NESTED_KEYS = ("payload", "data", "chunk", "tasks")
+"""Keys of an event's data below which errors of tasks can be."""
 _WITH_ERRORS = ("tasks", "debug", "checkpoints", "events")
 """Stream modes whose data have the errors of tasks."""
 
 
 def make_event_data(name: str, data: str) -> str:
-    """Return the JSON of a stream's event as clients may see it: unless ``shows_texts`` without the texts of
-    exceptions."""
+    """Return the JSON of a stream's event as clients may see it: without the texts of exceptions, unless
+    ``shows_texts``."""
     if shows_texts.get() or name.partition("|")[0] not in _WITH_ERRORS or '"error"' not in data:
         return data
     return to_json(_without_texts(json.loads(data)))
 
 
-def _without_texts(held: Any) -> Any:
-    """Return the data of an event with sentences in place of errors, wherever LangGraph puts them: in tasks,
-    in the payload of a debug event, and in the chunk of another mode that an event of LangChain has."""
-    if isinstance(held, list):
-        is_state = len(held) in (2, 3) and held[-2] not in _WITH_ERRORS and isinstance(held[-2], str)
-        if is_state:
-            return held
-        return [_without_texts(part) for part in held]
-    if not isinstance(held, dict):
-        return held
-    found = dict(held)
-    error = found.get("error")
+def _without_texts(data: Any) -> Any:
+    """Return the data of an event with sentences in place of errors. LangGraph puts errors in tasks, in the
+    payload of a debug event, and in a chunk of a stream mode within an event of LangChain."""
+    if isinstance(data, list):
+        is_chunk_without_errors = (
+            len(data) in (2, 3) and data[-2] not in _WITH_ERRORS and isinstance(data[-2], str)
+        )
+        if is_chunk_without_errors:
+            return data
+        return [_without_texts(part) for part in data]
+    if not isinstance(data, dict):
+        return data
+    cleaned = dict(data)
+    error = cleaned.get("error")
     if isinstance(error, str):
-        found["error"] = sentence_of(error.partition("(")[0], error)
+        cleaned["error"] = sentence_of(error.partition("(")[0], error)
     elif isinstance(error, dict) and isinstance(error.get("error"), str):
-        found["error"] = {**error, "message": sentence_of(error["error"], str(error.get("message", "")))}
-    return found | {name: _without_texts(found[name]) for name in _WITHIN if name in found}
+        cleaned["error"] = {**error, "message": sentence_of(error["error"], str(error.get("message", "")))}
+    return cleaned | {name: _without_texts(cleaned[name]) for name in _NESTED_KEYS if name in cleaned}
 
 
-def _plain(kind: type[PerdureError]) -> str:
+def _write_public_text(kind: type[PerdureError]) -> str:
     if issubclass(kind, Corrupt):
         return (
             f"Stored data is missing or damaged ({kind.__name__}); nothing was changed. Run `perdure fsck` "
             "with the thread's id to see what is left, and `perdure fsck --repair` to go on from that."
         )
-    return next((text for known, text in _SENTENCES if issubclass(kind, known)), _somewhere(kind))
+    return next((text for known, text in _SENTENCES if issubclass(kind, known)), _write_failure_text(kind))
 
 
-def _somewhere(kind: type[Exception]) -> str:
+def _write_failure_text(kind: type[Exception]) -> str:
     return f"The server failed ({kind.__name__}); its log says where."
 
 
 def _list_kinds(root: type[PerdureError]) -> dict[str, type[PerdureError]]:
-    """Return the subclasses of an error that are imported by now, by name, and the error itself."""
-    found = {root.__name__: root}
-    for kind in root.__subclasses__():
-        found |= _list_kinds(kind)
-    return found
+    """Return an error type and those of its subclasses that are imported so far, by name."""
+    kinds = {root.__name__: root}
+    for subclass in root.__subclasses__():
+        kinds |= _list_kinds(subclass)
+    return kinds
 
 
 async def _answer_refusal(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Refusal)  # noqa: S101 - what it was installed for
+    assert isinstance(error, Refusal)  # noqa: S101 - the only type it is installed for
     return make_error_response(error.status, error.detail, dict(error.headers))
 
 
 async def _answer_invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)  # noqa: S101 - what it was installed for
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - the only type it is installed for
     if isinstance(error.body, bytes):
-        # It was not read as JSON, and no field of it could be checked.
+        # FastAPI leaves a body as bytes if its content type is not JSON, and can check no field of it.
         return make_error_response(422, describe_body(request))
     return make_error_response(422, join_faults(error.errors()))
 
@@ -214,8 +217,8 @@ def describe_body(request: Request) -> str:
     return f"The body was sent {sent}; send JSON, with the header Content-Type: application/json."
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)  # noqa: S101 - what it was installed for
+async def _answer_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - the only type it is installed for
     if isinstance(error.__cause__, UnicodeDecodeError):
         coding = request.headers.get("content-encoding")
         if coding is not None:
@@ -227,13 +230,13 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         return make_error_response(400, "The JSON of the body is nested too deeply to be read.")
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Another application's 405 has the header that it set.
+        # A path of another application matches no route here: its 405 keeps the header that it set.
         headers["Allow"] = ", ".join(sorted(_find_methods(request))) or headers.get("Allow", "")
     return make_error_response(error.status_code, str(error.detail), headers)
 
 
 def _find_methods(request: Request) -> set[str]:
-    """Return the methods of all routes of a path; the framework names those of the first one only."""
+    """Return the methods of all routes of a path; the framework names only those of its first route."""
     return {
         method
         for route in _flatten(request.app.routes)
@@ -258,30 +261,30 @@ async def _refuse_surrogate(_: Request, __: Exception) -> JSONResponse:
 
 
 async def _answer_perdure_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, PerdureError)  # noqa: S101 - what it was installed for
+    assert isinstance(error, PerdureError)  # noqa: S101 - the only type it is installed for
     status = status_of(error)
     if not isinstance(error, _FOR_CLIENTS):
-        _note(logging.ERROR if status == 500 else logging.WARNING, request, error)
-    again = _AGAIN_S
+        _log_failure(logging.ERROR if status == 500 else logging.WARNING, request, error)
+    retry_after = _RETRY_AFTER_S
     if isinstance(error, LimitReached):
-        again = str(max(1, math.ceil(error.retry_after)))
+        retry_after = str(max(1, math.ceil(error.retry_after)))
     return make_error_response(
-        status, sentence(error), {"Retry-After": again} if status in (429, 503) else None
+        status, sentence(error), {"Retry-After": retry_after} if status in (429, 503) else None
     )
 
 
 async def _answer_failure(request: Request, error: Exception) -> JSONResponse:
-    _note(logging.ERROR, request, error)
-    return make_error_response(500, _somewhere(type(error)))
+    _log_failure(logging.ERROR, request, error)
+    return make_error_response(500, _write_failure_text(type(error)))
 
 
-def _note(level: int, request: Request, error: Exception) -> None:
-    # The text may contain users' data; the type and the place are enough to find the cause.
+def _log_failure(level: int, request: Request, error: Exception) -> None:
+    # The error's text is left out: it may contain users' data, and its type and place show the cause.
     route = getattr(request.scope.get("route"), "path", "a request")
-    _log.log(level, "%s %s failed: %s at %s", request.method, route, type(error).__name__, _place(error))
+    _log.log(level, "%s %s failed: %s at %s", request.method, route, type(error).__name__, _find_place(error))
 
 
-def _place(error: Exception) -> str:
+def _find_place(error: Exception) -> str:
     """Return the module and line where an error was raised."""
     frames = list(walk_tb(error.__traceback__))
     if not frames:

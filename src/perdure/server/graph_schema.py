@@ -21,13 +21,14 @@ from perdure.server.auth.identity import Refusal
 Graph = Pregel[Any, Any, Any, Any]
 Schema = dict[str, Any]
 
-_LACKS_ONE = (PydanticUserError, NameError, NotImplementedError, TypeError, ValueError)
+_NO_SCHEMA = (PydanticUserError, NameError, NotImplementedError, TypeError, ValueError)
 """Errors raised for types without a schema: types unknown to pydantic, names that exist only for a type
 checker, and anything that is neither a model, a data class nor a TypedDict."""
 
 
 async def draw(graph: Graph, xray: int | bool) -> dict[str, list[dict[str, Any]]]:
-    """Return nodes and edges. ``xray`` includes those of subgraphs, down to that depth."""
+    """Return a graph's nodes and edges, with those of its subgraphs down to the depth ``xray``, or at all
+    depths if that is True."""
     try:
         return (await graph.aget_graph(xray=xray)).to_json()
     except NotImplementedError as error:
@@ -48,12 +49,12 @@ def schemas(graph_id: str, graph: PregelProtocol[Any, Any, Any, Any]) -> dict[st
     }
     # A graph that runs on another server has none of these.
     if isinstance(graph, Pregel):
-        whole: Graph = graph
-        described["input_schema"] = _schema(whole.get_input_jsonschema)
-        described["output_schema"] = _schema(whole.get_output_jsonschema)
-        described["state_schema"] = _schema(lambda: _state(whole))
-        described["context_schema"] = _schema(whole.get_context_jsonschema)
-        described["config_schema"] = _config(whole, described["context_schema"])
+        local_graph: Graph = graph
+        described["input_schema"] = _make_schema(local_graph.get_input_jsonschema)
+        described["output_schema"] = _make_schema(local_graph.get_output_jsonschema)
+        described["state_schema"] = _make_schema(lambda: _make_state_schema(local_graph))
+        described["context_schema"] = _make_schema(local_graph.get_context_jsonschema)
+        described["config_schema"] = _make_config_schema(local_graph, described["context_schema"])
     return described
 
 
@@ -62,21 +63,22 @@ async def subgraphs(graph: Graph, namespace: str | None, *, recurse: bool) -> di
 
     Args:
         graph: the graph.
-        namespace: the only namespace to return, or None; one of several parts needs ``recurse``.
+        namespace: the only namespace to return, None for all; a namespace of several parts needs
+            ``recurse``.
         recurse: include subgraphs of subgraphs.
     """
     found = graph.aget_subgraphs(namespace=namespace, recurse=recurse)
     return {name: schemas(below.get_name(), below) async for name, below in found}
 
 
-def _schema(made: Callable[[], Schema | None]) -> Schema | None:
+def _make_schema(make: Callable[[], Schema | None]) -> Schema | None:
     try:
-        return made()
-    except _LACKS_ONE:
+        return make()
+    except _NO_SCHEMA:
         return None
 
 
-def _state(graph: Graph) -> Schema:
+def _make_state_schema(graph: Graph) -> Schema:
     fields: dict[str, Any] = {}
     for name in graph.stream_channels_list:
         channel = graph.channels[name]
@@ -84,29 +86,29 @@ def _state(graph: Graph) -> Schema:
             kind = channel.UpdateType
         else:
             kind = Any
-        # A channel without a schema must not hide the others.
-        known = _schema(partial(_of_channel, kind))
+        # A channel without a schema is described as any value, so that the others keep theirs.
+        known = _make_schema(partial(_make_channel_schema, kind))
         fields[name] = (kind if known is not None else Any, None)
     schema: Schema = create_model(graph.get_name("State"), **fields).model_json_schema()
     return schema
 
 
-def _of_channel(kind: Any) -> Schema:
+def _make_channel_schema(kind: Any) -> Schema:
     schema: Schema = create_model("Channel", value=(kind, None)).model_json_schema()
     return schema
 
 
-def _config(graph: Graph, context: Schema | None) -> Schema | None:
+def _make_config_schema(graph: Graph, context: Schema | None) -> Schema | None:
     """Return the schema of a config: its ``configurable`` has the schema of the context."""
     if context is None:
         return None
     definitions = context.get("$defs")
-    inner = {key: held for key, held in context.items() if key != "$defs"}
-    whole: Schema = {
+    inner = {key: value for key, value in context.items() if key != "$defs"}
+    schema: Schema = {
         "title": graph.get_name("Config"),
         "type": "object",
         "properties": {"configurable": inner},
     }
     if definitions is None:
-        return whole
-    return {**whole, "$defs": definitions}
+        return schema
+    return {**schema, "$defs": definitions}

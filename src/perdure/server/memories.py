@@ -17,7 +17,7 @@ _ANY = "*"
 def memories_of(caller: Caller) -> list[Memory]:
     """Return the user's memories, one for each namespace that the graphs have. ``Refusal`` with 404 if no
     graph has a memory, or the user has none."""
-    found = _find(caller)
+    found = _find_memories(caller)
     if not found:
         raise Refusal(404, "no graph of this server has a memory of this user; see memory.enabled")
     return list(found.values())
@@ -33,15 +33,16 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     """
     if caller.is_program or not caller.user.identity:
         return
-    policies = {
+    policy_roots = {
         agent.memory.root for agent in caller.host.runtime.graphs.values() if agent.memory is not None
     }
-    # Tools keep memories without a policy of the agent.
-    roots = policies | list_tool_roots()
-    allowed = {*_find(caller), *_of_tools(caller, {*roots, ROOT} - policies)}
-    own = any(_is_within(labels, namespace, roots) for namespace in allowed)
-    # A server without memories answers a search of all namespaces, as LangGraph's does.
-    if own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
+    # Tools may keep memories below further roots, which no agent's policy names.
+    roots = policy_roots | list_tool_roots()
+    allowed = {*_find_memories(caller), *_list_tool_namespaces(caller, {*roots, ROOT} - policy_roots)}
+    is_own = any(_is_within(labels, namespace, roots) for namespace in allowed)
+    # Below ``ROOT`` there need not be any memories, so only namespaces within it are refused: a server
+    # without memories answers a search of all namespaces, as LangGraph's does.
+    if is_own or not (any(_meet(labels, root) for root in roots) or tuple(labels[: len(ROOT)]) == ROOT):
         return
     hidden = ", ".join(repr(".".join(root)) for root in sorted({*roots, ROOT}))
     raise Refusal(
@@ -51,7 +52,7 @@ def require_own(caller: Caller, labels: Sequence[str]) -> None:
     )
 
 
-def _find(caller: Caller) -> dict[tuple[str, ...], Memory]:
+def _find_memories(caller: Caller) -> dict[tuple[str, ...], Memory]:
     found: dict[tuple[str, ...], Memory] = {}
     verified = {VERIFIED_USER: caller.user.dict()}
     for agent in caller.host.runtime.graphs.values():
@@ -63,24 +64,25 @@ def _find(caller: Caller) -> dict[tuple[str, ...], Memory]:
                 continue
             memory = Memory(caller.runtime.store(), user, root=agent.memory.root)
         except (TypeError, ValueError):
-            # No memory can be of such an id; a run of this user remembers nothing either.
+            # This id cannot be part of a namespace: runs of this user remember nothing, either.
             continue
         found[memory.namespace] = memory
     return found
 
 
-def _of_tools(caller: Caller, roots: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _list_tool_namespaces(caller: Caller, roots: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Return the namespaces in which tools keep what they remember of the verified user."""
     try:
         return [namespace_of(caller.user.identity, root) for root in roots]
     except ValueError:
-        # No memory can be of such an id.
+        # This id cannot be part of a namespace.
         return []
 
 
 def _is_within(labels: Sequence[str], namespace: tuple[str, ...], roots: Iterable[tuple[str, ...]]) -> bool:
-    """Return True if labels name a part of one user's namespace alone: it is none that a listing takes for
-    those of others, and the memories of no other root lie there."""
+    """Return True if labels lie within the namespace of one user and cannot reach what is remembered of
+    others. They can if the namespace has a label ``*``, which matches every user, or if they meet a root
+    inside of the namespace, which has memories of its own."""
     size = len(namespace)
     inner = [root for root in roots if root[:size] == namespace]
     return (
@@ -91,5 +93,5 @@ def _is_within(labels: Sequence[str], namespace: tuple[str, ...], roots: Iterabl
 
 
 def _meet(labels: Sequence[str], root: Sequence[str]) -> bool:
-    """Return True if one of two namespaces lies within the other."""
+    """Return True if one of two namespaces may lie within the other; ``*`` stands for any label."""
     return all(_ANY in (mine, theirs) or mine == theirs for mine, theirs in zip(labels, root, strict=False))

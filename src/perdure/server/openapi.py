@@ -32,8 +32,8 @@ _FAILURES = {
 _SCHEMAS = "#/components/schemas/"
 _ERROR = {"application/json": {"schema": {"$ref": f"{_SCHEMAS}{ErrorBody.__name__}"}}}
 
-# FastAPI makes a field for each model of each route before a server's first response, which took most of that
-# time. So one response names the model, which describes it, and the others refer to it.
+# FastAPI makes a field for each model of each route before a server's first response, which took most of the
+# time until then. So only the response of 422 has the model, and the others refer to the schema made from it.
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"description": text, **({"model": ErrorBody} if status == 422 else {"content": _ERROR})}
     for status, text in _FAILURES.items()
@@ -43,7 +43,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the API merged with that of a custom application. The API's methods
-    take precedence, as in routing; a schema whose name it uses too is renamed."""
+    take precedence, as in routing; a schema of the application whose name the API uses for another schema is
+    renamed."""
     taken = ours.get("components", {}).get("schemas", {})
     schemas = own.get("components", {}).get("schemas", {})
     names = {*taken, *schemas}
@@ -56,11 +57,11 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
         own, {f"{_SCHEMAS}{name}": f"{_SCHEMAS}{other}" for name, other in renamed.items()}
     )
     components = dict(ours.get("components", {}))
-    for kind, held in own.get("components", {}).items():
+    for kind, parts in own.get("components", {}).items():
         if kind == "schemas":
-            named = {renamed.get(name, name): each for name, each in held.items()}
+            named = {renamed.get(name, name): schema for name, schema in parts.items()}
         else:
-            named = held
+            named = parts
         components[kind] = {**named, **components.get(kind, {})}
     tags = [*ours.get("tags", []), *own.get("tags", [])]
     paths = dict(ours.get("paths", {}))
@@ -74,24 +75,24 @@ def merge_descriptions(ours: dict[str, Any], own: dict[str, Any]) -> dict[str, A
     }
 
 
-def _rename_references(held: Any, renamed: Mapping[str, str]) -> Any:
-    if isinstance(held, dict):
-        return {key: _rename_references(each, renamed) for key, each in held.items()}
-    if isinstance(held, list):
-        return [_rename_references(each, renamed) for each in held]
-    if isinstance(held, str):
-        return renamed.get(held, held)
-    return held
+def _rename_references(node: Any, renamed: Mapping[str, str]) -> Any:
+    if isinstance(node, dict):
+        return {key: _rename_references(part, renamed) for key, part in node.items()}
+    if isinstance(node, list):
+        return [_rename_references(part, renamed) for part in node]
+    if isinstance(node, str):
+        return renamed.get(node, node)
+    return node
 
 
 def name_operation(route: APIRoute) -> str:
-    """Return a route's name in generated clients: its module's and its function's, which is unique."""
+    """Return a route's unique name in generated clients: the names of its module and its function."""
     return f"{route.endpoint.__module__.rpartition('.')[2]}_{route.endpoint.__name__}"
 
 
 def make_router(tag: str, route_class: type[APIRoute] = APIRoute) -> APIRouter:
-    """Return a router whose routes are described whole, so that an application can have them as they are:
-    FastAPI makes new routes of an included router before the first response of each application."""
+    """Return a router whose routes are described completely, so that an application can take them over
+    unchanged: for a router that is included, FastAPI would make all routes anew in each application."""
     return APIRouter(
         tags=[tag],
         route_class=route_class,

@@ -1,4 +1,4 @@
-"""Which process serves the chat page, and its end on request: a view for development.
+"""View for development: which process serves the chat page, and a way to end it.
 
 Only a process that another one replaces can be ended from the page, and only by a browser on the same
 machine.
@@ -38,12 +38,13 @@ def serve_process(app: FastAPI, path: str) -> None:
 
     @app.post(f"{path}/process/kill", include_in_schema=False)
     async def kill(caller: CallerNow, request: Request, body: dict[str, Any]) -> JSONResponse:
-        # A JSON body and this check keep other sites' pages from it, also without a guard in front.
+        # The JSON body and this check keep pages of other sites from ending the process, even without a
+        # ``Guard``.
         if request.headers.get("sec-fetch-site", "same-origin") != "same-origin":
             raise Refusal(403, "Only the page of this server itself may end its process.")
         if (reason := _find_refusal(request)) is not None:
             raise Refusal(403, reason)
-        # Nothing is flushed or handed over: the point is what a crash leaves.
+        # Nothing is flushed or handed over, so that the process ends as in a crash.
         return JSONResponse({"pid": os.getpid()}, background=BackgroundTask(_die))
 
 

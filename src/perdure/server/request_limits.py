@@ -25,13 +25,14 @@ from perdure.server.error_handlers import make_error_response
 from perdure.server.requests import body_max, page_max
 
 USERS_MOST = 10_000
-"""Maximum number of users that are counted. Beyond it the least recently seen one is dropped, and starts from
-nothing."""
+"""Maximum number of users that are counted. Beyond it the least recently seen user is forgotten, and has all
+requests of a minute left again."""
 
-_HELD = "perdure.held"
-_DIGITS = 19
+_STACK = "perdure.held"
+"""Key in a request's scope: an exit stack that releases at the request's end what was counted for it."""
+_LENGTH_DIGITS_MAX = 19
 _STREAMS = ("/stream", "/stream/events", "/wait", "/join")
-_AGAIN = {"Retry-After": "5"}
+_RETRY_HEADERS = {"Retry-After": "5"}
 
 _Key = tuple[str, str]
 
@@ -56,13 +57,13 @@ class Throttle:
         self._arriving = 0
 
     def admit(self, user: User, scope: MutableMapping[str, Any]) -> None:
-        """Count a request of a user, and its stream, if it opens one, until that has ended. ``Refusal`` if
+        """Count a request of a user, and if it opens a stream, count the stream until its end. ``Refusal`` if
         a limit is exceeded, before the request has any effect."""
         self.request(user)
         route = getattr(scope.get("route"), "path", "")
-        held: ExitStack | None = scope.get(_HELD)
-        if held is not None and route.endswith(_STREAMS):
-            held.enter_context(self.count_stream(user))
+        stack: ExitStack | None = scope.get(_STACK)
+        if stack is not None and route.endswith(_STREAMS):
+            stack.enter_context(self.count_stream(user))
 
     def request(self, user: User) -> None:
         """Count a request, as a token bucket: a minute's worth may come at once, and tokens are refilled
@@ -71,28 +72,28 @@ class Throttle:
             return
         now = self._clock()
         key = (user.tenant, user.identity)
-        left, at = self._left.get(key, (float(most), now))
-        left = min(float(most), left + (now - at) * most / 60)
+        left, computed_at = self._left.get(key, (float(most), now))
+        left = min(float(most), left + (now - computed_at) * most / 60)
         self._left[key] = (left - 1 if left >= 1 else left, now)
         if left < 1:
-            again = max(1, math.ceil((1 - left) * 60 / most))
+            retry_after = max(1, math.ceil((1 - left) * 60 / most))
             raise Refusal(
                 429,
-                f"This user has made {most} requests within a minute; the next may come in {again} s.",
-                {"Retry-After": str(again)},
+                f"This user has made {most} requests within a minute; the next may come in {retry_after} s.",
+                {"Retry-After": str(retry_after)},
             )
 
     @contextmanager
     def count_arrival(self) -> Iterator[None]:
-        """Count a run for which its request will wait until it is accepted. ``Refusal`` if too many runs wait
-        already."""
+        """Count a run whose request will wait for it, until the run is accepted. ``Refusal`` if too many runs
+        wait already."""
         most = self._limits.total_waiting_runs
         if most is not None and (count := self._waiting() + self._arriving) >= most:
             raise Refusal(
                 503,
                 f"{count} runs wait for a slot of this server; try again in a few seconds, or create the run "
                 "without waiting for it.",
-                _AGAIN,
+                _RETRY_HEADERS,
             )
         self._arriving += 1
         try:
@@ -109,7 +110,7 @@ class Throttle:
                 503,
                 f"This server has {count} streams and waiting requests open, at most {total} at once; try "
                 "again in a few seconds.",
-                _AGAIN,
+                _RETRY_HEADERS,
             )
         key = (user.tenant, user.identity)
         most = self._limits.streams
@@ -120,7 +121,7 @@ class Throttle:
                 429,
                 f"This user has {count} streams and waiting requests open, at most {most} at once; close one "
                 "of them.",
-                _AGAIN,
+                _RETRY_HEADERS,
             )
         self._open[key] = self._open.get(key, 0) + 1
         try:
@@ -142,13 +143,13 @@ class Bounded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             with ExitStack() as stack:
-                await self._app({**scope, _HELD: stack}, receive, send)
+                await self._app({**scope, _STACK: stack}, receive, send)
             return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        held = getattr(scope["app"].state, "perdure", None)
-        host = getattr(held, "host", held)  # as in ``get_server_state``
+        state = getattr(scope["app"].state, "perdure", None)
+        host = getattr(state, "host", state)  # as in ``get_server_state``
         if host is None:
             limits: RequestLimits = RequestLimits()
         else:
@@ -176,19 +177,19 @@ class Bounded:
 
             async def send_counted(message: Message) -> None:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
-                    # A client that has received the end may send its next request at once; the ended one must
-                    # not count any more.
+                    # A client that has received the end may send its next request at once: stop counting this
+                    # one before.
                     stack.close()
                 await send(message)
 
-            await self._app({**scope, _HELD: stack}, receive_counted, send_counted)
+            await self._app({**scope, _STACK: stack}, receive_counted, send_counted)
 
 
 def _read_declared(scope: Scope) -> int:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit():
-            # Python refuses to convert thousands of digits.
-            if len(value) < _DIGITS:
+            # A longer number is over any limit, and Python refuses to convert thousands of digits.
+            if len(value) < _LENGTH_DIGITS_MAX:
                 return int(value)
             return sys.maxsize
     return 0

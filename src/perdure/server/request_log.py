@@ -1,4 +1,4 @@
-"""Log of requests: one line each, at its end, with nothing that a user wrote but the ids in the path.
+"""Log of requests: one line each, at its end. Of what a user sent, a line has only the path with its ids.
 
 Parameters, headers, bodies and credentials are left out. ``perdure.server.app`` gives the id that is shown.
 """
@@ -19,7 +19,7 @@ from perdure.server.routes import chat, reference
 _log = logging.getLogger("perdure.requests")
 
 _PROBES = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
-"""Paths that are asked for every few seconds: their successes are logged at debug level."""
+"""Paths that are requested every few seconds: their successes are logged at debug level."""
 _READS = frozenset({"GET", "HEAD"})
 _READS_BY_POST = ("/search", "/count")
 """Ends of the paths of reads whose conditions are in their body."""
@@ -29,14 +29,14 @@ _SLOW_S = 1.0
 _REMEMBERED_MAX = 1000
 _PATH_MAX = 200
 _CUT_OFF = 499
-"""Status that is shown of a request whose client did not wait for the answer, as by nginx."""
+"""Status logged for a request whose client left before the answer, as by nginx."""
 
 
 class RequestLog:
-    """Middleware that logs requests at info level, and those that fail here at warning level.
+    """Middleware that logs requests at info level, and failures of the server at warning level.
 
     Files of pages, probes, and reads that are repeated within a minute are logged at debug level, unless they
-    are refused, fail or are slow: pages that are open ask the same every few seconds.
+    are refused, fail or are slow: open pages send the same reads every few seconds.
 
     Args:
         app: The application.
@@ -48,7 +48,7 @@ class RequestLog:
         self._probes = _PROBES | {f"{prefix or ''}{path}" for path in _PROBES}
         self._pages = tuple(f"{prefix or ''}{path}/" for path in (chat.PATH, pages.PATH, reference.PATH))
         self._data = f"{prefix or ''}{pages.PATH}/api/"
-        self._shown: BoundedCache[tuple[str, str], float] = BoundedCache(_REMEMBERED_MAX)
+        self._logged_at: BoundedCache[tuple[str, str], float] = BoundedCache(_REMEMBERED_MAX)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or not _log.isEnabledFor(logging.WARNING):
@@ -62,8 +62,8 @@ class RequestLog:
             kind = message["type"]
             if kind == "http.response.start":
                 status = message["status"]
-                named = (held for name, held in message["headers"] if name.lower() == b"x-request-id")
-                request_id = next(named, b"").decode("latin-1")
+                ids = (value for name, value in message["headers"] if name.lower() == b"x-request-id")
+                request_id = next(ids, b"").decode("latin-1")
             elif kind == "http.response.body":
                 size += len(message.get("body", b""))
             elif kind == "websocket.accept":
@@ -103,8 +103,8 @@ class RequestLog:
         )
 
     def _is_quiet(self, scope: Scope, method: str, status: int, took: float) -> bool:
-        """Return True for a probe and, if neither refused nor slow, for a file of a page, but not for the
-        page itself, and for a read that was shown less than a minute ago."""
+        """Return True for a probe. Of the requests that are neither refused nor slow, return True for a file
+        of a page, but not for the page itself, and for a read that was logged less than a minute ago."""
         path = scope["path"]
         if path in self._probes:
             return True
@@ -115,10 +115,10 @@ class RequestLog:
         if method not in _READS and not (method == "POST" and path.endswith(_READS_BY_POST)):
             return False
         now, read = time.monotonic(), (method, path[:_PATH_MAX])
-        shown = self._shown.get(read)
-        if shown is not None and now - shown < _REPEATED_S:
+        logged_at = self._logged_at.get(read)
+        if logged_at is not None and now - logged_at < _REPEATED_S:
             return True
-        self._shown[read] = now
+        self._logged_at[read] = now
         return False
 
 

@@ -58,8 +58,8 @@ def check_numbers(data: Any) -> Any:
     try:
         ormsgpack.packb(data)
     except (ormsgpack.MsgpackEncodeError, TypeError):
-        # The error has no place, and may have another cause.
-        if (place := _find_too_long(data)) is not None:
+        # The error does not name the place, and may have another cause than an integer.
+        if (place := _find_long_integer(data)) is not None:
             raise PydanticCustomError(
                 "integer_size",
                 "{place} is a whole number with more than 64 bits, which cannot be stored; send it as text",
@@ -69,8 +69,8 @@ def check_numbers(data: Any) -> Any:
 
 
 DEPTH = 64
-"""Maximum nesting depth of a body. Much deeper values cannot be encoded again, so that every list with one of
-them in it would fail."""
+"""Maximum nesting depth of a body. Much deeper values cannot be encoded again: every response that lists such
+a value would fail."""
 
 
 def check_depth(data: Any) -> Any:
@@ -81,39 +81,39 @@ def check_depth(data: Any) -> Any:
             return data
         level = [
             part
-            for held in level
-            for part in (held.values() if isinstance(held, dict) else held)
+            for container in level
+            for part in (container.values() if isinstance(container, dict) else container)
             if isinstance(part, dict | list)
         ]
     raise ValueError(f"the data is nested deeper than {DEPTH} levels; send it as text")
 
 
-_At = tuple[Any, str | int]
-"""Place within the data: the place of the container, or None, and the name or index in it."""
+_Place = tuple[Any, str | int]
+"""Place of a value: the place of its container, None for the data as a whole, and its name or index there."""
 
 
-def _find_too_long(data: Any) -> str | None:
+def _find_long_integer(data: Any) -> str | None:
     """Return the place of an integer that has too many bits, or None."""
     if isinstance(data, dict | list):
-        left: list[tuple[Any, _At | None]] = [(data, None)]
+        unchecked: list[tuple[Any, _Place | None]] = [(data, None)]
     else:
-        left = []
-    while left:
-        value, at = left.pop()
-        for name, held in value.items() if isinstance(value, dict) else enumerate(value):
-            if isinstance(held, dict | list):
-                left.append((held, (at, name)))
-            elif isinstance(held, int) and held not in _INTEGERS:
-                return _place((at, name))
+        unchecked = []
+    while unchecked:
+        value, place = unchecked.pop()
+        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(part, dict | list):
+                unchecked.append((part, (place, name)))
+            elif isinstance(part, int) and part not in _INTEGERS:
+                return _write_place((place, name))
     return None
 
 
-def _place(at: _At | None) -> str:
-    parts: list[str] = []
-    while at is not None:
-        at, name = at
-        parts.append(str(name))
-    return ".".join(reversed(parts))
+def _write_place(place: _Place | None) -> str:
+    names: list[str] = []
+    while place is not None:
+        place, name = place
+        names.append(str(name))
+    return ".".join(reversed(names))
 
 
 class Body(BaseModel):
@@ -132,13 +132,13 @@ def _to_list(value: Any) -> Any:
     return value
 
 
-def _mapping(value: Any) -> Any:
+def _to_mapping(value: Any) -> Any:
     if value is None:
         return {}
     return value
 
 
-Mapped = Annotated[dict[str, Any], BeforeValidator(_mapping)]
+Mapped = Annotated[dict[str, Any], BeforeValidator(_to_mapping)]
 
 IDS_MAX = 1000
 """Maximum number of ids in a request, so that the work of one request is bounded."""
@@ -150,41 +150,41 @@ _PATH_MAX = 1000
 
 Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
-Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_mapping)]
+Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_to_mapping)]
 
 
 def _check_lists(value: dict[str, Any]) -> dict[str, Any]:
-    left: list[Any] = [value]
-    while left:
-        held = left.pop()
-        if isinstance(held, list) and len(held) > NAMES_MAX:
+    unchecked: list[Any] = [value]
+    while unchecked:
+        container = unchecked.pop()
+        if isinstance(container, list) and len(container) > NAMES_MAX:
             raise ValueError(
-                f"a list in it has {len(held)} entries, and a condition at most {NAMES_MAX} in each"
+                f"a list in it has {len(container)} entries, and a condition at most {NAMES_MAX} in each"
             )
-        left += [part for part in _parts(held) if isinstance(part, dict | list)]
+        unchecked += [part for part in _list_parts(container) if isinstance(part, dict | list)]
     return value
 
 
-def _parts(held: Any) -> Iterable[Any]:
-    return held.values() if isinstance(held, dict) else held
+def _list_parts(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 Contents = Annotated[Conditions, AfterValidator(_check_lists)]
-"""Content that the JSON data of an object has to have: each entry of a list is compared with those of
-another."""
+"""Content that the JSON data of an object has to have. Its lists are short: each of their entries is compared
+with each entry of a list in the data."""
 Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 
 
-def _config(value: dict[str, Any]) -> dict[str, Any]:
+def _check_config(value: dict[str, Any]) -> dict[str, Any]:
     for part in ("configurable", "metadata"):
         if not isinstance(value.get(part), dict | None):
             raise ValueError(f"{part} of a config is an object")
     return value
 
 
-Config = Annotated[dict[str, Any], BeforeValidator(_mapping), AfterValidator(_config)]
-"""LangGraph's config, as far as the server reads it."""
+Config = Annotated[dict[str, Any], BeforeValidator(_to_mapping), AfterValidator(_check_config)]
+"""LangGraph's config; of its parts only ``configurable`` and ``metadata`` are checked."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
 """Maximum number of entries in a page, for the current request."""
 body_max: ContextVar[int] = ContextVar("body_max", default=4 * 1024 * 1024)
@@ -219,8 +219,8 @@ class Ref(Body):
 
 
 class Command(Body):
-    """LangGraph's ``Command``: it holds the given fields. Null is a valid answer, but not an update or a node
-    to go to."""
+    """LangGraph's ``Command``. A ``resume`` of null is an answer; an ``update`` or ``goto`` of null counts as
+    absent."""
 
     update: Any = None
     resume: Any = None
@@ -228,7 +228,7 @@ class Command(Body):
 
     @property
     def is_answer(self) -> bool:
-        """True if it resumes."""
+        """True if ``resume`` is given."""
         return "resume" in self.model_fields_set
 
     @model_validator(mode="after")
@@ -245,10 +245,10 @@ class Command(Body):
     def dump_sent(self) -> dict[str, Any]:
         """Return the fields that were given."""
         parts = {"update": self.update, "goto": self.goto}
-        held = {name: part for name, part in parts.items() if part is not None}
+        given = {name: part for name, part in parts.items() if part is not None}
         if self.is_answer:
-            return {**held, "resume": self.resume}
-        return held
+            return {**given, "resume": self.resume}
+        return given
 
 
 class NewRun(Body):

@@ -42,8 +42,8 @@ from perdure.server.runs.outbound_policy import OutboundPolicy
 _log = logging.getLogger("perdure.server")
 
 HEARTBEAT_S = 4.0
-"""Seconds between heartbeats on an idle connection. Clients give a connection up after three times as long
-without one."""
+"""Seconds between heartbeats on an idle connection. Clients give up a connection that has had no heartbeat
+for three times as long."""
 
 LOOPBACK = "perdure.loopback"
 """Key in the scope of a request that the application made in this process."""
@@ -51,7 +51,7 @@ LOOPBACK = "perdure.loopback"
 _TEXT_MAX = 256
 
 CALLER = "perdure.caller"
-"""Key in the scope of a request whose user is known already."""
+"""Key, in a request's scope, of its ``Caller``, which is set once the user is authenticated."""
 RAW = "perdure.raw_path"
 """Key in the scope of a request whose path is matched before it is decoded."""
 
@@ -59,9 +59,8 @@ RAW = "perdure.raw_path"
 @dataclass(eq=False)
 class ServerState:
     """The open resources of a server, one object for all of its requests, at ``app.state.perdure``.
-    ``webhooks`` is the policy for webhooks, None if they are disabled; ``signal_secrets`` sign
-    signals; ``chats`` are the chat channels,
-    ``sweeps`` the process's sweeps of threads."""
+    ``webhooks`` is the policy for webhooks, None if they are disabled; ``signal_secrets`` sign signals;
+    ``chats`` are the chat channels; ``sweeps`` is the loop that removes expired threads."""
 
     runtime: Runtime
     gate: Gate
@@ -106,7 +105,7 @@ class ServerState:
         return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
 
     def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run a task that a request started and that continues after its client disconnects."""
+        """Run work of a request in a task that continues after the client disconnects."""
         task = asyncio.create_task(work, context=copy_context_outside())
         self._background.add(task)
         task.add_done_callback(self._note_background_end)
@@ -167,7 +166,8 @@ class Caller:
         return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
 
     async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
-        """Return a thread that the user may see. ``NotFound`` if there is none, also for another user's."""
+        """Return a thread that the user may see. ``NotFound`` if it does not exist or is not visible to the
+        user."""
         row = await self.threads.look(thread_id)
         if row is None or not self.sees(conditions, row.metadata):
             raise missing_error(thread_id)
@@ -181,21 +181,21 @@ class Caller:
         )
 
     async def find_assistant(self, named: str, conditions: Filter | None) -> Assistant:
-        """Return an assistant that the user may see. ``NotFound`` if there is none, also for another
-        user's."""
-        found = await self.host.assistants.look(self.user.tenant, named)
-        if found is None or not self.sees(conditions, found.metadata):
+        """Return an assistant that the user may see. ``NotFound`` if it does not exist or is not visible to
+        the user."""
+        assistant = await self.host.assistants.look(self.user.tenant, named)
+        if assistant is None or not self.sees(conditions, assistant.metadata):
             raise no_assistant_error(named)
-        return found
+        return assistant
 
     async def find_assistant_to_run(self, named: str) -> Assistant:
         """Return an assistant to run: a graph's default one, or one that the user may read."""
-        found = await self.host.assistants.find(self.user.tenant, named)
-        if not self.host.assistants.is_own(found.assistant_id):
-            conditions = await self.may("assistants", "read", {"assistant_id": found.assistant_id})
-            if not self.sees(conditions, found.metadata):
+        assistant = await self.host.assistants.find(self.user.tenant, named)
+        if not self.host.assistants.is_own(assistant.assistant_id):
+            conditions = await self.may("assistants", "read", {"assistant_id": assistant.assistant_id})
+            if not self.sees(conditions, assistant.metadata):
                 raise NotFound(NONE_TO_RUN)
-        return found
+        return assistant
 
     def partition(self, thread_id: str) -> Partition:
         """Return the partition of a thread of this user's tenant."""
@@ -228,16 +228,16 @@ class Caller:
         if not latest:
             return {}
         configurable = Options.read(latest[0].message.options).config.get("configurable") or {}
-        return {name: held for name, held in configurable.items() if not is_reserved(name)}
+        return {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
 def get_server_state(request: HTTPConnection) -> ServerState:
     """Return the server state of the application that received a request. ``Refusal`` with 503 if it is
     not open."""
-    held = getattr(request.app.state, "perdure", None)
-    # ``checkpoint_lifespan`` sets the host only with ``serve=True``.
-    host = getattr(held, "host", held)
-    if held is not None and host is None:
+    state = getattr(request.app.state, "perdure", None)
+    # With ``checkpoint_lifespan`` it is an ``Opened``, which has a host only with ``serve=True``.
+    host = getattr(state, "host", state)
+    if state is not None and host is None:
         raise Refusal(503, "The application serves no graphs: its checkpoint_lifespan needs serve=True.")
     if not isinstance(host, ServerState):
         raise Refusal(503, "The server is starting or stopping; try again.", {"Retry-After": "1"})
@@ -255,12 +255,12 @@ async def caller_of(connection: HTTPConnection) -> Caller:
     return Caller(host, user, host.runtime.for_tenant(user.tenant))
 
 
-async def _caller(request: Request) -> Caller:
+async def _find_caller(request: Request) -> Caller:
     known: Caller | None = request.scope.get(CALLER)
     return known or await caller_of(request)
 
 
-CallerNow = Annotated[Caller, Depends(_caller)]
+CallerNow = Annotated[Caller, Depends(_find_caller)]
 """The user of a request, as the type of an endpoint's parameter; refused if not authenticated."""
 
 
@@ -274,7 +274,7 @@ class GatedRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        if not any(part.call is _caller for part in self.dependant.dependencies):
+        if not any(part.call is _find_caller for part in self.dependant.dependencies):
             return handle
 
         async def authenticate_first(request: Request) -> Response:
@@ -299,33 +299,33 @@ def read_thread_in_path(connection: HTTPConnection) -> str:
         raise Refusal(422, "the thread id in the path is not UTF-8") from None
 
 
-async def _thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
+async def _read_thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
     in_path = read_thread_in_path(request)
     thread_ids.only([in_path, *await thread_ids.in_request(request)])
     return in_path
 
 
-ThreadId = Annotated[str, Depends(_thread_id)]
+ThreadId = Annotated[str, Depends(_read_thread_id)]
 """The thread in a path, decoded after the path was matched, so that it may have any character. 422 if the
 query or the body names another one."""
 
 
 async def _read_assistant_name(request: Request, assistant_id: Annotated[str, Path()]) -> str:
-    return _text(request, "assistant_id")
+    return _read_text(request, "assistant_id")
 
 
-async def _namespace(request: Request, namespace: Annotated[str, Path()]) -> str:
-    return _text(request, "namespace")
+async def _read_namespace(request: Request, namespace: Annotated[str, Path()]) -> str:
+    return _read_text(request, "namespace")
 
 
-def _text(request: Request, name: str) -> str:
+def _read_text(request: Request, name: str) -> str:
     try:
         return _read_segment(request, name)
     except UnicodeDecodeError:
         raise Refusal(422, f"the {name} in the path is not UTF-8") from None
 
 
-async def _tag_name(request: Request, name: Annotated[str, Path()]) -> str:
+async def _read_tag_name(request: Request, name: Annotated[str, Path()]) -> str:
     return _read_bounded(request, "name")
 
 
@@ -334,7 +334,7 @@ async def _read_entry_id(request: Request, entry_id: Annotated[str, Path()]) -> 
 
 
 def _read_bounded(request: Request, name: str) -> str:
-    value = _text(request, name)
+    value = _read_text(request, name)
     if not 0 < len(value) <= _TEXT_MAX:
         raise Refusal(422, f"the {name} in the path has 1 to {_TEXT_MAX} characters")
     return value
@@ -343,10 +343,10 @@ def _read_bounded(request: Request, name: str) -> str:
 AssistantName = Annotated[str, Depends(_read_assistant_name)]
 """The assistant in a path, by its id or its graph's name."""
 
-Namespace = Annotated[str, Depends(_namespace)]
+Namespace = Annotated[str, Depends(_read_namespace)]
 """The namespace of a subgraph in a path."""
 
-TagName = Annotated[str, Depends(_tag_name)]
+TagName = Annotated[str, Depends(_read_tag_name)]
 """The name of a tag in a path, which may have any character."""
 
 EntryId = Annotated[str, Depends(_read_entry_id)]

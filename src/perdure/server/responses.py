@@ -61,14 +61,14 @@ def page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]])
 
     Args:
         found: the whole list, in order.
-        asked: the page, and if it has one its ``select``, the parts of each entry to return.
+        asked: the page, and in its ``select``, if it has one, the parts of each entry to return.
         shown: returns an entry of the response.
     """
     end = asked.offset + asked.limit
-    rows = [shown(one) for one in found[asked.offset : end]]
+    rows = [shown(entry) for entry in found[asked.offset : end]]
     select: Sequence[str] | None = getattr(asked, "select", None)
     if select is not None:
-        rows = [select_parts(one, select) for one in rows]
+        rows = [select_parts(entry, select) for entry in rows]
     return Json(rows, headers=make_page_headers(len(found), end if len(found) > end else None))
 
 
@@ -150,43 +150,45 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
 def with_waits(shown: dict[str, Any], row: ThreadRow) -> dict[str, Any]:
     """Add the deadlines to the questions of a thread or a state as it is shown. Move sleeps and waits for
     signals from the interrupts, which clients show to a person, to ``waits``."""
-    found: dict[str, Any] = {}
+    others: dict[str, Any] = {}
     if row.waits:
-        _sort_waits(shown, row.waits, found)
-    if found:
-        shown["waits"] = list(found.values())
+        _sort_waits(shown, row.waits, others)
+    if others:
+        shown["waits"] = list(others.values())
     return shown
 
 
-def _sort_waits(shown: dict[str, Any], waits: Waits, found: dict[str, Any]) -> None:
-    """Separate questions and other waits of a thread, a state or a task; add the other waits to ``found``, by
-    interrupt."""
+def _sort_waits(shown: dict[str, Any], waits: Waits, others: dict[str, Any]) -> None:
+    """Keep only the questions among the interrupts of a thread, a state or a task as it is shown. Add its
+    other waits to ``others``, by the id of the interrupt."""
     asked = shown.get("interrupts")
     if isinstance(asked, dict):
-        by_task = {task: _questions(some, waits, found) for task, some in asked.items()}
-        shown["interrupts"] = {task: some for task, some in by_task.items() if some}
+        by_task = {task: _keep_questions(interrupts, waits, others) for task, interrupts in asked.items()}
+        shown["interrupts"] = {task: interrupts for task, interrupts in by_task.items() if interrupts}
     elif asked:
-        shown["interrupts"] = _questions(asked, waits, found)
+        shown["interrupts"] = _keep_questions(asked, waits, others)
     for task in shown.get("tasks") or ():
         if isinstance(task, dict):
-            _sort_waits(task, waits, found)
+            _sort_waits(task, waits, others)
             if isinstance(task.get("state"), dict):
-                _sort_waits(task["state"], waits, found)
+                _sort_waits(task["state"], waits, others)
 
 
-def _questions(asked: Iterable[dict[str, Any]], waits: Waits, found: dict[str, Any]) -> list[dict[str, Any]]:
-    left: list[dict[str, Any]] = []
-    for one in asked:
-        wait = waits.get(one["id"])
-        if asks_nobody(waits, one["id"]):
-            found[one["id"]] = {"id": one["id"], **wait_shown(waits[one["id"]])}
+def _keep_questions(
+    asked: Iterable[dict[str, Any]], waits: Waits, others: dict[str, Any]
+) -> list[dict[str, Any]]:
+    questions: list[dict[str, Any]] = []
+    for entry in asked:
+        wait = waits.get(entry["id"])
+        if asks_nobody(waits, entry["id"]):
+            others[entry["id"]] = {"id": entry["id"], **wait_shown(waits[entry["id"]])}
         else:
-            left.append(one if wait is None else {**one, "wait": wait_shown(wait)})
-    return left
+            questions.append(entry if wait is None else {**entry, "wait": wait_shown(wait)})
+    return questions
 
 
 def wait_shown(wait: Wait) -> dict[str, Any]:
-    """Return the event that ends a wait, and its time."""
+    """Return a wait as it is shown: its kind, its deadline, and the signal that ends it, if one does."""
     return {
         "kind": wait.kind,
         "until": None if wait.until is None else when(wait.until),
@@ -196,15 +198,16 @@ def wait_shown(wait: Wait) -> dict[str, Any]:
 
 def reminder(data: str) -> dict[str, Any]:
     """Return the event of a reminder: the run that asked, and its interrupts with their deadlines."""
-    told: dict[str, Any] = json.loads(data)
+    stored: dict[str, Any] = json.loads(data)
     asked = [
-        {**one, "until": None if one["until"] is None else when(one["until"])} for one in told["interrupts"]
+        {**each, "until": None if each["until"] is None else when(each["until"])}
+        for each in stored["interrupts"]
     ]
-    return {**told, "interrupts": asked}
+    return {**stored, "interrupts": asked}
 
 
 def wait_text(wait: Wait) -> str:
-    """Return the same as a sentence about the agent."""
+    """Return a wait as a sentence about the agent."""
     until = ""
     if wait.until is not None:
         until = f" until {when(wait.until)}"
@@ -254,7 +257,7 @@ def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[
     body: dict[str, Any] = {
         "values": {} if is_empty else snapshot.values,
         "next": list(snapshot.next),
-        "tasks": list(map(_task, snapshot.tasks)),
+        "tasks": list(map(_show_task, snapshot.tasks)),
         "metadata": metadata,
         "created_at": snapshot.created_at,
         "checkpoint": None if is_empty else here,
@@ -284,7 +287,7 @@ def select_parts(whole: Mapping[str, Any], select: Iterable[str]) -> dict[str, A
     return parts
 
 
-def _task(task: PregelTask) -> dict[str, Any]:
+def _show_task(task: PregelTask) -> dict[str, Any]:
     below = task.state
     return {
         "id": task.id,
@@ -292,7 +295,7 @@ def _task(task: PregelTask) -> dict[str, Any]:
         "path": list(task.path),
         "error": None if task.error is None else _make_error_text(task.error),
         "interrupts": list(map(interrupt, task.interrupts)),
-        # The subgraph's checkpoint is known only if subgraphs are requested.
+        # Unless the states of subgraphs are requested, LangGraph gives the config of the subgraph instead.
         "checkpoint": reference_of(below) if isinstance(below, Mapping) else None,
         "state": state(below) if isinstance(below, StateSnapshot) else None,
         "result": task.result,
@@ -327,8 +330,8 @@ def _make_ref(config: Any) -> dict[str, Any] | None:
 
 
 def outcome(state: StateSnapshot, waits: Waits) -> Any:
-    """Return the values that a run ended with, including its interrupts if it waits for an answer; ``waits``
-    are those of the run."""
+    """Return the values with which a run ended, including its interrupts if it waits for an answer; ``waits``
+    are the waits of the run."""
     asked = [interrupt(one) for one in state.interrupts if not asks_nobody(waits, one.id)]
     if asked and isinstance(state.values, Mapping):
         return {**state.values, write_records.INTERRUPT: asked}
@@ -355,7 +358,7 @@ def run_status(standing: Standing) -> str:
     if run.state == FAILED and run.note.get("kind") == TIMEOUT:
         return "timeout"
     # A run that is being rolled back counts as running until it is removed.
-    # A message that was withdrawn while it waited is claimed only to be ended.
+    # A run of a withdrawn message only ends the message: the message says how it was stopped.
     stop = standing.message.stop if standing.message.is_withdrawn else standing.stop
     if run.state == OPEN and stop == INTERRUPT_RUN:
         return "interrupted"
@@ -363,7 +366,7 @@ def run_status(standing: Standing) -> str:
 
 
 def run_error(run: Run) -> dict[str, str]:
-    """Return the error that a run failed with."""
+    """Return the error with which a run failed."""
     text, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
     return {"error": kind, "message": sentence_of(kind, text.removeprefix(f"{kind}: "))}
 

@@ -34,8 +34,8 @@ def config_of(
 
 
 def graph_id_of(caller: Caller, row: ThreadRow) -> str | None:
-    """Return the graph of a thread: the one that ran on it, or the only one that is served; None if there
-    is none."""
+    """Return the graph of a thread: the one that ran on it, or for a thread without runs the only graph of
+    the server. None if it is not served, or cannot be known."""
     graphs = caller.host.runtime.graphs
     if row.graph_id is not None:
         if row.graph_id in graphs:
@@ -70,9 +70,8 @@ async def snapshot(
 async def show_snapshot(
     caller: Caller, row: ThreadRow, config: RunnableConfig | None = None, *, subgraphs: bool = False
 ) -> StateSnapshot:
-    """Return the same as ``snapshot``, but with only the interrupts that may be answered if it is the latest
-    state: none while the thread is busy, otherwise all of them, including those that LangGraph leaves out.
-    """
+    """Return a state as ``snapshot`` does. The latest state has only the interrupts that may be answered:
+    none while the thread is busy, otherwise all of them, including those that LangGraph leaves out."""
     config = config or config_of(row.thread_id)
     configurable = config.get("configurable", {})
     is_latest = "checkpoint_id" not in configurable and not configurable.get("checkpoint_ns")

@@ -1,7 +1,7 @@
 """The graph to which a thread belongs where graphs are kept apart (``runtime.shared_threads`` is off).
 
-A thread belongs to the graph of its runs and its state, which is named in its metadata: by the commit that
-accepts the first run, and by nothing else from then on.
+A thread belongs to the graph of its runs and its state. The commit that accepts the first run stores the
+graph's name in the thread's metadata; from then on nothing changes it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perdure.server.resources import Caller
 
 
 class OtherAgent(OtherGraph):
-    """Raised when a run is for threads of its own assistant alone, and the thread is another's."""
+    """Raised when a run may use only threads of its own assistant, and the thread is another assistant's."""
 
 
 def is_other_agent_s(row: ThreadRow, assistant_id: str) -> bool:
@@ -30,7 +30,7 @@ def require_own_agent(row: ThreadRow, assistant_id: str) -> None:
 
 
 def keeps_apart(caller: Caller) -> bool:
-    """Return True if no graph runs on the threads of another."""
+    """Return True if no graph may run on the threads of another."""
     return not caller.host.runtime.settings.shared_threads
 
 
@@ -51,7 +51,7 @@ def require_own(caller: Caller, row: ThreadRow, graph_id: str) -> None:
 
 
 def require_owner_kept(caller: Caller, row: ThreadRow, metadata: Mapping[str, Any]) -> None:
-    """Raise ``OtherGraph`` if a change of metadata would give a thread that belongs to a graph to another."""
+    """Raise ``OtherGraph`` if a change of metadata would move a thread from its graph to another graph."""
     if "graph_id" not in metadata or not keeps_apart(caller) or not has_run(row):
         return
     owner = row.graph_id or (row.run.graph if row.run is not None else None)

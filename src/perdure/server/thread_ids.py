@@ -1,8 +1,8 @@
 """Identification of the thread of a request: ``thread_id``, or ``context_id``, its name in protocols
 between agents.
 
-It is given in the path, in the query, or at the top level of a JSON body. Metadata, context and config are
-the client's own data, and these names have no effect there. A request that names two threads is refused;
+The id is given in the path, in the query, or at the top level of a JSON body. Metadata, context and config
+are the client's own data, and these names have no effect there. A request that names two threads is refused;
 so is one that needs a thread and names none.
 """
 
@@ -46,8 +46,8 @@ def in_body(body: Mapping[str, Any]) -> list[str]:
 
 
 async def in_request(request: Request) -> list[str]:
-    """Return the thread ids in the query and the body. A body that cannot be read is left to its route to
-    refuse, and one that is a list names a thread in each of its items."""
+    """Return the thread ids in the query and the body. From a body that cannot be read, or is a list, no
+    ids are returned: the route refuses it, or reads the thread of each item."""
     found = in_query(request)
     if request.method in _WITH_BODY:
         try:
@@ -60,7 +60,7 @@ async def in_request(request: Request) -> list[str]:
 
 
 def only(named: Iterable[str]) -> str | None:
-    """Return the one thread of all that are named, None if there is none. ``Refusal`` if there are two."""
+    """Return the thread that all the ids name, None if there are no ids. ``Refusal`` if they differ."""
     different = set(named)
     if len(different) > 1:
         raise Refusal(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _QUOTED_MOST = 60
-"""Characters of a value that are repeated."""
+"""Maximum number of characters of a value that are quoted."""
 
 
 def fault_text(fault: Any, *, before: str = "") -> str:
@@ -14,7 +14,7 @@ def fault_text(fault: Any, *, before: str = "") -> str:
 
     Args:
         fault: Pydantic's details of an error.
-        before: A prefix of its place, such as ``params.``.
+        before: A text in front of the fault's place, such as ``params.``.
     """
     where = ".".join(map(str, fault["loc"]))
     text = str(fault["msg"])
@@ -29,7 +29,7 @@ def fault_text(fault: Any, *, before: str = "") -> str:
 
 
 def join_faults(faults: Iterable[Any]) -> str:
-    """Return the texts of FastAPI's faults, whose places begin with the part of the request."""
+    """Return the texts of FastAPI's faults, without the part of the request with which their places begin."""
     return "; ".join(fault_text({**fault, "loc": _place(fault["loc"])}) for fault in faults)
 
 
@@ -43,7 +43,7 @@ _PARTS = ("body", "query", "path")
 
 
 def _quote(value: Any) -> str:
-    """Return a value that was sent; of a long one its beginning."""
+    """Return a value that was sent as text, or the beginning of a long one."""
     text = repr(value)
     if len(text) <= _QUOTED_MOST:
         return text

@@ -16,13 +16,13 @@ AsgiApp = Callable[..., Any]
 
 @asynccontextmanager
 async def lifespan_of(app: AsgiApp) -> AsyncIterator[dict[str, Any]]:
-    """Run an application's start, and its stop at the end of the block; yields the state for its requests.
+    """Run an application's start, yield the state for its requests, and run its stop at the end of the block.
 
     An application without a lifespan is used as it is.
 
     Raises:
-        RuntimeError: The application reports that its start failed.
-        Exception: Its start raised it.
+        RuntimeError: The application reports that its start failed, without a reason.
+        Exception: The application's start raised it.
     """
     state: dict[str, Any] = {}
     inward: asyncio.Queue[Message] = asyncio.Queue()
@@ -30,9 +30,9 @@ async def lifespan_of(app: AsgiApp) -> AsyncIterator[dict[str, Any]]:
     scope: Message = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": state}
     running: asyncio.Future[None] = asyncio.ensure_future(app(scope, inward.get, outward.put))
     await inward.put({"type": "lifespan.startup"})
-    answer = await _answer(outward, running)
+    answer = await _receive_answer(outward, running)
     if answer is not None and answer["type"] == "lifespan.startup.failed":
-        # Frameworks report the failure, then raise its cause.
+        # Frameworks report the failure before they raise its cause: wait for the cause.
         await asyncio.wait([running], timeout=1)
         if running.done() and not running.cancelled() and (error := running.exception()) is not None:
             raise error
@@ -46,18 +46,18 @@ async def lifespan_of(app: AsgiApp) -> AsyncIterator[dict[str, Any]]:
     finally:
         if not running.done():
             await inward.put({"type": "lifespan.shutdown"})
-            await _answer(outward, running)
+            await _receive_answer(outward, running)
             running.cancel()
 
 
-async def _answer(outward: asyncio.Queue[Message], running: asyncio.Future[None]) -> Message | None:
+async def _receive_answer(outward: asyncio.Queue[Message], running: asyncio.Future[None]) -> Message | None:
     """Return the application's next message, ``None`` if it has ended without one."""
-    asked = asyncio.ensure_future(outward.get())
-    both: list[asyncio.Future[Any]] = [asked, running]
+    receiving = asyncio.ensure_future(outward.get())
+    both: list[asyncio.Future[Any]] = [receiving, running]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    if asked.done():
-        return asked.result()
-    asked.cancel()
+    if receiving.done():
+        return receiving.result()
+    receiving.cancel()
     return None
 
 

@@ -35,7 +35,7 @@ RESERVE_S = 7.0
 _log = logging.getLogger("perdure.serverless")
 _SCHEDULES = ("aws.events", "aws.scheduler")
 _TOO_LONG = "The request took longer than the function may run; send it again with the same Idempotency-Key."
-_AWAY = "The database does not answer; try again."
+_UNAVAILABLE = "The database does not answer; try again."
 
 
 class LambdaHandler:
@@ -50,7 +50,7 @@ class LambdaHandler:
         return self._handle(event, context)
 
     def close(self) -> None:
-        """Close what the container has opened. Lambda never does; a test does, at its end."""
+        """Close what the container has opened. Lambda never calls this; tests do, at their end."""
         self._container.close()
 
 
@@ -62,7 +62,7 @@ class LambdaContext(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimeBudget:
-    """Time left to a call, by Lambda's statement at its start."""
+    """Time left to a call, as Lambda states it at the call's start."""
 
     ends_at: float
     reserve: float
@@ -84,7 +84,7 @@ def lambda_handler(
     """Return a Lambda handler for an ASGI application.
 
     It answers the events of API Gateway's HTTP and REST APIs and of function URLs, and those of EventBridge's
-    rules and schedules, for which it works off everything that is due. If the application has opened a
+    rules and schedules, for which it executes everything that is due. If the application has opened a
     runtime with ``checkpoint_lifespan(serve=True)``, a call finishes the runs and replies that it began; what
     does not fit its time is released, and due for the next call with the same ``Idempotency-Key``, or the
     next schedule.
@@ -97,26 +97,27 @@ def lambda_handler(
         sweep: False to leave the sweeps of threads and items to another process.
 
     Raises:
-        Exception: The start of the application raised it, unless the database was unavailable: that is a 503.
+        Exception: The start of the application raised it. If the database is unavailable, the answer is a 503
+            instead.
     """
     config = LambdaConfig(
         api_gateway_base_path=base_path, text_mime_types=[*DEFAULT_TEXT_MIME_TYPES], exclude_headers=[]
     )
-    container = Container(lambda: lifespan_of(app), lambda _: _check(app))
+    container = Container(lambda: lifespan_of(app), lambda _: _check_app(app))
 
     def handle(event: Mapping[str, Any], context: Any) -> Any:
         budget = TimeBudget.of(context, reserve)
         if is_scheduled(event):
             return container.call(lambda _: _work_off(app, budget, sweep))
-        request = _request_of(event, context, config)
+        request = _read_request(event, context, config)
         cycle = HTTPCycle(request.scope, request.body)
         try:
             answered = container.call(lambda state: _serve(app, cycle, state, budget))
         except Unavailable as error:
             _log.warning("the database does not answer: %s", type(error).__name__)
-            return request(_refusal(503, _AWAY))
+            return request(_make_refusal(503, _UNAVAILABLE))
         if not answered:
-            return request(_refusal(504, _TOO_LONG))
+            return request(_make_refusal(504, _TOO_LONG))
         return request({"status": cycle.status, "headers": cycle.headers, "body": cycle.body})
 
     return LambdaHandler(handle, container)
@@ -154,7 +155,7 @@ def is_scheduled(event: Mapping[str, Any]) -> bool:
 
 class _RestRequest(APIGateway):
     """A request of a REST API, or of an HTTP API with the payload format 1.0. A header that was sent several
-    times stays several headers: two credentials are not one."""
+    times stays several headers, so that two credentials do not become one value."""
 
     @property
     def scope(self) -> Any:
@@ -164,18 +165,18 @@ class _RestRequest(APIGateway):
             scope["headers"] = [
                 [name.lower().encode("latin-1"), str(value).encode("latin-1", "replace")]
                 for name, values in several.items()
-                for value in _values(name, values or ())
+                for value in _join_cookies(name, values or ())
             ]
         return scope
 
 
-def _values(name: str, values: Sequence[str]) -> Sequence[str]:
+def _join_cookies(name: str, values: Sequence[str]) -> Sequence[str]:
     if name.lower() == "cookie":
         return ["; ".join(values)]
     return values
 
 
-def _request_of(event: Mapping[str, Any], context: Any, config: LambdaConfig) -> HTTPGateway | _RestRequest:
+def _read_request(event: Mapping[str, Any], context: Any, config: LambdaConfig) -> HTTPGateway | _RestRequest:
     """Return the request of an event. ``ValueError`` if it has none."""
     about = event.get("requestContext") or {}
     if event.get("version") == "2.0" and "http" in about:
@@ -233,7 +234,7 @@ async def _work_off(app: AsgiApp, budget: TimeBudget, sweep: bool) -> dict[str, 
     return {"is_done": is_done, "swept": swept}
 
 
-async def _check(app: object) -> None:
+async def _check_app(app: object) -> None:
     runtime = runtime_of(app)
     if runtime is not None:
         await runtime.check()
@@ -246,7 +247,7 @@ async def _check_resource(resource: object) -> None:
         await handle_of(resource).arun(ask(Now()))
 
 
-def _refusal(status: int, detail: str) -> Any:
+def _make_refusal(status: int, detail: str) -> Any:
     return {
         "status": status,
         "headers": [[b"content-type", b"application/json"], [b"retry-after", b"1"]],

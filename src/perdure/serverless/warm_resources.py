@@ -47,13 +47,13 @@ class Container(Generic[R]):
         return self._loop.run_until_complete(self._call(work))
 
     async def _call(self, work: Callable[[R], Awaitable[T]]) -> T:
-        resource = await self._ready()
+        resource = await self._prepare()
         try:
             return await work(resource)
         finally:
             self._ended_at = time.time()
 
-    async def _ready(self) -> R:
+    async def _prepare(self) -> R:
         # By the wall clock: the monotonic one may stand still while the process is frozen.
         if self._open is not None and abs(time.time() - self._ended_at) > THAWED_AFTER_S:
             try:

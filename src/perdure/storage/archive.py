@@ -1,9 +1,10 @@
 """Records in one portable file, which an export writes and an import reads.
 
 The file is a log of frames: a head with the format's version, a frame for each record in the order of
-writing, and an end with the digest of all before it. Except for opening it is a backend: the same requests,
-for one process, one after the other. It is written beside its final path and moved there when it is complete;
-a file that ends early, was changed, or is of a newer format is refused before anything of it is used.
+writing, and an end with the digest of all before it. An open archive is a backend: it performs the same
+requests, for one process, one after the other. The file is written beside its final path and moved there when
+it is complete; a file that ends early, was changed, or is of a newer format is refused before anything of it
+is used.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ R = TypeVar("R")
 
 
 class _Row(NamedTuple):
-    """The position of a record in the file, its size in bytes, and its version."""
+    """The position of a record's frame in the file, its size in bytes, and the record's version."""
 
-    at: int
+    position: int
     size: int
     version: int
 
@@ -80,7 +81,8 @@ class Archive:
         self._size = 0
         self._sum = blake2b(digest_size=32, person=b"perdure.archive")
         self._tables: Tables = {}
-        self._begun: tuple[Partition, int, blake2b] | None = None
+        # The partition that was written last, and the size and the digest of the file before it.
+        self._last_partition: tuple[Partition, int, blake2b] | None = None
         self._lock = RLock()
 
     @property
@@ -124,7 +126,7 @@ class Archive:
             raise _unwritable_error(path, error) from error
         archive = cls(path, file, writing=True)
         archive._write(MAGIC)
-        archive._frame([_HEAD, FORMAT])
+        archive._write_frame([_HEAD, FORMAT])
         return archive
 
     @classmethod
@@ -134,7 +136,7 @@ class Archive:
         Raises:
             BadArchive: It is not an archive, ends early, was changed, or is of another release's format.
             NotFound: There is no such file.
-            Unavailable: It cannot be read.
+            Unavailable: The file cannot be read.
         """
         try:
             file = open(path, "rb")  # noqa: SIM115 - closed by close()
@@ -153,7 +155,7 @@ class Archive:
     def finish(self) -> None:
         """Write the end, make everything durable, and move the file to its final path."""
         with self._lock:
-            self._frame([_END, self._sum.digest()])
+            self._write_frame([_END, self._sum.digest()])
             try:
                 self._file.flush()
                 os.fsync(self._file.fileno())
@@ -181,7 +183,7 @@ class Archive:
             ):
                 # The lock is held, so the file at this path is our own.
                 _name_file_beside(self._path).unlink(missing_ok=True)
-            # Data that could not be written before cannot be written now, and is not needed any more.
+            # Closing writes buffered data. If that fails, nothing is lost: the unfinished file was removed.
             with suppress(OSError) if self._writing else nullcontext():
                 self._file.close()
 
@@ -198,13 +200,13 @@ class Archive:
         if isinstance(effect, Find):
             return self._find(effect)
         if isinstance(effect, Now):
-            # The one writer of a file has no other clock to agree with.
+            # An archive has one writer, whose clock need not agree with any other.
             return time.time_ns() // 1000
         if not self._writing:
             raise Unavailable(f"{self._path} is an export; it is read, not written to")
         if isinstance(effect, Commit):
             for op in effect.ops:
-                row = self._table(effect.partition, op.kind).get(op.key)
+                row = self._get_table(effect.partition, op.kind).get(op.key)
                 if not evaluation.meets(None if row is None else row.version, op.expect):
                     return Refused(op.kind, op.key)
             self._apply(effect.partition, effect.ops)
@@ -224,8 +226,8 @@ class Archive:
             raise BadArchive(
                 f"{self._path} is not an export of threads, as `perdure export --output` writes one"
             )
-        kind, *head = self._next()
-        if kind != _HEAD or len(head) < 1 or type(head[0]) is not int or head[0] < 1:
+        frame_type, *head = self._read_frame()
+        if frame_type != _HEAD or len(head) < 1 or type(head[0]) is not int or head[0] < 1:
             raise BadArchive(
                 f"{self._path} is not an export of threads, as `perdure export --output` writes one"
             )
@@ -240,15 +242,15 @@ class Archive:
                 f"reads {FORMAT}. {EXPORT_AND_IMPORT}"
             )
         while True:
-            before, at = self._sum.digest(), self._size
-            kind, *frame = self._next()
-            if kind == _END:
+            digest, position = self._sum.digest(), self._size
+            frame_type, *frame = self._read_frame()
+            if frame_type == _END:
                 break
-            self._note(kind, frame, at)
-        if frame != [before] or self._file.read(1):
+            self._note_frame(frame_type, frame, position)
+        if frame != [digest] or self._file.read(1):
             raise BadArchive(f"{self._path} was changed since it was written; export the threads again")
 
-    def _next(self) -> list[Any]:
+    def _read_frame(self) -> list[Any]:
         (size,) = _LENGTH.unpack(self._read_raw(_LENGTH.size))
         frame = self._unpack(self._read_raw(min(size, _FRAME_MAX)))
         if not isinstance(frame, list) or not frame:
@@ -274,88 +276,90 @@ class Archive:
         except ValueError as error:
             raise self._changed_error() from error
 
-    def _note(self, kind: Any, frame: list[Any], at: int) -> None:
+    def _note_frame(self, frame_type: Any, frame: list[Any], position: int) -> None:
         try:
-            partition, of, key, *rest = _place(frame)
-            sound = _fit(of.key, key) and (
-                _is_sound(of, *rest) if kind == _PUT else kind == _DELETE and not rest
+            partition, record_kind, key, *rest = _decode_name(frame)
+            is_sound = _have_types(record_kind.key, key) and (
+                _is_sound(record_kind, *rest) if frame_type == _PUT else frame_type == _DELETE and not rest
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._changed_error() from error
-        if not sound:
+        if not is_sound:
             raise self._changed_error()
-        if kind == _PUT:
-            row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, rest[1])
-            self._table(partition, of)[key] = row
+        if frame_type == _PUT:
+            row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, rest[1])
+            self._get_table(partition, record_kind)[key] = row
         else:
-            self._table(partition, of).pop(key, None)
+            self._get_table(partition, record_kind).pop(key, None)
 
     def _changed_error(self) -> BadArchive:
         return BadArchive(f"{self._path} was changed since it was written; export the threads again")
 
-    def _record(self, row: _Row) -> Record:
+    def _read_record(self, row: _Row) -> Record:
         try:
-            self._file.seek(row.at)
+            self._file.seek(row.position)
             data = self._file.read(row.size)
         except OSError as error:
             raise Unavailable(f"{self._path} cannot be read: {error.strerror}") from error
         try:
             # Another program may write into the file meanwhile.
             _, *frame = self._unpack(data)
-            _, kind, key, fields, version, body = _place(frame)
+            _, kind, key, fields, version, body = _decode_name(frame)
             values = _decode(kind.fields, fields)
             names = [column.name for column in kind.fields]
             return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise self._changed_error() from error
 
-    def _table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
+    def _get_table(self, partition: Partition, kind: Kind) -> dict[Key, _Row]:
         return self._tables.setdefault(partition, {}).setdefault(kind.name, {})
 
     def _fetch(self, partition: Partition, item: Get | Range) -> list[Record]:
-        table = self._table(partition, item.kind)
-        return evaluation.select(item, table, lambda key: self._record(table[key]))
+        table = self._get_table(partition, item.kind)
+        return evaluation.select(item, table, lambda key: self._read_record(table[key]))
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
         if not isinstance(effect, FindThreads):
             raise TypeError(f"not a request to an archive: {type(effect).__name__}")
-        held = (p for p, tables in self._tables.items() if any(tables.values()))
-        return evaluation.select_threads(effect, held)
+        non_empty = (p for p, tables in self._tables.items() if any(tables.values()))
+        return evaluation.select_threads(effect, non_empty)
 
     # Writing
 
     def _apply(self, partition: Partition, ops: Iterable[Op]) -> None:
-        if self._begun is None or self._begun[0] != partition:
-            self._begun = partition, self._size, self._sum.copy()
+        if self._last_partition is None or self._last_partition[0] != partition:
+            self._last_partition = partition, self._size, self._sum.copy()
         for op in ops:
             if isinstance(op, Put):
                 fields = _encode(op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
-                at = self._frame([_PUT, *_name(partition, op), fields, op.version, op.body])
-                row = _Row(at + _LENGTH.size, self._size - at - _LENGTH.size, op.version)
-                self._table(partition, op.kind)[op.key] = row
+                position = self._write_frame(
+                    [_PUT, *_encode_name(partition, op), fields, op.version, op.body]
+                )
+                row = _Row(position + _LENGTH.size, self._size - position - _LENGTH.size, op.version)
+                self._get_table(partition, op.kind)[op.key] = row
             elif isinstance(op, Delete):
-                self._frame([_DELETE, *_name(partition, op)])
-                self._table(partition, op.kind).pop(op.key, None)
+                self._write_frame([_DELETE, *_encode_name(partition, op)])
+                self._get_table(partition, op.kind).pop(op.key, None)
 
     def _roll_back(self, partition: Partition) -> None:
         """Cut off what was written of a thread, which has to be the last in the file."""
         if not any(self._tables.pop(partition, {}).values()):
             return
-        if self._begun is None or self._begun[0] != partition:
+        if self._last_partition is None or self._last_partition[0] != partition:
             raise TypeError("an archive drops only the thread that was written last")
-        _, self._size, self._sum = self._begun
-        self._begun = None
+        _, self._size, self._sum = self._last_partition
+        self._last_partition = None
         try:
             self._file.truncate(self._size)
         except OSError as error:
             raise _unwritable_error(self._path, error) from error
 
-    def _frame(self, frame: list[Any]) -> int:
+    def _write_frame(self, frame: list[Any]) -> int:
         """Append a frame and return its position."""
-        at = self._size
+        position = self._size
         data = ormsgpack.packb(frame)
         self._write(_LENGTH.pack(len(data)) + data)
-        return at
+        return position
 
     def _write(self, data: bytes) -> None:
         try:
@@ -370,11 +374,11 @@ class Archive:
         self._size += len(data)
 
 
-def _name(partition: Partition, op: Op) -> list[Any]:
-    return [_texts(partition), op.kind.name, _encode(op.kind.key, op.key)]
+def _encode_name(partition: Partition, op: Op) -> list[Any]:
+    return [_encode_texts(partition), op.kind.name, _encode(op.kind.key, op.key)]
 
 
-def _place(frame: list[Any]) -> list[Any]:
+def _decode_name(frame: list[Any]) -> list[Any]:
     """Return a frame with its partition, kind and key decoded."""
     names, kind_name, key, *rest = frame
     kind = _KINDS[kind_name]
@@ -382,12 +386,12 @@ def _place(frame: list[Any]) -> list[Any]:
     return [partition, kind, tuple(_decode(kind.key, key)), *rest]
 
 
-def _texts(values: Iterable[str]) -> list[bytes]:
+def _encode_texts(values: Iterable[str]) -> list[bytes]:
     return [value.encode("utf-8", "surrogatepass") for value in values]
 
 
 def _encode(columns: tuple[Column, ...], values: Iterable[Any]) -> list[Any]:
-    """Return values in a form that can be packed, with any Unicode in them."""
+    """Return values in a form that can be packed, even if they are not well-formed Unicode."""
     return [
         value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         for _, value in zip(columns, values, strict=True)
@@ -405,12 +409,16 @@ _TYPES: dict[str, type] = {"text": str, "integer": int, "bytes": bytes}
 
 
 def _is_sound(kind: Kind, fields: list[Any], version: Any, body: Any) -> bool:
-    """Return True if a frame holds a record as the kind declares it: the digest only proves that the file is
-    as its writer left it."""
-    return _fit(kind.fields, _decode(kind.fields, fields)) and type(version) is int and type(body) is bytes
+    """Return True if a frame holds a record as the kind declares it. The digest does not prove this, only
+    that the file is as its writer left it."""
+    return (
+        _have_types(kind.fields, _decode(kind.fields, fields))
+        and type(version) is int
+        and type(body) is bytes
+    )
 
 
-def _fit(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
+def _have_types(columns: tuple[Column, ...], values: Sequence[Any]) -> bool:
     return all(
         type(value) is _TYPES[column.kind] or (value is None and column.nullable)
         for column, value in zip(columns, values, strict=True)
@@ -423,8 +431,8 @@ def _name_file_beside(path: Path) -> Path:
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
     """Return True if a path leads to the very file that is open."""
-    mine, there = os.fstat(file.fileno()), os.lstat(path)
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    opened, found = os.fstat(file.fileno()), os.lstat(path)
+    return (opened.st_dev, opened.st_ino) == (found.st_dev, found.st_ino)
 
 
 def _unwritable_error(path: Path, error: OSError) -> Unavailable:

@@ -1,7 +1,7 @@
 """Wrapping keys in AWS KMS.
 
-boto3 finds the credentials of the process by itself. Only the keys that are named here are trusted: a key id
-that is stored in a database says which key was used, but is not trusted by itself.
+boto3 finds the credentials of the process by itself. Only the keys that ``AwsKms`` is given are trusted. A
+key id that is stored in a database says which key was used, but does not make that key a trusted one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONTEXT = {"perdure": "data keys"}
 """Encryption context of a wrapped key: it is needed to unwrap the key, and AWS logs it."""
 
 _NOT_THIS_KEY = frozenset(("IncorrectKeyException", "InvalidCiphertextException"))
-_GONE = {
+_UNUSABLE = {
     "NotFoundException": "does not exist",
     "DisabledException": "is disabled",
     "KMSInvalidStateException": "is to be deleted, or cannot be used in its state",
@@ -37,7 +37,7 @@ class AwsKms:
 
     Args:
         keys: The keys.
-        region: Their region; by default that of an ARN, or of the process.
+        region: Their region; by default that of the first key's ARN, else that of the process.
         endpoint: The URL of the service, if it is not AWS's own.
 
     Raises:
@@ -61,7 +61,7 @@ class AwsKms:
         """Return the provider that a setting such as ``aws-kms:alias/perdure?region=eu-central-1`` names.
 
         Raises:
-            BadSetting: It cannot be used.
+            BadSetting: The setting cannot be used.
         """
         names, _, query = text.removeprefix("aws-kms:").removeprefix("//").partition("?")
         parameters = dict(parse_qsl(query, keep_blank_values=True))
@@ -83,7 +83,7 @@ class AwsKms:
             self._call, "encrypt", KeyId=key, Plaintext=plain, EncryptionContext=_CONTEXT
         )
         if isinstance(answer, str):
-            raise KeyMissing(f"the key {key} of AWS KMS {_GONE.get(answer, answer)}")
+            raise KeyMissing(f"the key {key} of AWS KMS {_UNUSABLE.get(answer, answer)}")
         return answer["KeyId"], answer["CiphertextBlob"]
 
     async def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
@@ -91,18 +91,19 @@ class AwsKms:
         return await in_own_thread(self._unwrap, key_id, wrapped)
 
     def _unwrap(self, key_id: str, wrapped: bytes) -> bytes:
-        answers: dict[str, str] = {}
+        codes: dict[str, str] = {}
         for key in sorted(self._keys, key=lambda key: key != key_id):
             answer = self._call("decrypt", KeyId=key, CiphertextBlob=wrapped, EncryptionContext=_CONTEXT)
             if not isinstance(answer, str) and answer["KeyId"] == key_id:
                 plain: bytes = answer["Plaintext"]
                 return plain
             if isinstance(answer, str):
-                answers[key] = answer
+                codes[key] = answer
             else:
-                answers[key] = "IncorrectKeyException"
+                codes[key] = "IncorrectKeyException"
         states = (
-            f"{key} {_GONE.get(code, 'did not wrap it, or it was changed')}" for key, code in answers.items()
+            f"{key} {_UNUSABLE.get(code, 'did not wrap it, or it was changed')}"
+            for key, code in codes.items()
         )
         raise KeyMissing(
             f"none of the named keys of AWS KMS unwraps the database's key; name the one that wrapped it: "
@@ -113,7 +114,7 @@ class AwsKms:
         """Return the answer, or the code with which the service refused this key.
 
         Raises:
-            PerdureError: It failed otherwise.
+            PerdureError: The call failed for another reason.
         """
         from boto3.session import Session
         from botocore.config import Config
@@ -133,7 +134,7 @@ class AwsKms:
                 return answer
         except ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
-            if code in _NOT_THIS_KEY or code in _GONE:
+            if code in _NOT_THIS_KEY or code in _UNUSABLE:
                 return code
             raise Unavailable(
                 f"AWS KMS refused to {operation} with {parameters['KeyId']} ({code}); check the credentials, "

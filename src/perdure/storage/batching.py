@@ -3,13 +3,13 @@
 Each worker takes the pending requests and executes them as one group; a group is answered when all of it is
 done, each caller with its own answer or error. Callers block, or await from any event loop.
 
-For a server (``distant``) there are two waits more. A local file has one worker and neither of them.
+For a server (``distant``) there are two further waits. A local file has one worker and none of these waits.
 
-1. One write of a partition is under way at a time; what comes meanwhile waits. When a long round trip ends,
-   those writes wait a part of its duration longer: a loop that got its answer sends its next checkpoint now,
-   which then shares their trip.
-2. Near the server a trip is mostly work, which a fuller group shares: requests wait a little for the trip
-   under way to end before another worker starts.
+1. One write of a partition is under way at a time; later writes of the partition wait for its end. After a
+   long round trip they wait for a part of its duration more: a loop that now got its answer is about to send
+   its next checkpoint, which can share their round trip.
+2. Near the server a round trip is mostly work, which a larger group shares. So requests wait a little for the
+   round trip under way to end before another worker takes them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WAIT_S = 0.02
 
 
 class _Process:
-    """Counts the forks that led to this process; asking the system for its id at every call costs more."""
+    """Counts the forks that led to this process, as asking the system for its id at every call costs more."""
 
     def __init__(self) -> None:
         self.generation = 0
@@ -57,8 +57,8 @@ _process = _Process()
 class PendingRequest:
     """A request that a worker executes. The executor sets ``answer`` or ``error``.
 
-    ``then`` is to be read after a write, in the same round trip; the executor sets ``read`` if it was.
-    ``asked_at`` is the time (``time.monotonic``) since which its caller waits."""
+    ``then`` is a fetch to make after a write, in the same round trip; if the executor makes it, it sets the
+    answer as ``read``. ``asked_at`` is the time (``time.monotonic``) since which the caller waits."""
 
     effect: Effect[Any]
     answer: Any = None
@@ -73,7 +73,7 @@ class PendingRequest:
 
 def wait_at(distance_s: float) -> float:
     """Return the ``wait_s`` of a batcher whose shortest round trip takes ``distance_s`` seconds: near the
-    server a round trip is mostly work; over a network it is mostly latency, so nothing waits for one."""
+    server a round trip is mostly work; over a network it is mostly latency, so that waiting does not pay."""
     if distance_s < _NEAR_S:
         return _WAIT_S
     return 0.0
@@ -85,16 +85,16 @@ class Batcher:
     Args:
         execute: Gets a group of at most ``most`` requests and sets the answer or error of each; an exception
             that it raises becomes the error of all.
-        name: Used in errors and names of threads.
+        name: Used in errors.
         workers: The number of threads.
         most: Maximum number of requests of a group.
         distant: False for a local disk: one worker takes all pending requests and never waits for more.
-        moment: The part of a long round trip for which writes that had to wait for it are held, so that
-            later writes of theirs need no round trip of their own.
+        moment: The part of a long round trip's duration for which the writes that had to wait for it wait
+            longer, so that later writes of their partitions can share the next round trip.
 
     ``wait_s`` is the time in seconds for which requests wait for a worker that has just started, before
     another one takes them; a worker that has been under way for longer is not waited for. It may be set at
-    any time, when the distance to the server is known.
+    any time, e.g. once the distance to the server is known.
     """
 
     def __init__(
@@ -117,15 +117,15 @@ class Batcher:
         self._wait_s = 0.0
         # The start times of the workers that are under way, the latest last.
         self._begun: list[float] = []
-        # Since when requests wait that may start, and the deadline of the worker that waits to take them.
-        self._since = _NEVER
+        # The time since which a request that may be taken waits, and the deadline of the worker to take it.
+        self._waiting_since = _NEVER
         self._next_deadline = _NEVER
         self._generation = _process.generation
         self._queue: deque[PendingRequest] = deque()
         # The time until which further writes of a partition wait.
         self._held: dict[Partition, float] = {}
         self._lock = threading.RLock()
-        # The workers that wait, each by a condition of its own; the last of them has worked last.
+        # The workers that wait, each with a condition of its own; the last one worked most recently.
         self._idle: list[threading.Condition] = []
         self._closed = False
         self._threads = [
@@ -180,7 +180,7 @@ class Batcher:
 
     @property
     def is_inherited(self) -> bool:
-        """True if this is a forked child's copy of its parent's."""
+        """True if this is a forked child's copy of its parent's batcher."""
         return self._generation != _process.generation
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Batcher:
             thread.join()
 
     def _submit(self, job: PendingRequest) -> None:
-        # Before the lock: in a forked child it may be held for ever by a thread of the parent.
+        # Checked before locking: in a forked child a thread of the parent may hold the lock for ever.
         self.refuse_when_closed()
         with self._lock:
             self.refuse_when_closed()
@@ -203,19 +203,20 @@ class Batcher:
                 if self._held.get(job.effect.partition) == _UNDER_WAY:
                     self._queue.append(job)
                     return  # the worker that is under way with that partition releases it
-                # The writes that were held have been joined by this one.
+                # The held writes of the partition need not wait longer: this one has joined them.
                 self._held.pop(job.effect.partition, None)
             self._queue.append(job)
             if self._begun:
-                # Also if requests do not wait for a worker now: that may change before this is taken.
+                # Set even if requests need not wait for a worker now: ``wait_s`` may change before this is
+                # taken.
                 now = time.monotonic()
-                self._since = min(self._since, now)
+                self._waiting_since = min(self._waiting_since, now)
                 if self._is_waiting(now) and self._next_deadline <= self._find_wait_end():
                     return
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """Wake the worker that has worked last: its connection is open, and others may never need one."""
+        """Wake the worker that worked most recently: its connection is open; others may never need one."""
         if self._idle:
             self._idle.pop().notify()
 
@@ -224,16 +225,16 @@ class Batcher:
             self._wake_one()
 
     def _work(self) -> None:
-        woken = threading.Condition(self._lock)
+        condition = threading.Condition(self._lock)
         while True:
             with self._lock:
                 while not (group := self._take(now := time.monotonic())):
                     if self._closed and not self._queue:
                         return
-                    self._sleep(now, woken)
+                    self._sleep(now, condition)
                 started = time.monotonic()
                 self._begun.append(started)
-                if self._deadline(started) < self._next_deadline:
+                if self._find_deadline(started) < self._next_deadline:
                     self._wake_one()  # another worker has to wait for the deadline
             try:
                 self._execute(group)
@@ -254,13 +255,13 @@ class Batcher:
         if self._is_waiting(now) and not self._closed:
             return []
         group: list[PendingRequest] = []
-        waiting: list[PendingRequest] = []
+        postponed: list[PendingRequest] = []
         while self._queue and len(group) < self._most:
             job = self._queue.popleft()
-            held = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
-            (waiting if held else group).append(job)
-        self._queue.extendleft(reversed(waiting))
-        self._since = now if self._queue else _NEVER
+            must_wait = isinstance(job.effect, _WRITES) and self._held.get(job.effect.partition, 0.0) > now
+            (postponed if must_wait else group).append(job)
+        self._queue.extendleft(reversed(postponed))
+        self._waiting_since = now if self._queue else _NEVER
         self._held.update(dict.fromkeys(_find_written_partitions(group), _UNDER_WAY))
         return group
 
@@ -276,36 +277,38 @@ class Batcher:
             self._wake_all()
         elif self._queue:
             if self._begun:
-                self._since = min(self._since, time.monotonic())
+                self._waiting_since = min(self._waiting_since, time.monotonic())
             self._wake_one()
 
     def _find_wait_end(self) -> float:
-        """Return the time until which requests wait for a worker that is under way to end."""
-        return min(self._since, self._begun[-1]) + self._wait_s
+        """Return the end of the time for which requests wait for a worker that is under way."""
+        return min(self._waiting_since, self._begun[-1]) + self._wait_s
 
     def _is_waiting(self, now: float) -> bool:
         return bool(self._wait_s and self._begun) and now < self._find_wait_end()
 
-    def _deadline(self, now: float) -> float:
-        """Return the time at which a request may be taken without any notification, if none can be now."""
+    def _find_deadline(self, now: float) -> float:
+        """Return the time from which a worker may take a request without being woken, given that it can take
+        none now."""
         if self._is_waiting(now):
             if self._queue:
                 return self._find_wait_end()
             return _NEVER
         return min((until for until in self._held.values() if until != _UNDER_WAY), default=_NEVER)
 
-    def _sleep(self, now: float, woken: threading.Condition) -> None:
-        """Wait to be woken, or until the next deadline unless another worker waits for it. ``now`` has to
-        be the time at which nothing could be taken: by a later one its deadline might have passed unseen."""
-        deadline = self._deadline(now)
-        self._idle.append(woken)
+    def _sleep(self, now: float, condition: threading.Condition) -> None:
+        """Wait to be woken, or until the next deadline unless another worker waits for it. ``now`` has to be
+        the time at which nothing could be taken: after a later one, a deadline between both would be
+        missed."""
+        deadline = self._find_deadline(now)
+        self._idle.append(condition)
         if deadline >= self._next_deadline:
-            woken.wait()
+            condition.wait()
             return
         self._next_deadline = deadline
-        woken.wait(max(0.0, deadline - time.monotonic()))
-        if woken in self._idle:
-            self._idle.remove(woken)
+        condition.wait(max(0.0, deadline - time.monotonic()))
+        if condition in self._idle:
+            self._idle.remove(condition)
         if self._next_deadline == deadline:
             self._next_deadline = _NEVER
 
@@ -315,7 +318,7 @@ def _find_written_partitions(group: Iterable[PendingRequest]) -> set[Partition]:
 
 
 def _answer(group: Sequence[PendingRequest]) -> None:
-    """Wake every caller; those of one event loop together."""
+    """Answer every caller; the callers of one event loop are woken together."""
     loops: dict[asyncio.AbstractEventLoop, list[PendingRequest]] = {}
     for job in group:
         if job.future is not None:

@@ -32,24 +32,29 @@ FORMS = "aws-iam, azure, google, or module:function"
 
 
 def choose_source(
-    kind: str, own: dict[str, str], endpoint: Endpoint, password: Password | None, *, has_password: bool
+    kind: str,
+    parameters: dict[str, str],
+    endpoint: Endpoint,
+    password: Password | None,
+    *,
+    has_password: bool,
 ) -> PasswordSource | None:
     """Return the source of a URL's password, ``None`` if the URL itself has it, or none is needed.
 
     Args:
         kind: ``postgresql`` or ``redis``.
-        own: The URL's parameters.
-        endpoint: Whom the password is for.
+        parameters: The URL's parameters.
+        endpoint: The server and the user that the password is for.
         password: The password that the caller passed beside the URL.
         has_password: True if the URL has one.
 
     Raises:
-        BadUrl: A parameter, or their combination, cannot work.
+        BadUrl: A parameter cannot be used, alone or with the others.
         MissingExtra: The provider's library is not installed.
     """
-    named = own.get("credentials")
+    named = parameters.get("credentials")
     for parameter, meaning in (("region", "AWS"), ("cache", "ElastiCache")):
-        if parameter in own and named != "aws-iam":
+        if parameter in parameters and named != "aws-iam":
             raise BadUrl(f"{endpoint.shown}: {parameter}= is for {meaning}; it needs credentials=aws-iam")
     if password is not None and named is not None:
         raise BadUrl(f"{endpoint.shown}: both password= and credentials= are given; take one out")
@@ -63,26 +68,26 @@ def choose_source(
             raise BadUrl(f"{endpoint.shown}: credentials={named} needs the user's name in the URL")
         if not endpoint.host or "," in endpoint.host or endpoint.host.startswith("/"):
             raise BadUrl(f"{endpoint.shown}: credentials={named} needs one host in the URL")
-        provider, remedy = _BUILDERS[named](kind, own, endpoint)
+        provider, remedy = _BUILDERS[named](kind, parameters, endpoint)
         return PasswordSource(provider, named, endpoint, remedy)
     module, colon, name = named.partition(":")
     if not colon or not module or not name:
         raise BadUrl(f"{endpoint.shown}: credentials={named!r} is not known; use {FORMS}")
     try:
-        found: Any = import_module(module)
+        provided: Any = import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            provided = getattr(provided, part)
     except (ImportError, AttributeError) as error:
         raise BadUrl(
             f"{endpoint.shown}: credentials={named} cannot be imported ({error}); see that the module is on "
             "Python's path and has the function"
         ) from error
-    if isinstance(found, str) or not callable(getattr(found, "get_credentials", found)):
+    if isinstance(provided, str) or not callable(getattr(provided, "get_credentials", provided)):
         raise BadUrl(f"{endpoint.shown}: credentials={named} is not a function")
-    return source_of(found, endpoint)
+    return source_of(provided, endpoint)
 
 
-def _make_aws_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_aws_provider(kind: str, parameters: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         from botocore.auth import SigV4QueryAuth
         from botocore.awsrequest import AWSRequest
@@ -91,14 +96,14 @@ def _make_aws_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tu
         raise MissingExtra('credentials=aws-iam needs an extra: pip install "perdure[dynamodb]"') from error
     # One session: it renews the credentials of a role by itself.
     session: Any = Session()
-    region = own.get("region") or session.get_config_variable("region")
+    region = parameters.get("region") or session.get_config_variable("region")
     if not region:
         raise BadUrl(f"{endpoint.shown}: credentials=aws-iam needs a region: add region=, or set AWS_REGION")
     service = "rds-db" if kind == "postgresql" else "elasticache"
     if kind == "postgresql":
         host = f"{endpoint.host}:{endpoint.port}"
     else:
-        host = own.get("cache", "")
+        host = parameters.get("cache", "")
     if not host:
         raise BadUrl(
             f"{endpoint.shown}: credentials=aws-iam needs the name of the cache or replication group: add "
@@ -109,7 +114,7 @@ def _make_aws_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tu
         host = host.removeprefix("serverless:")
         query["ResourceType"] = "ServerlessCache"
 
-    def token() -> Answer:
+    def make_token() -> Answer:
         found = session.get_credentials()
         if found is None:
             raise LookupError("no credentials of AWS")
@@ -119,24 +124,27 @@ def _make_aws_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tu
         SigV4QueryAuth(found.get_frozen_credentials(), service, region, _AWS_LIFE_S).add_auth(request)
         return str(request.url).partition("://")[2], signed_at + _AWS_LIFE_S
 
-    return token, "see that the process has credentials of AWS (a role, a profile or AWS_ACCESS_KEY_ID)"
+    return make_token, "see that the process has credentials of AWS (a role, a profile or AWS_ACCESS_KEY_ID)"
 
 
-def _make_azure_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_azure_provider(kind: str, parameters: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         from azure.identity import DefaultAzureCredential
     except ImportError as error:
         raise MissingExtra('credentials=azure needs an extra: pip install "perdure[azure]"') from error
     credential: Any = DefaultAzureCredential()
 
-    def token() -> Answer:
+    def make_token() -> Answer:
         found = credential.get_token(_AZURE_SCOPES[kind])
         return found.token, float(found.expires_on)
 
-    return token, "see that the process has an identity of Microsoft Entra (managed, workload, or `az login`)"
+    return (
+        make_token,
+        "see that the process has an identity of Microsoft Entra (managed, workload, or `az login`)",
+    )
 
 
-def _make_google_provider(kind: str, own: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
+def _make_google_provider(kind: str, parameters: dict[str, str], endpoint: Endpoint) -> tuple[Provider, str]:
     try:
         import google.auth
         from google.auth.transport.requests import Request
@@ -144,16 +152,16 @@ def _make_google_provider(kind: str, own: dict[str, str], endpoint: Endpoint) ->
         raise MissingExtra('credentials=google needs an extra: pip install "perdure[google]"') from error
     default: Any = google.auth.default
     new_request: Any = Request
-    known: list[Any] = []
+    credentials: list[Any] = []
 
-    def token() -> Answer:
-        if not known:
-            known.append(default(scopes=[_GOOGLE_SCOPES[kind]])[0])
-        known[0].refresh(new_request())
-        end: datetime = known[0].expiry
-        return known[0].token, end.replace(tzinfo=UTC)
+    def make_token() -> Answer:
+        if not credentials:
+            credentials.append(default(scopes=[_GOOGLE_SCOPES[kind]])[0])
+        credentials[0].refresh(new_request())
+        end: datetime = credentials[0].expiry
+        return credentials[0].token, end.replace(tzinfo=UTC)
 
-    return token, (
+    return make_token, (
         "see that the process has credentials of Google (a service account, or "
         "`gcloud auth application-default login`)"
     )

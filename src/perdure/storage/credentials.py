@@ -1,9 +1,9 @@
-"""Passwords that are calls: the tokens of a cloud, renewed before they end, for all connections of a driver.
+"""Passwords that a function returns, e.g. tokens of a cloud; they are renewed before they end.
 
-A source asks its provider in a thread of its own, once for all that wait, so that neither an event loop nor a
-second connection waits for it. A token is renewed in the background when four fifths of its life are over. If
-the provider fails, the token at hand is used until it ends. A token that the server refuses is replaced at
-once, as the password may have been changed meanwhile. Tokens are in no error, log or ``repr``.
+A source calls its provider in an OS thread of its own, so that no event loop waits for it, and once for all
+connections of a driver. A token is renewed in the background when four fifths of its life are over. If the
+provider fails, the token at hand is used until it ends. A token that the server refuses is replaced at once,
+as the password may have been changed meanwhile. Tokens are in no error, log or ``repr``.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CredentialProvider(Protocol):
 
 
 Password = str | Callable[[], Answer | Awaitable[Answer]] | CredentialProvider
-"""A password, or what returns one."""
+"""A password, or a function or provider that returns one."""
 
-_CALLED_AGAIN_S = 600.0
+_RENEWED_AFTER_S = 600.0
 """Seconds after which a provider that names no end is called again."""
-_PART_OF_LIFE = 0.8
+_RENEWED_AT_PART = 0.8
 _REPLACED_AFTER_S = 0.2
 """Seconds between two calls for a token that the server refuses."""
 _ANSWER_S = 30.0
@@ -51,7 +51,7 @@ _chance = random.Random()  # noqa: S311 - jitter between processes
 
 
 class Endpoint(NamedTuple):
-    """Whom a token is for."""
+    """The server and the user that a token is for; ``shown`` names the database in errors."""
 
     shown: str
     host: str
@@ -96,7 +96,7 @@ class PasswordSource:
         provider: Returns a token. It is called in a thread of its own; what it returns may be awaited, in an
             event loop of its own.
         name: The provider's name, for errors.
-        endpoint: Whom the token is for.
+        endpoint: The server and the user that the token is for.
         remedy: The remedy if the provider fails.
     """
 
@@ -116,7 +116,7 @@ class PasswordSource:
         self._attempt: Future[None] | None = None
         self._error: Exception | None = None
         self._failures = 0
-        self._again_at = self._refused_at = -inf
+        self._not_before = self._refused_at = -inf
 
     def __repr__(self) -> str:
         return f"PasswordSource({self.name!r})"
@@ -125,7 +125,7 @@ class PasswordSource:
         """Return the token to sign in with, blocking until there is one; not for an event loop.
 
         Raises:
-            Unavailable: The provider had none within these seconds.
+            Unavailable: The provider returned no token within ``within_s`` seconds.
         """
         until = time.monotonic() + max(within_s, _PAUSES_S[0])
         while True:
@@ -133,26 +133,26 @@ class PasswordSource:
                 token, now = self._token, time.monotonic()
                 if token is not None and not token.is_over:
                     if now >= token.renew_at:
-                        self._begin(now)
+                        self._join_or_start_attempt(now)
                     return token
-                attempt, error, again_at = self._begin(now), self._error, self._again_at
+                attempt, error, not_before = self._join_or_start_attempt(now), self._error, self._not_before
             if attempt is not None:
-                # An attempt may take its time even where the server is waited for briefly.
+                # An attempt may take longer than ``within_s``, the time for which the server is waited for.
                 wait_for([attempt], _ANSWER_S)
                 if not attempt.done():
                     raise self._to_error(TimeoutError(), f"did not answer within {_ANSWER_S:.0f} seconds")
-            elif error is not None and again_at >= until:
+            elif error is not None and not_before >= until:
                 raise self._to_error(error)
             else:
-                time.sleep(max(0.0, again_at - now))
+                time.sleep(max(0.0, not_before - now))
 
     def peek(self) -> Token | None:
-        """Return the token to use from now on if it is at hand; one that is due is renewed in the
-        background. Never blocks."""
+        """Return the token to use from now on, ``None`` if none is at hand; a token that is due is renewed in
+        the background. Never blocks."""
         with self._lock:
             token, now = self._token, time.monotonic()
             if token is None or now >= token.renew_at:
-                self._begin(now)
+                self._join_or_start_attempt(now)
             if token is None or token.is_over:
                 return None
             return token
@@ -164,46 +164,49 @@ class PasswordSource:
             return PasswordState(self.name, self._failures, None if token is None else token.valid_until)
 
     def refuse(self, token: Token) -> None:
-        """Note that the server refused a token: the next connection gets another."""
+        """Note that the server refused a token, so that the next connection gets another one."""
         with self._lock:
             if self._token is token:
                 self._token = None
-                self._again_at = max(self._again_at, self._refused_at + _REPLACED_AFTER_S)
+                self._not_before = max(self._not_before, self._refused_at + _REPLACED_AFTER_S)
                 self._refused_at = time.monotonic()
 
     def refusal(self) -> str:
-        """Return in words that the server takes no token of this provider."""
+        """Return the text of the error that the server refused a token of this provider."""
         return (
             f"the server refused the password that {self.name} returned for user "
             f"{self.endpoint.user or '(none)'!r}; see that this user may sign in with it, and that the URL "
             "names the user, the host and the port that it is made for"
         )
 
-    def _begin(self, now: float) -> Future[None] | None:
-        """Return the attempt that is under way, begun if it may be; ``None`` in a pause after a failure."""
+    def _join_or_start_attempt(self, now: float) -> Future[None] | None:
+        """Return the attempt that is under way, or begin one; during a pause after a failure return
+        ``None``."""
         if self._attempt is not None:
             return self._attempt
-        if now < self._again_at:
+        if now < self._not_before:
             return None
         attempt = self._attempt = Future[None]()
-        threading.Thread(target=self._ask, args=(attempt,), name="perdure-password", daemon=True).start()
+        threading.Thread(
+            target=self._call_provider, args=(attempt,), name="perdure-password", daemon=True
+        ).start()
         return attempt
 
-    def _ask(self, attempt: Future[None]) -> None:
+    def _call_provider(self, attempt: Future[None]) -> None:
         token: Token | None = None
         failed: Exception | None = None
         try:
             token = _token_of(self._provider())
-        except Exception as error:  # of the provider, whatever it is
+        except Exception as error:  # any error of the provider
             failed = error
         with self._lock:
             self._attempt, self._error, now = None, failed, time.monotonic()
             if failed is None:
-                self._token, self._failures, self._again_at = token, 0, -inf
+                self._token, self._failures, self._not_before = token, 0, -inf
             else:
                 pause = _PAUSES_S[min(self._failures, len(_PAUSES_S) - 1)]
                 self._failures += 1
-                self._again_at = now + pause * (0.5 + _chance.random())
+                self._not_before = now + pause * (0.5 + _chance.random())
                 if self._token is not None:
                     _log.warning(
                         "%s: %s failed (%s); the password at hand is used until it ends",
@@ -225,10 +228,10 @@ class PasswordSource:
 
 
 def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource | None:
-    """Return the source for a password that is a call or a provider of redis-py; ``None`` for none.
+    """Return the source of a password; ``None`` if there is no password.
 
     Raises:
-        BadUrl: It is neither.
+        BadUrl: It is neither a text, nor a function, nor a provider of redis-py.
     """
     if password is None:
         return None
@@ -241,10 +244,12 @@ def source_of(password: Password | None, endpoint: Endpoint) -> PasswordSource |
             "arguments that returns one"
         )
     if hasattr(password, "__qualname__"):
-        named: Any = password
+        named_object: Any = password
     else:
-        named = type(password)
-    return PasswordSource(cast("Any", provider), f"{named.__module__}.{named.__qualname__}", endpoint)
+        named_object = type(password)
+    return PasswordSource(
+        cast("Any", provider), f"{named_object.__module__}.{named_object.__qualname__}", endpoint
+    )
 
 
 def _token_of(answer: Any) -> Token:
@@ -266,17 +271,17 @@ def _token_of(answer: Any) -> Token:
         raise TypeError("not a password: a text that is not empty is needed")
     now = time.monotonic()
     if end is None:
-        return Token(value, renew_at=now + _CALLED_AGAIN_S)
+        return Token(value, renew_at=now + _RENEWED_AFTER_S)
     if isinstance(end, datetime):
         if end.tzinfo is None:
             raise TypeError("the end of a password needs a time zone")
-        ends = end.timestamp()
+        end_s = end.timestamp()
     else:
-        ends = float(cast(float, end))
-    seconds = ends - time.time()
+        end_s = float(cast(float, end))
+    seconds = end_s - time.time()
     if not isfinite(seconds) or seconds <= 0:
         raise ValueError("the password has ended already")
-    return Token(value, now + seconds, now + seconds * _PART_OF_LIFE, round(ends * 1_000_000))
+    return Token(value, now + seconds, now + seconds * _RENEWED_AT_PART, round(end_s * 1_000_000))
 
 
 async def _await_answer(answer: Awaitable[Any]) -> Any:

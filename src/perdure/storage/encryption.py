@@ -65,8 +65,7 @@ OVERHEAD = _HEADER + 16
 
 @dataclass(frozen=True, slots=True)
 class SecretKey:
-    """A key of values, the id by which they name it, and the time at which it was created, in seconds since
-    1970."""
+    """A data key, the id by which sealed bodies name it, and its time of creation, in seconds since 1970."""
 
     id: bytes
     created_at: int
@@ -87,7 +86,7 @@ class DataKeys:
         return cls((), secrets.token_bytes(KEY_SIZE)).add_key(now)
 
     def add_key(self, now: int) -> DataKeys:
-        """Return them with a new key of values before the others."""
+        """Return these keys with a new data key before the others."""
         known = {each.id for each in self.secrets}
         key_id = secrets.token_bytes(_ID_SIZE)
         while key_id in known:
@@ -126,7 +125,7 @@ class Keyring:
 
         @lru_cache(maxsize=4096)
         def cipher(key_id: bytes, partition: Partition) -> AESGCM:
-            return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_place(partition))))
+            return AESGCM(derive(key_id, b"thread" + ormsgpack.packb(_encode_partition(partition))))
 
         self._cipher = cipher
 
@@ -140,14 +139,14 @@ class Keyring:
         return data_key in self._keys
 
     def look(self) -> None:
-        """Check for newer keys in the background, from time to time; here there are none."""
+        """Look for newer keys in the background, from time to time. A keyring that is not stored has none."""
 
     def learn(self, unknown: UnknownDataKey) -> None:
-        """Look for a key that is not known, blocking; here there is none, and ``unknown`` is raised."""
+        """Look for a key that is not known, blocking. A keyring that is not stored raises ``unknown``."""
         raise unknown
 
     async def alearn(self, unknown: UnknownDataKey) -> None:
-        """Read the keys again like ``learn``, without blocking the event loop."""
+        """Look for a key like ``learn``, without blocking the event loop."""
         raise unknown
 
     def close(self) -> None:
@@ -163,19 +162,19 @@ class Keyring:
     def open(self, partition: Partition, record: Record) -> Record:
         from cryptography.exceptions import InvalidTag
 
-        # A record that is not verified may hold anything.
+        # A driver may return a record that it did not verify, with anything as its body.
         body = cast(object, record.body)
-        where = _where(partition, record)
+        name = _describe(partition, record)
         if not isinstance(body, bytes):
-            raise DecryptionError(f"{where} is damaged: it holds no bytes; run `perdure fsck`")
+            raise DecryptionError(f"{name} is damaged: it holds no bytes; run `perdure fsck`")
         if not body.startswith(_MAGIC) or len(body) < OVERHEAD:
             raise DecryptionError(
-                f"{where} is stored in the clear although an encryption key is set; it was not used"
+                f"{name} is stored in the clear although an encryption key is set; it was not used"
             )
         key_id = body[len(_MAGIC) : len(_MAGIC) + _ID_SIZE]
         if key_id not in self._keys:
             raise UnknownDataKey(
-                f"{where} is encrypted with the data key {key_id.hex()}, which is not among those that this "
+                f"{name} is encrypted with the data key {key_id.hex()}, which is not among those that this "
                 f"process knows ({', '.join(each.hex() for each in self._keys)})",
                 key_id,
             )
@@ -186,14 +185,14 @@ class Keyring:
             )
         except InvalidTag as error:
             raise DecryptionError(
-                f"{where} was changed or moved since it was written; it was not used"
+                f"{name} was changed or moved since it was written; it was not used"
             ) from error
         return record._replace(body=clear)
 
 
 class EncryptedDriver(WrappingDriver):
-    """The layer between every database and its driver: refuses names that are not text, and seals bodies with
-    a keyring. Without one it passes bodies on, and refuses to read a sealed one."""
+    """The layer between every open database and its driver. It refuses malformed names, and seals bodies with
+    a keyring. Without one it stores bodies in the clear, and refuses to read a sealed one."""
 
     def __init__(self, inner: Driver, keyring: Keyring | None) -> None:
         super().__init__(inner)
@@ -221,7 +220,7 @@ class EncryptedDriver(WrappingDriver):
         except UnknownDataKey as unknown:
             if self._keyring is None:
                 raise
-            # Another process began to use it.
+            # Another process began to seal with a new data key.
             self._keyring.learn(unknown)
         return self._open_answer(effect, answer)
 
@@ -250,7 +249,7 @@ class EncryptedDriver(WrappingDriver):
         try:
             return outcome, None if answers is None else self._open_answer(fetch, answers)
         except PerdureError:
-            # A caller that reads it by itself gets the error.
+            # Without an answer the caller fetches by itself, and gets the error then.
             return outcome, None
 
     def _seal_request(self, effect: Effect[R]) -> Effect[R]:
@@ -281,26 +280,26 @@ class EncryptedDriver(WrappingDriver):
             return answer
         records = cast("tuple[tuple[Record, ...], ...]", answer)
         if self._keyring is None:
-            for found, item in zip(records, effect.items, strict=True):
+            for group, item in zip(records, effect.items, strict=True):
                 if item.kind in (CHECKPOINT, ITEM, DOCUMENT):
-                    _refuse_sealed(effect.partition, found)
+                    _refuse_sealed(effect.partition, group)
             return answer
         return cast(
             R,
             tuple(
-                tuple(self._open(effect.partition, record) for record in found)
+                tuple(self._open(effect.partition, record) for record in group)
                 if item.kind.body and getattr(item, "bodies", True)
-                else found
-                for found, item in zip(records, effect.items, strict=True)
+                else group
+                for group, item in zip(records, effect.items, strict=True)
             ),
         )
 
-    def _open_hit(self, found: IndexHit) -> IndexHit:
-        if found.record is None:
-            return found
+    def _open_hit(self, hit: IndexHit) -> IndexHit:
+        if hit.record is None:
+            return hit
         if self._keyring is None:
-            _refuse_sealed(found.partition, (found.record,))
-        return replace(found, record=self._open(found.partition, found.record))
+            _refuse_sealed(hit.partition, (hit.record,))
+        return replace(hit, record=self._open(hit.partition, hit.record))
 
     def _open(self, partition: Partition, record: Record) -> Record:
         if self._keyring is None:
@@ -312,26 +311,28 @@ def _refuse_sealed(partition: Partition, records: Collection[Record]) -> None:
     for record in records:
         body = cast(object, record.body)
         if isinstance(body, bytes) and body.startswith(_MAGIC):
-            raise KeyMissing(f"{_where(partition, record)} is encrypted; {REMEDY}")
+            raise KeyMissing(f"{_describe(partition, record)} is encrypted; {REMEDY}")
 
 
-def _where(partition: Partition, record: Record) -> str:
-    return f"{describe_partition(partition)}: {record.kind.name} {_name(record)}"
+def _describe(partition: Partition, record: Record) -> str:
+    return f"{describe_partition(partition)}: {record.kind.name} {_format_key(record)}"
 
 
 def _pack_context(partition: Partition, item: Put | Record) -> bytes:
     fields: list[Any] = [item.fields[c.name] for c in item.kind.fields if c.name != item.kind.grows]
-    return ormsgpack.packb([_place(partition), item.kind.name, _text(item.key), _text(fields)])
+    return ormsgpack.packb(
+        [_encode_partition(partition), item.kind.name, _encode_texts(item.key), _encode_texts(fields)]
+    )
 
 
-def _place(partition: Partition) -> list[Any]:
-    return _text(partition[:2] if partition.space == THREADS else partition)
+def _encode_partition(partition: Partition) -> list[Any]:
+    return _encode_texts(partition[:2] if partition.space == THREADS else partition)
 
 
-def _text(values: Collection[Any]) -> list[Any]:
+def _encode_texts(values: Collection[Any]) -> list[Any]:
     """Return values in a form that can be packed: text that is not well-formed Unicode as its bytes."""
     return [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
 
 
-def _name(record: Record) -> str:
+def _format_key(record: Record) -> str:
     return "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)

@@ -32,39 +32,39 @@ def select(item: Get | Range, keys: Collection[Key], read: Callable[[Key], Recor
     Args:
         item: The item.
         keys: The keys of the partition's records of the item's kind.
-        read: Returns the record of a key. It is called for those that are returned, or for all of the prefix
-            if a field orders them.
+        read: Returns the record of a key. It is called for the keys of the returned records only, or, if a
+            field orders them, for all keys of the prefix.
     """
     if isinstance(item, Get):
         return [read(item.key)] if item.key in keys else []
-    found = sorted(key for key in keys if key[: len(item.prefix)] == item.prefix)
+    matching = sorted(key for key in keys if key[: len(item.prefix)] == item.prefix)
     if item.by is not None:
-        records = order_by_field(item, map(read, found))
+        records = order_by_field(item, map(read, matching))
     else:
         after = item.after
         if after is not None:
-            found = [key for key in found if (key < after if item.reverse else key > after)]
+            matching = [key for key in matching if (key < after if item.reverse else key > after)]
         if item.reverse:
-            found.reverse()
-        records = list(map(read, found[: item.limit]))
+            matching.reverse()
+        records = list(map(read, matching[: item.limit]))
     return records if item.bodies else [record._replace(body=b"") for record in records]
 
 
 def order_by_field(item: Range, records: Iterable[Record]) -> list[Record]:
-    """Return those of the records that a range by a field asks for."""
+    """Return the records that a range by a field asks for, in its order."""
 
-    def place(record: Record) -> int:
+    def get_value(record: Record) -> int:
         number: int = record.fields[str(item.by)]
         return number
 
     after = item.after
     if after is not None:
-        records = [r for r in records if (place(r) < after if item.reverse else place(r) > after)]
-    return sorted(records, key=place, reverse=item.reverse)[: item.limit]
+        records = [r for r in records if (get_value(r) < after if item.reverse else get_value(r) > after)]
+    return sorted(records, key=get_value, reverse=item.reverse)[: item.limit]
 
 
 def select_threads(effect: FindThreads, partitions: Iterable[Partition]) -> tuple[IndexHit, ...]:
-    """Return those of the partitions, which hold something, that a search asks for."""
+    """Return the partitions that a search asks for. ``partitions`` are those that hold a record."""
     found = sorted(
         partition
         for partition in partitions

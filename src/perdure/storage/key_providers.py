@@ -1,5 +1,5 @@
 """Providers of the keys that wrap a database's data keys: the protocol, keys in a file or in memory, and
-calls with a limit of time.
+calls with a time limit.
 
 A provider is called when a database is opened and when its keys are rotated, never for a value. No key is in
 an error, a log or a ``repr``.
@@ -37,7 +37,7 @@ class KeyProvider(Protocol):
     """Wraps and unwraps keys with wrapping keys of its own, such as those of a key management service.
 
     A wrapped key is authenticated: one that was changed, or that was wrapped by another provider, is refused.
-    Each call has an event loop of its own, and 20 seconds.
+    Each call is made in an event loop of its own, and may take 20 seconds.
     """
 
     async def wrap(self, plain: bytes) -> tuple[str, bytes]:
@@ -61,7 +61,7 @@ class LocalKeys:
     """Wrapping keys in memory, used as RFC 3394 says: the first wraps, all unwrap.
 
     Raises:
-        ValueError: A key has not 32 bytes.
+        ValueError: A key does not have 32 bytes.
     """
 
     def __init__(self, keys: Collection[bytes]) -> None:
@@ -108,39 +108,39 @@ class FileKeys:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._once: LocalKeys | None = None
-        keys, is_kept = self._read()
-        if not is_kept:
-            self._once = keys
+        self._pipe_keys: LocalKeys | None = None
+        keys, is_rereadable = self._read()
+        if not is_rereadable:
+            self._pipe_keys = keys
 
     def __repr__(self) -> str:
         return f"FileKeys({str(self._path)!r})"
 
     async def wrap(self, plain: bytes) -> tuple[str, bytes]:
         """Return the id of the file's first key, and the key wrapped with it."""
-        return await self._keys().wrap(plain)
+        return await self._load_keys().wrap(plain)
 
     async def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         """Return the key that was wrapped."""
-        return await self._keys().unwrap(key_id, wrapped)
+        return await self._load_keys().unwrap(key_id, wrapped)
 
-    def _keys(self) -> LocalKeys:
-        if self._once is None:
+    def _load_keys(self) -> LocalKeys:
+        if self._pipe_keys is None:
             return self._read()[0]
-        return self._once
+        return self._pipe_keys
 
     def _read(self) -> tuple[LocalKeys, bool]:
         """Return the keys of the file, and whether it can be read again."""
         try:
             with self._path.open("rb") as file:
-                is_kept = stat.S_ISREG(self._path.stat().st_mode)
+                is_rereadable = stat.S_ISREG(self._path.stat().st_mode)
                 data = file.read(_FILE_MOST)
         except OSError as error:
             raise BadSetting(f"the key file {self._path} cannot be read: {error.strerror}") from error
         try:
             text = data.decode("ascii")
-            whole = bytes.fromhex(text)
-            keys = (whole,) if len(whole) == KEY_SIZE else tuple(map(bytes.fromhex, text.split()))
+            decoded = bytes.fromhex(text)
+            keys = (decoded,) if len(decoded) == KEY_SIZE else tuple(map(bytes.fromhex, text.split()))
         except (UnicodeDecodeError, ValueError):
             keys = (data,)
         if not keys or any(len(key) != KEY_SIZE for key in keys):
@@ -148,7 +148,7 @@ class FileKeys:
                 f"{self._path} holds no key: {KEY_SIZE} bytes, or {2 * KEY_SIZE} hex digits, are needed, or "
                 "a line of these for each key"
             )
-        return LocalKeys(keys), is_kept
+        return LocalKeys(keys), is_rereadable
 
 
 def require_cryptography() -> None:
@@ -164,7 +164,7 @@ def provider_of(key: EncryptionKey) -> KeyProvider:
 
     Raises:
         TypeError: It is neither a provider nor bytes.
-        ValueError: A key has not 32 bytes.
+        ValueError: A key does not have 32 bytes.
     """
     if isinstance(key, bytes):
         return LocalKeys((key,))
@@ -185,10 +185,10 @@ def open_provider(text: str, base: Path | None = None) -> KeyProvider:
 
     Args:
         text: The setting.
-        base: The folder at which the path of a file starts; the current one by default.
+        base: The folder to which the path of a file is relative; the current one by default.
 
     Raises:
-        BadSetting: There is none of this name.
+        BadSetting: There is no provider of this name.
         DecryptionError: The file contains no key.
         MissingExtra: A library that it needs is not installed.
     """
@@ -228,12 +228,13 @@ def open_provider(text: str, base: Path | None = None) -> KeyProvider:
 def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_threads: bool) -> T:
     """Return a provider's answer, blocking.
 
-    It is called in a thread of its own, whose event loop ends with it, so that neither a slow provider nor
-    one that blocks is waited for longer. Where no thread can be started it has to answer at once.
+    The provider is called in an OS thread of its own, with an event loop of its own, so that the call ends
+    after ``within_s`` seconds even if the provider blocks. Where no OS thread can be started, the provider
+    has to answer at once.
 
     Raises:
-        TimeoutError: It did not answer within these seconds.
-        Exception: Whatever it raises.
+        TimeoutError: The provider did not answer within ``within_s`` seconds.
+        Exception: Any error of the provider.
     """
     if not has_threads:
         return _answer_at_once(call())
@@ -241,7 +242,7 @@ def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_thre
 
     def work() -> None:
         try:
-            answer.set_result(asyncio.run(_within(call(), within_s)))
+            answer.set_result(asyncio.run(_await_within(call(), within_s)))
         except BaseException as error:  # it is raised where the answer is waited for
             answer.set_exception(error)
 
@@ -249,7 +250,7 @@ def ask(call: Callable[[], Coroutine[Any, Any, T]], within_s: float, *, has_thre
     return answer.result(within_s + 1.0)
 
 
-async def _within(answer: Coroutine[Any, Any, T], seconds: float) -> T:
+async def _await_within(answer: Coroutine[Any, Any, T], seconds: float) -> T:
     return await asyncio.wait_for(answer, seconds)
 
 

@@ -11,9 +11,9 @@ from perdure.model.records import KINDS, SPACES, Kind, Partition, Record
 from perdure.storage.encryption import data_key_of
 from perdure.storage.port import Driver
 
-_PARTITIONS = 1000
-_BODIES = 100
-"""Records of one range that a request asks for, each with its body."""
+_PARTITIONS_AT_ONCE = 1000
+_BODIES_AT_ONCE = 100
+"""Maximum number of records of one kind in an answer, each with its body."""
 
 _WITH_BODIES = tuple(kind for kind in KINDS if kind.body)
 
@@ -23,34 +23,36 @@ def count_by_data_key(driver: Driver) -> Counter[str]:
     Reads the whole database, blocking.
 
     Args:
-        driver: The database, as it stores values.
+        driver: The driver of the database, without the layer that decrypts.
     """
     counts: Counter[str] = Counter()
     for space in SPACES:
-        for partition in _partitions(driver, space):
-            for record in _records(driver, partition):
-                found = data_key_of(record.body)
-                counts["" if found is None else found.hex()] += 1
+        for partition in _list_partitions(driver, space):
+            for record in _list_records(driver, partition):
+                data_key = data_key_of(record.body)
+                counts["" if data_key is None else data_key.hex()] += 1
     return counts
 
 
-def _partitions(driver: Driver, space: str) -> Iterator[Partition]:
+def _list_partitions(driver: Driver, space: str) -> Iterator[Partition]:
     after: Partition | None = None
     while True:
-        found = driver.perform(FindThreads(None, after=after, limit=_PARTITIONS, space=space))
-        yield from (hit.partition for hit in found)
-        if len(found) < _PARTITIONS:
+        hits = driver.perform(FindThreads(None, after=after, limit=_PARTITIONS_AT_ONCE, space=space))
+        yield from (hit.partition for hit in hits)
+        if len(hits) < _PARTITIONS_AT_ONCE:
             return
-        after = found[-1].partition
+        after = hits[-1].partition
 
 
-def _records(driver: Driver, partition: Partition) -> Iterator[Record]:
+def _list_records(driver: Driver, partition: Partition) -> Iterator[Record]:
     after: dict[Kind, Any] = dict.fromkeys(_WITH_BODIES)
     while after:
-        ranges = tuple(Range(kind, after=last, limit=_BODIES, verify=False) for kind, last in after.items())
+        ranges = tuple(
+            Range(kind, after=last, limit=_BODIES_AT_ONCE, verify=False) for kind, last in after.items()
+        )
         following: dict[Kind, Any] = {}
         for kind, records in zip(after, driver.perform(Fetch(partition, ranges)), strict=True):
             yield from records
-            if len(records) == _BODIES:
+            if len(records) == _BODIES_AT_ONCE:
                 following[kind] = records[-1].key
         after = following

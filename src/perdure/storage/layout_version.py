@@ -21,8 +21,8 @@ def name_release() -> str:
 
 
 def first_version(steps: Mapping[int, object], present: int) -> int:
-    """Return the first version from which the steps, one for each version that they lead to, lead to the
-    present one."""
+    """Return the oldest version from which the steps lead to the present one. ``steps`` names each step by
+    the version that it leads to."""
     return min(steps, default=present + 1) - 1
 
 
@@ -39,7 +39,7 @@ def other_version_error(name: str, found: int, first: int, present: int, command
     Args:
         name: The database's name for errors.
         found: Its version.
-        first: The first version from which the steps lead to the present one.
+        first: The oldest version from which the steps lead to the present one.
         present: This release's version.
         command: The command that migrates the database.
     """
@@ -48,8 +48,8 @@ def other_version_error(name: str, found: int, first: int, present: int, command
         return MigrationRequired(f"{what}, {name_release()} knows {present}; upgrade perdure")
     if found < first:
         if first == present:
-            reads = f"{present} only"
+            readable = f"{present} only"
         else:
-            reads = f"{first} to {present}"
-        return MigrationRequired(f"{what}, {name_release()} reads {reads}. {EXPORT_AND_IMPORT}")
+            readable = f"{first} to {present}"
+        return MigrationRequired(f"{what}, {name_release()} reads {readable}. {EXPORT_AND_IMPORT}")
     return MigrationRequired(f"{what}, not {present}; run `{command}`, or connect with migrate=True")

@@ -40,8 +40,8 @@ Table = dict[Key, Record]
 class MemoryDriver:
     """One dict for each partition and kind, behind one lock.
 
-    It finds by no index that is optional (``"listed"``, ``"items"``, ``"nearest"``): what reads threads and
-    items one by one in their place is tested on this driver.
+    It has none of the optional indexes (``"listed"``, ``"items"``, ``"nearest"``), so that the code which
+    reads threads and items one by one instead is tested on this driver.
     """
 
     capabilities = Capabilities(is_kept=False, is_local=True, keeps_fields=True, statements="memory://")
@@ -51,7 +51,7 @@ class MemoryDriver:
         self._partitions: dict[Partition, dict[str, Table]] = {}
         self._lock = RLock()
         self._closed = False
-        # The time advances evenly from here, although the host's clock is set.
+        # From here on the time advances evenly, even if the host's clock is set.
         self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
 
     def perform(self, effect: Effect[R]) -> R:
@@ -87,21 +87,21 @@ class MemoryDriver:
 
     def _drop(self, effect: Drop) -> Committed | Refused:
         for check in effect.checks:
-            if not evaluation.holds(check, self._table(effect.partition, check.kind).get(check.key)):
+            if not evaluation.holds(check, self._get_table(effect.partition, check.kind).get(check.key)):
                 return Refused(check.kind, check.key)
         self._partitions.pop(effect.partition, None)
         return Committed()
 
-    def _table(self, partition: Partition, kind: Kind) -> Table:
+    def _get_table(self, partition: Partition, kind: Kind) -> Table:
         return self._partitions.get(partition, {}).get(kind.name, {})
 
     def _read(self, partition: Partition, item: Get | Range) -> tuple[Record, ...]:
-        table = self._table(partition, item.kind)
+        table = self._get_table(partition, item.kind)
         return tuple(evaluation.select(item, table, table.__getitem__))
 
     def _commit(self, partition: Partition, ops: tuple[Op, ...]) -> Committed | Refused:
         for op in ops:
-            if not evaluation.holds(op, self._table(partition, op.kind).get(op.key)):
+            if not evaluation.holds(op, self._get_table(partition, op.kind).get(op.key)):
                 return Refused(op.kind, op.key)
         self._write(partition, ops)
         return Committed()
@@ -114,17 +114,17 @@ class MemoryDriver:
                 table.pop(op.key, None)
             elif isinstance(op, Put):
                 fields = dict(op.fields)
-                before = table.get(op.key)
-                if op.kind.grows is not None and before is not None:
-                    fields[op.kind.grows] = max(fields[op.kind.grows], before.fields[op.kind.grows])
-                if op.keep is not None and before is not None and not _is_over(before, fields[op.keep]):
-                    fields[op.keep] = before.fields[op.keep]
+                stored = table.get(op.key)
+                if op.kind.grows is not None and stored is not None:
+                    fields[op.kind.grows] = max(fields[op.kind.grows], stored.fields[op.kind.grows])
+                if op.keep is not None and stored is not None and not _has_expired(stored, fields[op.keep]):
+                    fields[op.keep] = stored.fields[op.keep]
                 table[op.key] = Record(op.kind, op.key, fields, op.version, op.body)
 
     def _find(self, effect: Find) -> Iterable[IndexHit]:
         if isinstance(effect, FindThreads):
-            held = (p for p, tables in self._partitions.items() if any(tables.values()))
-            return evaluation.select_threads(effect, held)
+            non_empty = (p for p, tables in self._partitions.items() if any(tables.values()))
+            return evaluation.select_threads(effect, non_empty)
         partitions = sorted(
             p for p in self._partitions if effect.tenant in (None, p.tenant) and p != RESERVED
         )
@@ -133,7 +133,7 @@ class MemoryDriver:
         low, high = effect.span
         out: list[tuple[Any, IndexHit]] = []
         for partition in partitions:
-            for record in self._table(partition, effect.kind).values():
+            for record in self._get_table(partition, effect.kind).values():
                 value = record.fields[effect.kind.index or ""]
                 if value is not None and value <= high and (low is None or value >= low):
                     hint = Record(record.kind, record.key, record.fields)
@@ -142,13 +142,13 @@ class MemoryDriver:
         return [hit for _, hit in out[: effect.limit]]
 
 
-def _is_over(record: Record, now: int) -> bool:
-    """Return True if a record of a kind that expires has expired."""
+def _has_expired(record: Record, now: int) -> bool:
+    """Return True if a record has expired. Records of kinds that do not expire never have."""
     if record.kind.expires and record.kind.index:
-        until = record.fields[record.kind.index]
+        expires_at = record.fields[record.kind.index]
     else:
-        until = None
-    return until is not None and until <= now
+        expires_at = None
+    return expires_at is not None and expires_at <= now
 
 
 def open_driver(url: str) -> MemoryDriver:

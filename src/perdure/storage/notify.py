@@ -1,11 +1,12 @@
 """Notifications between processes by way of a server: hints that may be lost, no guarantees.
 
-A notifier has one thread, which owns its connections and is started by the first notification or listener.
+A notifier has one OS thread, which owns its connections and is started by the first notification or listener.
 Senders never wait for it. Words that are sent closely together share a statement, a word that is pending
 already is not repeated, and while the server is unavailable words are dropped. A notifier with listeners
-sends a word to itself from time to time. Behind a pooler that shares its sessions it would not receive it,
-and logs a warning. The others with listeners receive that word, too, and answer the first one with their own,
-so each knows whether there are others. As long as there are none, words do not leave the process.
+sends itself a word, its echo, from time to time. If it does not receive the echo, e.g. behind a pooler that
+shares its sessions, it logs a warning. Other notifiers with listeners receive the echo, too, and answer the
+first one with their own. So each knows whether there are others. As long as there are none, words do not
+leave the process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ECHO = "echo:"
 _ECHO_WITHIN_S = 5.0
 _ECHO_EVERY_S = 60.0
 _ANSWERED_WITHIN_S = 2.0
-"""Seconds after which those that listen, too, have answered an echo."""
+"""Seconds after which other notifiers with listeners have answered an echo."""
 _GONE_AFTER_S = 150.0
 """Seconds without an echo of another notifier after which it is taken to have ended."""
 _IDLE_S = 60.0
@@ -93,33 +94,33 @@ class ServerNotifier:
         self._echo_due_at = _NEVER
         self._is_echo_heard = False
         self._others: dict[str, float] = {}
-        self._is_greeted = False
-        self._is_known = False
+        self._must_answer = False
+        self._has_sent_echo = False
         self._may_have_others_until = 0.0
 
     def notify(self, words: Collection[str]) -> None:
-        """Notify all listeners, soon and perhaps never. Words are short and have no spaces."""
-        # Before the lock: in a forked child it may be held for ever by a thread of the parent.
+        """Send words to all listeners; they may arrive soon or be lost. Words are short, without spaces."""
+        # Checked before locking: in a forked child a thread of the parent may hold the lock for ever.
         if self._is_unusable or not words:
             return
         with self._lock:
-            is_known = bool(self._words) and self._thread is not None
+            is_woken = bool(self._words) and self._thread is not None
             if len(self._words) < _WORDS_MOST:
                 self._words.update(dict.fromkeys(words))
-            if not is_known:
+            if not is_woken:
                 self._start_or_wake()
 
-    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``heard``, in the notifier's thread, for every word that is sent, here or elsewhere.
+    def listen(self, on_word: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``on_word``, in the notifier's thread, for every word that this or another process sends.
 
         Returns:
-            A function that ends this; a word that is being delivered then may still arrive.
+            A function that ends this; a word that is just being delivered may still arrive after its call.
         """
         if self._is_unusable:
             return lambda: None
         key = object()
         with self._lock:
-            self._listeners[key] = heard
+            self._listeners[key] = on_word
             self._start_or_wake()
 
         def stop() -> None:
@@ -160,7 +161,7 @@ class ServerNotifier:
                 with suppress(BlockingIOError):
                     self._wake_sender.send(b"!")
         except (OSError, RuntimeError) as error:
-            # No file or thread is available; the sender has other work, which must not fail for that.
+            # No file or OS thread is available. The sender's own work must not fail because of that.
             _LOG.warning("%s: no notification could be sent (%s)", self._name, type(error).__name__)
 
     # The thread
@@ -197,9 +198,9 @@ class ServerNotifier:
         free_at = time.monotonic()
         self._echo_due_at = _NEVER
         self._is_echo_heard = False
-        # A process that knows this one from an earlier connection does not answer it, but sends an echo of
-        # its own soon.
-        if self._is_known:
+        # A notifier that received this one's echo before does not answer it, so that its next regular echo
+        # has to be waited for.
+        if self._has_sent_echo:
             answered_s = _ECHO_EVERY_S + _ECHO_WITHIN_S
         else:
             answered_s = _ANSWERED_WITHIN_S
@@ -212,8 +213,8 @@ class ServerNotifier:
             echo_at = free_at
         while listens or not self._listeners:
             now = time.monotonic()
-            if now >= echo_at or self._is_greeted:
-                self._is_greeted = False
+            if now >= echo_at or self._must_answer:
+                self._must_answer = False
                 echo_at, self._echo_due_at = now + _ECHO_EVERY_S, now + _ECHO_WITHIN_S
                 with self._lock:
                     self._words[self._echo] = None
@@ -251,7 +252,7 @@ class ServerNotifier:
             sent = {word: None for word in sent if word == self._echo}
             if not sent:
                 return
-        self._is_known = self._is_known or self._echo in sent
+        self._has_sent_echo = self._has_sent_echo or self._echo in sent
         try:
             self._wire.send(" ".join(sent))
         except Exception:
@@ -280,12 +281,12 @@ class ServerNotifier:
                 else:  # another notifier listens, which may not know this one yet
                     now = time.monotonic()
                     self._others = {name: until for name, until in self._others.items() if until > now}
-                    self._is_greeted = self._is_greeted or word not in self._others
+                    self._must_answer = self._must_answer or word not in self._others
                     self._others[word] = self._may_have_others_until = now + _GONE_AFTER_S
                 continue
-            for heard in list(self._listeners.values()):
+            for listener in list(self._listeners.values()):
                 try:
-                    heard(word)
+                    listener(word)
                 except Exception:
                     _LOG.exception("%s: a listener failed; the others are notified", self._name)
 
@@ -300,7 +301,7 @@ class ServerNotifier:
         self._is_echo_missing = True
 
     def _note_failure(self, error: Exception) -> None:
-        """Record that a connection failed, and pause before the next one."""
+        """Record that a connection failed, close it, and pause before the next one."""
         self._failures += 1
         if self._failures == 2:
             _LOG.warning(

@@ -1,4 +1,4 @@
-"""Limits for how long callers wait for a server that is unavailable: together, not one after the other.
+"""Limits how long callers wait for an unavailable server: all of them together, not one after another.
 
 A server is unavailable if it refuses connections, and also if it accepts them but does not answer, as a
 paused one. The same patience applies to both.
@@ -13,24 +13,25 @@ from math import inf
 from perdure.errors import BadUrl
 
 PATIENCE_S = 5.0
-"""Seconds for which a server is waited for, where its URL does not say."""
+"""Seconds for which a server is waited for, unless its URL names another number."""
 
-_ONE_FAILURE_S = 0.5
+_FAILURE_COUNTS_S = 0.5
 _LONGEST_S = 3600
 _LEAST_SILENCE_S = 2.0
 
 
 class Outage:
-    """Knowledge that the connections of a driver share of a server that is unavailable.
+    """The state of an unavailable server, shared by the connections of a driver.
 
-    It is waited for from the first failed attempt on, for ``patience_s`` seconds in all; once they are over,
-    calls make one attempt. A failure counts for all calls of the next half second. Without an attempt for as
-    long as the patience, the next failure begins another outage.
+    The server is waited for from the first failed attempt on, for ``patience_s`` seconds in all. After them a
+    call makes one attempt only, and its failure counts for all calls of the next half second, which make
+    none. If an attempt begins later than the patience after the last failure, its failure begins another
+    outage.
     """
 
     def __init__(self, patience_s: float) -> None:
         self.patience_s = patience_s
-        self._since = self._seen = -inf
+        self._began_at = self._failed_at = -inf
         self._error: Exception | None = None
 
     @property
@@ -42,19 +43,20 @@ class Outage:
     def note(self, error: Exception, began: float) -> float:
         """Note a failed attempt that began at ``began``; return the time until which the server is waited
         for. Both are by ``time.monotonic``."""
-        if self._error is None or began - self._seen > max(self.patience_s, _ONE_FAILURE_S):
-            self._since = began
-        self._seen, self._error = time.monotonic(), error
-        return self._since + self.patience_s
+        if self._error is None or began - self._failed_at > max(self.patience_s, _FAILURE_COUNTS_S):
+            self._began_at = began
+        self._failed_at, self._error = time.monotonic(), error
+        return self._began_at + self.patience_s
 
     def end(self) -> None:
         """Note that the server was reached."""
         self._error = None
 
     def verdict(self) -> Exception | None:
-        """Return the reason if the server was not reached a moment ago, and is not waited for any longer."""
+        """Return the last failure if it counts for a call that is made now: the patience is over, and an
+        attempt failed less than half a second ago."""
         now = time.monotonic()
-        is_over = now > self._since + self.patience_s and now - self._seen < _ONE_FAILURE_S
+        is_over = now > self._began_at + self.patience_s and now - self._failed_at < _FAILURE_COUNTS_S
         if is_over:
             return self._error
         return None

@@ -1,7 +1,7 @@
-"""Threads for Perdure's own work beside an event loop.
+"""OS threads for Perdure's own work beside an event loop.
 
 The loop's default executor calls the nodes of graphs that are plain functions. They may occupy all of its
-threads for as long as a model takes to answer, and what waits for a node must not hold up what does not.
+threads for as long as a model takes to answer. Perdure's own work must not wait for them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST = 16
+_THREADS_MOST = 16
 
-_pool = ThreadPoolExecutor(_MOST, thread_name_prefix="perdure-own")
+_pool = ThreadPoolExecutor(_THREADS_MOST, thread_name_prefix="perdure-own")
 
 
 def _renew() -> None:
-    """Begin anew in a forked process, which has none of the threads."""
+    """Replace the pool in a forked process, in which the threads of the parent's pool do not exist."""
     global _pool
-    _pool = ThreadPoolExecutor(_MOST, thread_name_prefix="perdure-own")
+    _pool = ThreadPoolExecutor(_THREADS_MOST, thread_name_prefix="perdure-own")
 
 
 if sys.platform != "win32":
@@ -34,6 +34,6 @@ if sys.platform != "win32":
 
 
 async def in_own_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function in a thread, in a copy of the context, and return its result."""
+    """Call a function in an OS thread of the pool, in a copy of the context, and return its result."""
     call = partial(copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_pool, call)

@@ -23,7 +23,7 @@ R = TypeVar("R")
 class CommitLimits:
     """The limits of one commit: ``ops`` operations and ``bytes`` of bodies.
 
-    One body may take all of ``bytes``: a driver divides what its database does not hold in one value.
+    One body may have all of these bytes: a driver divides a body that does not fit one value of its database.
     """
 
     ops: int
@@ -31,17 +31,18 @@ class CommitLimits:
 
 
 class Notifier(Protocol):
-    """Notifications between processes on one database, on backends that have them. They are hints: their
-    receivers read the database, and processes that miss one poll it a little later."""
+    """Notifications between processes on one database, on backends that have them. They are only hints: a
+    process that receives one reads the database, and one that misses it finds the same by polling, later."""
 
     def notify(self, words: Collection[str]) -> None:
-        """Notify all listeners, soon and perhaps never. Words are short and have no spaces. Never blocks and
-        never raises."""
+        """Send words to all listeners; they may arrive soon or be lost. Words are short and have no spaces.
+        Never blocks and never raises."""
         ...
 
-    def listen(self, heard: Callable[[str], None]) -> Callable[[], None]:
-        """Call ``heard``, in a thread of the driver, for every word that is sent on this database, here or
-        elsewhere, until the returned function is called. While the server is unavailable words are lost."""
+    def listen(self, on_word: Callable[[str], None]) -> Callable[[], None]:
+        """Call ``on_word``, in an OS thread of the driver, for every word that this or another process sends
+        on this database, until the returned function is called. While the server is unavailable, words are
+        lost."""
         ...
 
 
@@ -60,8 +61,8 @@ class ComparesVectors(Protocol):
         ...
 
     def prepare(self, dims: int) -> int:
-        """Bring what is derived from the entries of the search index up to date, and create the index for
-        vectors of a length; return the number of items that were made again."""
+        """Create the index for vectors of a length, and update the rows that are derived from the entries of
+        the search index; return the number of items whose rows were made again."""
         ...
 
 
@@ -69,13 +70,13 @@ class Examines(Protocol):
     """A backend's check of its own storage."""
 
     def examine(self, partition: Partition | None) -> list[str]:
-        """Return the damage that is found by reading all of a partition, or, with ``None``, of the database
-        as a whole."""
+        """Read all of a partition and return the damage that is found; with ``None``, check the database as a
+        whole instead."""
         ...
 
     def trust(self, partition: Partition) -> bool:
-        """Accept the records of a partition as the latest ones from now on; return True if the backend knew
-        that they were not. Nothing is changed if a record is itself damaged."""
+        """Accept the present records of a partition as the latest ones from now on; return True if the
+        backend had found that they were not the latest. Nothing is changed if a record is itself damaged."""
         ...
 
 
@@ -94,14 +95,15 @@ class MakesStatements(Protocol):
 
         Raises:
             TypeError: The value of a parameter has a type that the database does not take.
-            ValueError: The parameters are not those of the text, or the text begins no statement that may
-                stand in a transaction.
+            ValueError: The parameters are not those of the text, or the text does not begin as a statement
+                that may stand in a transaction.
         """
         ...
 
 
 NOT_LATEST = "records are missing, or are not the ones that were written last"
-"""The finding of ``examine`` for a partition whose records are sound one by one; ``trust`` ends it."""
+"""The finding of ``examine`` for a partition whose records are each sound, but not the latest; after
+``trust`` it is not reported any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,25 +114,26 @@ class Capabilities:
         has_listing: it keeps a listing of threads, which ``FindListed`` reads.
         searches_items: it orders and searches the store's items itself, by ``FindItems``.
         keeps_fields: it takes puts with ``keep``, so that their writer has to read nothing first.
-        removes_expired: a service removes expired items of the store by itself, so that their entries in the
-            search index are left for a search to remove.
+        removes_expired: the database removes expired items of the store by itself, but not their entries in
+            the search index: a search has to remove these.
         reads_heads_first: it reads a thread's latest checkpoint, the writes on it and the thread's chunks by
             fewer requests once that checkpoint's id is known.
         reads_with_commits: ``acommit_and_fetch`` reads in the round trip of the commit, so that a refused
             commit costs no more than a read.
-        is_local: it reads in this process, so that several reads at once end no sooner than one by one.
+        is_local: it reads in this process, so that concurrent reads are no faster than reads one by one.
         is_kept: its data outlives the process.
         is_read_only: it refuses every write.
-        is_archive: it is a file without workers, so that nothing wakes the threads in it that wait.
+        is_archive: it is a file that no worker serves, so that nothing wakes the waiting threads in it.
         has_threads: False in a process that cannot start threads, as in a Worker of Cloudflare.
         bell: notifications between the processes on the database.
-        vectors: comparison of vectors; a reason if they are compared in this process, or ``None``.
+        vectors: comparison of vectors by the backend. If they are compared in this process instead: the
+            reason, or ``None`` if there is none to name.
         examiner: the backend's check of its own storage.
-        statements: statements on the application's own tables, which its commits execute; for a database
-            whose commits cannot, its name.
+        statements: statements on the application's own tables, which its commits execute; if its commits
+            cannot do this, the name of the database.
         count_bytes: returns the size of the database in bytes, with indexes and free space, blocking, but
-            without reading the data; ``None`` if the backend cannot tell that.
-        password: the source of the password, if that is a call.
+            without reading the data; ``None`` if the backend cannot tell the size.
+        password: the source of the password, if a function or a provider returns it.
     """
 
     has_listing: bool = False
@@ -158,14 +161,14 @@ class Capabilities:
         return self.vectors.dims_max
 
     def vector_method(self, dims: int) -> str:
-        """Return in words how vectors of a length are compared, or why not by the driver."""
+        """Return in words how vectors of a length are compared, and if not by the driver, why."""
         if self.vectors is None or isinstance(self.vectors, str):
             return ", ".join(filter(None, ("in this process", self.vectors)))
         return self.vectors.method(dims)
 
 
 class Driver(Protocol):
-    """A backend. Calls may come from many threads and event loops at once."""
+    """A backend. Calls may come from many OS threads and event loops at once."""
 
     @property
     def limits(self) -> CommitLimits: ...
@@ -174,7 +177,7 @@ class Driver(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     def perform(self, effect: Effect[R]) -> R:
-        """Perform one request and block until it is answered; a commit is durable then."""
+        """Perform one request and block until it is answered; an answered commit is durable."""
         ...
 
     async def aperform(self, effect: Effect[R]) -> R:
@@ -207,8 +210,9 @@ async def acommit_and_fetch(
     """Commit, and read afterwards in the same round trip where a driver can.
 
     Returns:
-        The outcome, and the answer to ``fetch`` from after the commit, also if that was refused; ``None`` if
-        it was not read. Errors of the commit are raised as by a commit alone.
+        The outcome, and the answer to ``fetch`` as of after the commit, even if the commit was refused; in
+        place of the answer ``None`` if nothing was read. Errors of the commit are raised as by a commit
+        alone.
     """
     if isinstance(driver, CommitsAndFetches):
         return await driver.acommit_and_fetch(commit, fetch)
@@ -246,16 +250,20 @@ def run(program: Program[R], driver: Driver) -> R:
 
 
 async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False, thread_bytes: int = 0) -> R:
-    """Drive a program to its result, awaiting each request; with ``in_threads`` the program itself
-    computes in threads, so that the event loop does not wait for it, wherever the records that it was sent
-    have at least ``thread_bytes``."""
+    """Drive a program to its result, awaiting each request.
 
-    async def go_on(answer: Any = None, error: Exception | None = None) -> Effect[Any] | ProgramResult[R]:
+    With ``in_threads``, the program computes in an OS thread after each answer whose bodies have at least
+    ``thread_bytes`` together, so that it does not block the event loop.
+    """
+
+    async def continue_with(
+        answer: Any = None, error: Exception | None = None
+    ) -> Effect[Any] | ProgramResult[R]:
         if in_threads and _bytes_of(answer) >= thread_bytes:
             return await in_own_thread(advance, program, answer, error)
         return advance(program, answer, error)
 
-    step = await go_on()
+    step = await continue_with()
     while not isinstance(step, ProgramResult):
         answer: Any = None
         error: Exception | None = None
@@ -263,7 +271,7 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False,
             answer = await driver.aperform(step)
         except Exception as raised:
             error = raised
-        step = await go_on(answer, error)
+        step = await continue_with(answer, error)
     return step.result
 
 
@@ -271,5 +279,5 @@ def _bytes_of(answer: Any) -> int:
     """Return the size of the bodies of the records in an answer to a fetch, 0 for another answer."""
     if not isinstance(answer, tuple):
         return 0
-    found = (each for some in answer if type(some) is tuple for each in some)
-    return sum(len(each.body) for each in found if isinstance(each, Record))
+    records = (record for part in answer if type(part) is tuple for record in part)
+    return sum(len(record.body) for record in records if isinstance(record, Record))

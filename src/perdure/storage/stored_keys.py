@@ -2,9 +2,9 @@
 
 A database has data keys, of which the newest encrypts, and one digest key for the names of chunks, which
 never changes, so that no rotation renames stored chunks. One record contains them all, encrypted with a key
-of the record's own, which the record also contains as the provider wrapped it. So opening a database costs
+of the record's own. The record also contains this key, wrapped by the provider. So opening a database costs
 one call of the provider, and a rotation replaces one record, by compare-and-set. A process that encounters an
-unknown data key reads the record again; a process that writes does so once a minute.
+unknown data key reads the record again; a process that writes reads it again once a minute.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class _KeyRecord(NamedTuple):
     keys: DataKeys
 
     def view(self) -> EncryptionKeys:
-        data_keys = tuple(DataKey(key.id.hex(), _time(key.created_at)) for key in self.keys.secrets)
-        return EncryptionKeys(self.wrapping_key, _time(self.wrapped_at), data_keys)
+        data_keys = tuple(DataKey(key.id.hex(), _to_datetime(key.created_at)) for key in self.keys.secrets)
+        return EncryptionKeys(self.wrapping_key, _to_datetime(self.wrapped_at), data_keys)
 
 
 class _Wrapping(NamedTuple):
@@ -139,20 +139,20 @@ class _Wrapping(NamedTuple):
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        key_id, wrapped, sealed = _parts(record, self.url)
+        key_id, wrapped, sealed = _parse(record, self.url)
         record_key = self.unwrap(key_id, wrapped)
         try:
             cipher, bound = AESGCM(record_key), _pack_context(key_id, wrapped)
             clear = cipher.decrypt(sealed[:_NONCE_SIZE], sealed[_NONCE_SIZE:], bound)
             at, digest_key, entries = ormsgpack.unpackb(clear)
         except (InvalidTag, ValueError) as error:
-            # A text that is too short for the cipher raises ValueError.
+            # The cipher raises ValueError for data that is too short.
             raise DecryptionError(
                 f"{self.url}: {self._name} returned another key than the one that was wrapped with {key_id}, "
                 "or the record of the keys was changed since; it was not used"
             ) from error
-        found = tuple(SecretKey(data_key, created_at, key) for data_key, created_at, key in entries)
-        return _KeyRecord(record.version, record.body, key_id, at, DataKeys(found, digest_key))
+        data_keys = tuple(SecretKey(data_key, created_at, key) for data_key, created_at, key in entries)
+        return _KeyRecord(record.version, record.body, key_id, at, DataKeys(data_keys, digest_key))
 
     def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         plain = self._ask(lambda: self.provider.unwrap(key_id, wrapped), key_id)
@@ -222,17 +222,17 @@ def load_or_create_keys(driver: Driver, provider: KeyProvider | None, url: str) 
         KeyMissing: The provider does not have the wrapping key.
         Unavailable: The provider failed.
     """
-    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
+    (records,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
     if provider is None:
-        if found:
+        if records:
             raise KeyMissing(
-                f"{url} is encrypted, and its keys are wrapped with {_parts(found[0], url)[0]}; {REMEDY}"
+                f"{url} is encrypted, and its keys are wrapped with {_parse(records[0], url)[0]}; {REMEDY}"
             )
         return None
     require_cryptography()
     wrapping = _Wrapping(provider, url, driver.capabilities.has_threads)
-    if found:
-        return StoredKeys(driver, wrapping, wrapping.open(found[0]))
+    if records:
+        return StoredKeys(driver, wrapping, wrapping.open(records[0]))
     if any(driver.perform(FindThreads(None, limit=1, space=space)) for space in SPACES):
         raise DecryptionError(
             f"{url} has threads or items that are stored in the clear; open it without a key, or create an "
@@ -247,8 +247,8 @@ def load_or_create_keys(driver: Driver, provider: KeyProvider | None, url: str) 
 
 def is_encrypted(driver: Driver) -> bool:
     """Return True if a database has keys."""
-    (found,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
-    return bool(found)
+    (records,) = driver.perform(Fetch(RESERVED, (_RECORD,)))
+    return bool(records)
 
 
 class StoredKeys(Keyring):
@@ -261,7 +261,7 @@ class StoredKeys(Keyring):
         self._opened = opened
         self._lock = threading.Lock()
         self._attempt: Future[Exception | None] | None = None
-        self._look_at = time.monotonic() + _REFRESH_S
+        self._refresh_at = time.monotonic() + _REFRESH_S
         self._unfound: dict[bytes, float] = {}
         self._is_closed = False
 
@@ -272,9 +272,9 @@ class StoredKeys(Keyring):
 
     def view(self) -> EncryptionKeys:
         """Read the keys again, blocking, and return their public part."""
-        found = self._wrapping.open(self._fetch())
-        self._take(found)
-        return found.view()
+        opened = self._wrapping.open(self._fetch())
+        self._use_if_newer(opened)
+        return opened.view()
 
     def rotate(self, *, data_key: bool, dry_run: bool) -> EncryptionKeys:
         """Wrap the keys again with the provider's current wrapping key, blocking, and return them.
@@ -287,10 +287,10 @@ class StoredKeys(Keyring):
             Conflict: Another process rotated them meanwhile; nothing was changed.
             KeyMissing: The provider does not have the key that wraps them now.
             TooLarge: There are too many data keys.
-            PerdureError: The provider failed, or the database; nothing was changed.
+            PerdureError: The provider or the database failed; nothing was changed.
         """
         before = self._wrapping.open(self._fetch())
-        self._take(before)
+        self._use_if_newer(before)
         if data_key:
             keys = before.keys.add_key(int(time.time()))
         else:
@@ -307,7 +307,7 @@ class StoredKeys(Keyring):
                     f"another process rotated the keys of {self._wrapping.url} at the same time; nothing was "
                     "changed. List the keys (perdure keys ls), and rotate again if necessary"
                 )
-            self._take(after)
+            self._use_if_newer(after)
         return after.view()
 
     def count_values(self) -> Counter[str]:
@@ -315,10 +315,10 @@ class StoredKeys(Keyring):
         return count_by_data_key(self._driver)
 
     def look(self) -> None:
-        """Begin to read the keys again in the background if they have not been read for long. Never
-        blocks."""
-        if time.monotonic() >= self._look_at and self._wrapping.has_threads:
-            self._begin()
+        """Begin to read the keys again in the background if they were last read a minute ago or earlier.
+        Never blocks."""
+        if time.monotonic() >= self._refresh_at and self._wrapping.has_threads:
+            self._join_or_start_attempt()
 
     def learn(self, unknown: UnknownDataKey) -> None:
         """Read the keys again, blocking, to find a data key that this process does not know.
@@ -339,14 +339,14 @@ class StoredKeys(Keyring):
         self._is_closed = True
 
     def _start_attempts(self, unknown: UnknownDataKey) -> Iterator[Future[Exception | None]]:
-        """Yield attempts to wait for until the key is known: first one that is in progress, if there is one,
-        which may have read too early, then one that this call begins."""
+        """Yield attempts for the caller to wait for, until the key is known: first the one in progress, if
+        any, which may have read the record too early, then one that this call begins."""
         key_id = unknown.data_key
         failed: Exception | None = None
         if not self.knows(key_id) and time.monotonic() >= self._unfound.get(key_id, -inf):
             is_own = False
             while not (is_own or self.knows(key_id)):
-                attempt, is_own = self._begin()
+                attempt, is_own = self._join_or_start_attempt()
                 yield attempt
                 failed = attempt.result()
             if not self.knows(key_id):
@@ -361,7 +361,7 @@ class StoredKeys(Keyring):
                 why = f"; its keys could not be read again: {failed}"
             raise KeyMissing(f"{unknown}{why}") from failed
 
-    def _begin(self) -> tuple[Future[Exception | None], bool]:
+    def _join_or_start_attempt(self) -> tuple[Future[Exception | None], bool]:
         """Return the current attempt to read the keys again, and whether this call has begun it."""
         with self._lock:
             if self._attempt is not None:
@@ -369,7 +369,7 @@ class StoredKeys(Keyring):
             attempt = self._attempt = Future[Exception | None]()
             # A cancelled waiter must not cancel the attempt for the others.
             attempt.set_running_or_notify_cancel()
-            self._look_at = time.monotonic() + _REFRESH_S
+            self._refresh_at = time.monotonic() + _REFRESH_S
         if self._wrapping.has_threads:
             threading.Thread(target=self._work, args=(attempt,), name="perdure-keys", daemon=True).start()
         else:
@@ -379,9 +379,9 @@ class StoredKeys(Keyring):
     def _work(self, attempt: Future[Exception | None]) -> None:
         failed: Exception | None = None
         try:
-            found = self._fetch()
-            if found.body != self._opened.body:
-                self._take(self._wrapping.open(found))
+            record = self._fetch()
+            if record.body != self._opened.body:
+                self._use_if_newer(self._wrapping.open(record))
         except Exception as error:  # any error of the driver or the provider
             failed = error
             if not self._is_closed:
@@ -391,12 +391,12 @@ class StoredKeys(Keyring):
         attempt.set_result(failed)
 
     def _fetch(self) -> Record:
-        (found,) = self._driver.perform(Fetch(RESERVED, (_RECORD,)))
-        if not found:
+        (records,) = self._driver.perform(Fetch(RESERVED, (_RECORD,)))
+        if not records:
             raise DecryptionError(f"{self._wrapping.url}: the record of its keys was removed")
-        return found[0]
+        return records[0]
 
-    def _take(self, new: _KeyRecord) -> None:
+    def _use_if_newer(self, new: _KeyRecord) -> None:
         """Use keys that were read or stored, unless newer ones are already in use."""
         with self._lock:
             if new.version < self._opened.version:
@@ -418,7 +418,7 @@ def _store(driver: Driver, opened: _KeyRecord, expect: Expectation) -> bool:
     return isinstance(driver.perform(Commit(RESERVED, (put,))), Committed)
 
 
-def _parts(record: Record, url: str) -> tuple[str, bytes, bytes]:
+def _parse(record: Record, url: str) -> tuple[str, bytes, bytes]:
     """Return the id of the wrapping key, the wrapped record key, and the data encrypted with the record
     key."""
     try:
@@ -444,5 +444,5 @@ def _pack_context(key_id: str, wrapped: bytes) -> bytes:
     return ormsgpack.packb([_FORMAT, key_id, wrapped])
 
 
-def _time(seconds: int) -> datetime:
+def _to_datetime(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)

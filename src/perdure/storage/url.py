@@ -71,8 +71,8 @@ FORMS = (
 )
 
 
-_CLIENTS = ("postgresql", "postgres", "sqlite")
-_WORDS = ("host", "hostaddr", "port", "dbname", "user", "password", "service")
+_SCHEMES_WITH_DRIVERS = ("postgresql", "postgres", "sqlite")
+_DSN_PARAMETERS = ("host", "hostaddr", "port", "dbname", "user", "password", "service")
 
 
 def find_plain_url(url: str) -> str:
@@ -81,7 +81,7 @@ def find_plain_url(url: str) -> str:
     unchanged."""
     scheme, colon, rest = url.partition("://")
     name, plus, _ = scheme.partition("+")
-    if plus and name in _CLIENTS:
+    if plus and name in _SCHEMES_WITH_DRIVERS:
         return f"{name}{colon}{rest}"
     if colon or not _is_libpq_dsn(url):
         return url
@@ -89,7 +89,7 @@ def find_plain_url(url: str) -> str:
 
 
 def _is_libpq_dsn(text: str) -> bool:
-    return text.strip().partition("=")[0].strip() in _WORDS
+    return text.strip().partition("=")[0].strip() in _DSN_PARAMETERS
 
 
 def _parse_dsn(text: str) -> str:
@@ -97,17 +97,17 @@ def _parse_dsn(text: str) -> str:
         pairs = [word.partition("=") for word in shlex.split(text)]
     except ValueError:
         raise BadUrl("a quotation mark in the database's DSN is not closed") from None
-    words = {name: value for name, _, value in pairs}
-    login = quote(words.pop("user", ""), safe="")
-    password = words.pop("password", "")
+    parameters = {name: value for name, _, value in pairs}
+    login = quote(parameters.pop("user", ""), safe="")
+    password = parameters.pop("password", "")
     if password:
         login += f":{quote(password, safe='')}"
-    host, port = words.pop("host", ""), words.pop("port", "")
+    host, port = parameters.pop("host", ""), parameters.pop("port", "")
     if host.startswith("/"):
         host = quote(host, safe="")
     where = f"{host}:{port}" if port else host
-    name = quote(words.pop("dbname", ""), safe="")
-    query = f"?{urlencode(words)}" if words else ""
+    name = quote(parameters.pop("dbname", ""), safe="")
+    query = f"?{urlencode(parameters)}" if parameters else ""
     if login:
         return f"postgresql://{login}@{where}/{name}{query}"
     return f"postgresql://{where}/{name}{query}"
@@ -130,7 +130,7 @@ def open_driver(url: str, *, migrate: bool = False, password: Password | None = 
 
 
 def has_one_thread(url: str) -> bool:
-    """Return True if a database can be used only in the thread that opens it, and no thread may be
+    """Return True if a database can be used only in the OS thread that opens it, and no other thread may be
     started."""
     return _scheme_of(url) == "d1+binding"
 
@@ -141,7 +141,7 @@ def backend_of(url: str) -> BackendModule:
     if url == ":memory:":
         raise BadUrl("':memory:' is not a database URL; write memory:// for a database that keeps nothing")
     if "://" not in url and _is_libpq_dsn(url):
-        # It may have a password.
+        # The DSN may contain a password, so it is not shown.
         raise BadUrl(f"the database's DSN is not a URL; use {FORMS}")
     if "://" not in url and "@" not in url:
         raise BadUrl(
@@ -167,7 +167,7 @@ def _scheme_of(url: object) -> str:
     try:
         return urlsplit(url).scheme
     except ValueError as error:
-        # Its own text may contain the password.
+        # The error's own text may contain the password.
         raise BadUrl(
             "the database URL cannot be parsed: [ and ] surround an IPv6 address, e.g. redis://[::1]:6379/0. "
             "Write brackets in a password or a path as %5B and %5D"

@@ -52,7 +52,7 @@ class RollingSummary:
 
     Args:
         model: Writes the summary; a cheap model will do.
-        keep: The least number of messages that stay. Once there are more than twice as many, those before
+        keep: The minimum number of messages that stay. Once there are more than twice as many, those before
             the last ``keep`` become part of the summary, in the step that removes them.
         prompt: The model's system prompt; the summary so far follows it.
     """
@@ -70,8 +70,8 @@ class RollingSummary:
         user's, so that no answer is separated from its question."""
         if len(messages) <= 2 * self.keep:
             return ()
-        asked = (n for n in range(len(messages) - self.keep, 0, -1) if messages[n].type == "human")
-        return messages[: next(asked, 0)]
+        user_positions = (n for n in range(len(messages) - self.keep, 0, -1) if messages[n].type == "human")
+        return messages[: next(user_positions, 0)]
 
     async def node(self, state: SummarisedState) -> dict[str, Any]:
         """Return the next summary, and the removal of the messages that it covers."""
@@ -154,8 +154,8 @@ def supervisor(
         writer: The model that writes answers to questions and corrections.
         workers: Workers by name.
         prompt: The writer's system prompt; a worker's result follows it.
-        summary: Keeps the conversation short: what is left out is in the state's ``summary``, which the
-            writer gets. By default all messages stay.
+        summary: Keeps the conversation short: the writer receives the state's ``summary`` of the messages
+            that were removed. By default all messages stay.
 
     Raises:
         ValueError: A worker has the name of a node of the supervisor.
@@ -176,7 +176,7 @@ def supervisor(
         return {**update, "messages": [AIMessage(found.reply)]}
 
     async def write(state: SupervisorState) -> dict[str, Any]:
-        answer = await writer.ainvoke([SystemMessage(_instructions(prompt, state)), *state["messages"]])
+        answer = await writer.ainvoke([SystemMessage(_write_instructions(prompt, state)), *state["messages"]])
         return {"messages": [answer], "result": ""}
 
     def route_next(state: SupervisorState) -> str:
@@ -197,7 +197,7 @@ def supervisor(
     schema = SupervisorState if summary is None else SummarisedState
     builder = StateGraph(schema)
     builder.add_node(ROUTE, route)
-    # By its annotation it would be given the state without the summary.
+    # By its annotation ``write`` would receive the state without the summary.
     builder.add_node(WRITE, write, input_schema=schema)
     for name, worker in known.items():
         builder.add_node(name, worker.node(name))
@@ -212,7 +212,7 @@ def supervisor(
     return builder
 
 
-def _instructions(prompt: str, state: SupervisorState) -> str:
+def _write_instructions(prompt: str, state: SupervisorState) -> str:
     parts: Sequence[str] = (
         prompt,
         _describe_summary(state),

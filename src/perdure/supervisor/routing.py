@@ -18,8 +18,8 @@ _PROMPT = """Decide how the last message of this conversation is answered.
 
 
 class Route(BaseModel):
-    """Way of a message. ``worker`` prepares the answer to a question or a correction, if it is set; ``reply``
-    is the whole answer to chitchat, which the writer answers without one."""
+    """Route of a message. ``worker``, if it is set, prepares the answer to a question or a correction.
+    ``reply`` is the whole answer to chitchat; without it the writer answers."""
 
     kind: Kind
     worker: str | None = Field(default=None, description="The worker that prepares the answer")
@@ -27,7 +27,7 @@ class Route(BaseModel):
 
 
 Policy = Callable[[Sequence[AnyMessage]], Awaitable[Route]]
-"""Function that returns the way of the last of some messages."""
+"""Function that returns the route of the last of the given messages."""
 
 
 def route_with(model: BaseChatModel, workers: Mapping[str, str] | None = None, *, last: int = 6) -> Policy:
@@ -38,19 +38,19 @@ def route_with(model: BaseChatModel, workers: Mapping[str, str] | None = None, *
         workers: Descriptions of the workers by name. The model can name no others.
         last: The number of messages at the end of the conversation that the model is shown.
     """
-    known = dict(workers or {})
-    listed = "\n".join(f"- {name}: {text}" for name, text in known.items())
-    prompt = SystemMessage(f"{_PROMPT}\nWorkers:\n{listed}" if known else _PROMPT)
-    asked = model.with_structured_output(_schema(known))
+    described = dict(workers or {})
+    listed = "\n".join(f"- {name}: {text}" for name, text in described.items())
+    prompt = SystemMessage(f"{_PROMPT}\nWorkers:\n{listed}" if described else _PROMPT)
+    structured_model = model.with_structured_output(_make_schema(described))
 
     async def policy(messages: Sequence[AnyMessage]) -> Route:
-        found = await asked.ainvoke([prompt, *messages[-last:]])
-        return Route.model_validate(found if isinstance(found, dict) else found.model_dump())
+        answer = await structured_model.ainvoke([prompt, *messages[-last:]])
+        return Route.model_validate(answer if isinstance(answer, dict) else answer.model_dump())
 
     return policy
 
 
-def _schema(workers: Mapping[str, str]) -> type[BaseModel]:
+def _make_schema(workers: Mapping[str, str]) -> type[BaseModel]:
     """Return ``Route`` with the names of the workers as the only values of ``worker``."""
     names: Any = Literal[tuple(workers)] if workers else None
     named: Any = Optional[names]  # noqa: UP045 - made of values

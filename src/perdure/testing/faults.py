@@ -11,7 +11,7 @@ that a crash can leave behind. First count an undisturbed run, then repeat it on
 ...         with pytest.raises(perdure.Unavailable):
 ...             run_my_agent(db)
 
-``kill`` ends the whole process, so it belongs into a child process of the test.
+``kill`` ends the whole process, so run it in a child process of the test.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WRITES: tuple[type[Effect[Any]], ...] = (Stage, Commit, Drop)
 ALL = READS + WRITES
 
 Action = Callable[[Effect[Any]], object]
-"""Action of a fault on its effect. The caller of the driver gets what it raises."""
+"""Action of a fault on its effect. An error that it raises reaches the caller of the driver."""
 
 ErrorName = Literal["unavailable", "conflict", "fenced", "contention"]
 _ERRORS: dict[ErrorName, type[PerdureError]] = {
@@ -66,8 +66,8 @@ _ERRORS: dict[ErrorName, type[PerdureError]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault: ``action`` happens at the ``at``-th counted effect, from 1, before it is performed or after it
-    is durable, before its answer."""
+    """A fault: ``action`` is called at the counted effect with the number ``at``, from 1: before the effect
+    is performed, or after it is durable and before it is answered."""
 
     at: int
     action: Action
@@ -84,10 +84,10 @@ def kill(effect: Effect[Any]) -> None:
 
 
 def fail(error: ErrorName | Exception) -> Action:
-    """Raise an error: one of Perdure's by name, or any other as it is.
+    """Return an action that raises an error: one of Perdure's by name, or any other as it is.
 
-    Before an effect it means "not done"; after one the caller sees a failure of something that was done, as
-    when the connection breaks while the answer travels.
+    Before an effect the error means "not done"; after one the caller sees a failure of something that was
+    done, as when the connection breaks while the answer travels.
     """
 
     def action(effect: Effect[Any]) -> None:
@@ -107,7 +107,7 @@ def refuse(effect: Effect[Any]) -> object:
 
 
 class FaultyDriver(WrappingDriver):
-    """A driver around another one that adds faults. Safe to share between threads.
+    """A driver around another one that adds faults. Safe to share between OS threads.
 
     ``counts`` names the kinds of effect that count; the others pass. ``count`` is the number of those that
     have begun, and ``on_effect`` is called with the number and the effect before any fault.
@@ -130,20 +130,20 @@ class FaultyDriver(WrappingDriver):
 
     def perform(self, effect: Effect[R]) -> R:
         at = self._begin(effect)
-        refused = self._strike(at, "before", effect)
+        refused = self._apply_faults(at, "before", effect)
         if refused is not None:
             return cast(R, refused)
         answer = self._inner.perform(effect)
-        self._strike(at, "after", effect)
+        self._apply_faults(at, "after", effect)
         return answer
 
     async def aperform(self, effect: Effect[R]) -> R:
         at = self._begin(effect)
-        refused = self._strike(at, "before", effect)
+        refused = self._apply_faults(at, "before", effect)
         if refused is not None:
             return cast(R, refused)
         answer = await self._inner.aperform(effect)
-        self._strike(at, "after", effect)
+        self._apply_faults(at, "after", effect)
         return answer
 
     async def acommit_and_fetch(
@@ -151,11 +151,11 @@ class FaultyDriver(WrappingDriver):
     ) -> tuple[Committed | Refused, Answers | None]:
         """See ``storage.port.acommit_and_fetch``: one effect, a commit."""
         at = self._begin(commit)
-        refused = self._strike(at, "before", commit)
+        refused = self._apply_faults(at, "before", commit)
         if refused is not None:
             return refused, None
         answer = await acommit_and_fetch(self._inner, commit, fetch)
-        self._strike(at, "after", commit)
+        self._apply_faults(at, "after", commit)
         return answer
 
     def _begin(self, effect: Effect[Any]) -> int:
@@ -169,7 +169,7 @@ class FaultyDriver(WrappingDriver):
             self._on_effect(at, effect)
         return at
 
-    def _strike(self, at: int, when: str, effect: Effect[Any]) -> Refused | None:
+    def _apply_faults(self, at: int, when: str, effect: Effect[Any]) -> Refused | None:
         """Apply the faults of this moment; before an effect, a refusal replaces its answer."""
         for fault in self._faults:
             if fault.at == at and fault.when == when:

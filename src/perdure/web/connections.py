@@ -1,5 +1,5 @@
-"""HTTP connections that end a request whose head, or trailer, does not end, or that does not arrive, and a
-response that the client does not read, and that answer clients of HTTP/1.0 in their protocol.
+"""HTTP connections that abort a request whose head or trailer has no end, a request that does not arrive in
+time, and a response that the client does not read. They answer clients of HTTP/1.0 in their protocol.
 
 uvicorn's connection on httptools keeps whatever arrives of a head, and every request that is sent before
 earlier ones are answered, without a limit: one client could fill the memory of the process. It also waits for
@@ -29,14 +29,14 @@ HEAD_MAX = 65_536
 body."""
 
 REQUEST_S = 60.0
-"""Seconds within which a request has to be complete, and one more for every ``BYTES_PER_S`` bytes of it. They
-begin with the connection, and with each further request on it; they do not count while a response is under
-way, nor while the application does not read."""
+"""Seconds within which a request has to be complete, and one more for every ``BYTES_PER_S`` bytes of it. This
+time begins with the connection, and with each further request on it. It does not count while a response is
+under way, nor while the application does not read."""
 BYTES_PER_S = 1_000
 
 KEEP_ALIVE_S = 75
-"""Seconds a connection lasts without a request. More than a client or a load balancer keeps it (httpx 5,
-nginx and AWS 60): a server that closes first may do so just when the next request is on its way."""
+"""Seconds a connection lasts without a request. Clients and load balancers close it earlier (httpx after 5,
+nginx and AWS after 60): a server that closes first may do so just when the next request is on its way."""
 
 
 STALLED_S = 60.0
@@ -50,12 +50,12 @@ _log = logging.getLogger("perdure.server")
 
 
 class _TooMany(Exception):
-    """More requests wait than may."""
+    """More than ``PIPELINED_MAX`` requests wait on a connection."""
 
 
 class _Flow(FlowControl):
-    """Flow control that reads nothing while complete requests wait: each response would otherwise let in more
-    of them than it answers."""
+    """Flow control that reads nothing while complete requests wait: otherwise more requests would be read
+    after each response than the one that it answers."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized) -> None:
         super().__init__(transport)
@@ -67,33 +67,34 @@ class _Flow(FlowControl):
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """uvicorn's connection, closed when ``HEAD_MAX``, ``REQUEST_S`` or ``STALLED_S`` is exceeded; without an
-    answer if the request's application is already at work, or if too much time has passed. After more than
-    ``PIPELINED_MAX`` requests, or one that is malformed, the response that is under way is the last."""
+    """uvicorn's connection, closed when ``HEAD_MAX``, ``REQUEST_S`` or ``STALLED_S`` is exceeded. It answers
+    with an error first, unless the application is at work on a request or a time is exceeded. After more than
+    ``PIPELINED_MAX`` waiting requests, or a malformed one, the response that is under way is the last."""
 
     _unfinished = 0
     _has_advanced = False
     _arrived = 0
-    _began = 0.0
-    _timer: asyncio.TimerHandle | None = None
+    _request_began_at = 0.0
+    _request_timer: asyncio.TimerHandle | None = None
     _answering: RequestResponseCycle | None = None
-    _ends = False
+    _is_last_response = False
     _is_lost = False
     _is_upgrade = False
     _unsent = 0
-    _stalled: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _Flow(transport, self.pipeline)
         self.timeout_keep_alive = KEEP_ALIVE_S
-        self._expect_request()
+        self._start_request_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
-        self._have_request()
-        self._leave_unwatched()
-        # The base class cancels it only without an error, and informs only the request that came last.
+        self._stop_request_timer()
+        self._stop_write_timer()
+        # The base class cancels the keep-alive timer only if there is no error, and informs only the request
+        # that came last.
         self._unset_keepalive_if_required()
         self.pipeline.clear()
         if (cycle := self._under_way) is not None:
@@ -103,19 +104,19 @@ class LimitedConnection(HttpToolsProtocol):
 
     @property
     def _under_way(self) -> RequestResponseCycle | None:
-        """The request that the application is at work on, if any. The base class's ``cycle`` is the one that
-        came last, which may wait for it."""
+        """The request that the application is at work on, if any. The base class's ``cycle`` is the request
+        that came last, which may still wait for this one."""
         cycle = self._answering
         if cycle is None or cycle.response_complete:
             return None
         return cycle
 
     def data_received(self, data: bytes) -> None:
-        if self._ends:
+        if self._is_last_response:
             return
         self._has_advanced = False
         if self.timeout_keep_alive_task is not None:
-            self._expect_request()  # the connection is no longer closed for being idle
+            self._start_request_timer()  # the connection is no longer closed for being idle
         self._arrived += len(data)
         super().data_received(data)
         if self._has_advanced:
@@ -137,8 +138,8 @@ class LimitedConnection(HttpToolsProtocol):
         elif cycle.more_body:
             self.transport.abort()
         else:
-            self._ends = True
-            self._have_request()
+            self._is_last_response = True
+            self._stop_request_timer()
             self.pipeline.clear()
             cycle.keep_alive = False
             self.flow.resume_reading()
@@ -147,15 +148,15 @@ class LimitedConnection(HttpToolsProtocol):
         if len(self.pipeline) >= PIPELINED_MAX:
             raise _TooMany
         self._has_advanced = True
-        if self._timer is None:
-            self._expect_request()
+        if self._request_timer is None:
+            self._start_request_timer()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._has_advanced = True
         before = self.cycle
         super().on_headers_complete()
-        # The base class leaves a request for a WebSocket to another protocol.
+        # The base class makes no cycle for a WebSocket: another protocol takes the request over.
         self._is_upgrade = self.cycle is before
 
     def on_body(self, body: bytes) -> None:
@@ -164,10 +165,10 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._has_advanced = True
-        self._have_request()
+        self._stop_request_timer()
         super().on_message_complete()
         if not self._is_upgrade and self.cycle.response_complete and not self.transport.is_closing():
-            # It was answered before all of it had arrived, and the connection is idle from now on.
+            # The request was answered before all of it had arrived, and the connection is idle from now on.
             self._unset_keepalive_if_required()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
@@ -175,32 +176,33 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        # The base class does so before it takes the next request from those that wait.
+        # The base class does this before it takes the next of the waiting requests, when ``_Flow`` refuses.
         if not self.transport.is_closing():
             self.flow.resume_reading()
 
     def handle_websocket_upgrade(self) -> None:
-        self._leave_unwatched()
+        self._stop_write_timer()
         super().handle_websocket_upgrade()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch()
+        self._start_write_timer()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
         if not self.flow.write_paused:
-            self._leave_unwatched()
+            self._stop_write_timer()
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, self._watch_response(app, cycle))
 
     def _watch_response(self, app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
         """Return the application, wrapped so that after its end the client has to accept the rest of the
-        response.
+        response in time.
 
-        An application that raises after its response, as Starlette's do after a 500, has answered: the base
-        class would close the connection unannounced, under the next request on it."""
+        An error that the application raises after its response, as Starlette's do after a 500, is only
+        logged: the base class would close the connection unannounced, when the next request may be on its
+        way."""
 
         async def answer(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
             try:
@@ -208,56 +210,56 @@ class LimitedConnection(HttpToolsProtocol):
             except Exception as error:
                 if not cycle.response_complete:
                     raise
-                # The application has its own log of it; the text may quote what a client sent.
+                # The application logs the error itself; the text may quote what a client sent.
                 _log.debug(
                     "an application failed after its response: %s", type(error).__name__, exc_info=True
                 )
             finally:
-                is_watched = self._is_lost or self._stalled is not None
+                is_watched = self._is_lost or self._write_timer is not None
                 if not is_watched and self.transport.get_write_buffer_size():
-                    self._watch()
+                    self._start_write_timer()
 
         return cast(ASGI3Application, answer)
 
-    def _watch(self) -> None:
+    def _start_write_timer(self) -> None:
         """Close the connection unless its client accepts some data within ``STALLED_S``."""
-        self._leave_unwatched()
+        self._stop_write_timer()
         self._unsent = self.transport.get_write_buffer_size()
-        self._stalled = self.loop.call_later(STALLED_S, self._look_at_writing)
+        self._write_timer = self.loop.call_later(STALLED_S, self._check_writing)
 
-    def _leave_unwatched(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-            self._stalled = None
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
-    def _look_at_writing(self) -> None:
-        self._stalled = None
+    def _check_writing(self) -> None:
+        self._write_timer = None
         unsent = self.transport.get_write_buffer_size()
         if 0 < unsent < self._unsent:
-            self._watch()
+            self._start_write_timer()
         elif unsent:
             self.transport.abort()
 
-    def _expect_request(self) -> None:
-        self._have_request()
-        self._began, self._arrived = self.loop.time(), 0
-        self._timer = self.loop.call_later(REQUEST_S, self._look)
+    def _start_request_timer(self) -> None:
+        self._stop_request_timer()
+        self._request_began_at, self._arrived = self.loop.time(), 0
+        self._request_timer = self.loop.call_later(REQUEST_S, self._look)
 
-    def _have_request(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_request_timer(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
     def _look(self) -> None:
         """Close the connection if its request takes too long."""
         cycle = self._under_way
         is_responding = cycle is not None and not cycle.more_body
         if is_responding or self.flow.read_paused:
-            self._expect_request()
+            self._start_request_timer()
             return
-        end = self._began + REQUEST_S + self._arrived / BYTES_PER_S
+        end = self._request_began_at + REQUEST_S + self._arrived / BYTES_PER_S
         if self.loop.time() < end:
-            self._timer = self.loop.call_at(end, self._look)
+            self._request_timer = self.loop.call_at(end, self._look)
         else:
             self.transport.abort()
 

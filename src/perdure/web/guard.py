@@ -1,9 +1,10 @@
 """Protection of a server from web pages of other sites, which act in its user's browser.
 
 A browser sends a page's request with the cookies of the server, and asks the server first only for requests
-that a form cannot make. So what changes something is refused if a page of another origin sent it in such a
-form, on every route. A server without authentication refuses all that pages of other origins would change,
-and host names that are not its own: a page may have made its own name point at the server.
+that a form cannot make. So a request that changes something is refused, on every route, if a page of another
+origin sent it in a form about which its browser does not ask. A server without authentication refuses all
+requests of other origins' pages that change something, and all requests under a host name that is not its
+own: the owner of a page may have pointed the page's name at the server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"
 ANY_HOST = "*"
 
 _EFFECT = "cancel_on_disconnect"
-"""Parameter with which a read has an effect at its end."""
+"""Query parameter with which a read changes something: it cancels a run when the client disconnects."""
 _REFUSED = 4000
 """Code with which a WebSocket is closed, with the HTTP status added."""
 _REASON_MAX = 120
@@ -37,12 +38,13 @@ Allows = Callable[[str], bool]
 
 
 class Guard:
-    """Middleware that refuses what pages of other origins would change, with 403.
+    """Middleware that refuses with 403 the requests of other origins' pages that would change something.
 
     With ``is_open``, for a server without authentication, it also refuses requests under foreign host names
-    with 403, and those without one host name with 400. Bound to the loopback address (``loopback``) the
-    server's own names are those of that address, else all addresses, names without a dot, which nobody else
-    can own, and the machine's name; ``hosts`` are further ones, or ``*`` for any.
+    with 403, and requests without exactly one ``Host`` header with 400. The server's own names are those of
+    the loopback address. Unless it is bound to that address (``loopback``), its own names are also all
+    addresses, the machine's name, and names without a dot, which no one can register. ``hosts`` are further
+    names, or ``*`` for any.
 
     Pages of the origins that ``allows`` accepts are not foreign.
     """
@@ -68,14 +70,14 @@ class Guard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        refused = self._refusal(scope)
+        refused = self._find_refusal(scope)
         if refused is not None:
             status, reason = refused
             if scope["type"] == "http":
                 await JSONResponse({"detail": reason}, status)(scope, receive, send)
                 return
             if not self._is_open:
-                # A browser tells its page the code of a socket that was open only.
+                # A browser passes the code on to the page only if the socket was open.
                 await receive()
                 await send({"type": "websocket.accept"})
             await send({"type": "websocket.close", "code": _REFUSED + status, "reason": reason[:_REASON_MAX]})
@@ -93,14 +95,14 @@ class Guard:
 
         await self._app(scope, receive, with_headers)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str] | None:
+    def _find_refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Return the status and the reason with which a request is refused, or None."""
         headers = Headers(scope=scope)
         if self._is_open:
             given = headers.getlist("host")
             if len(given) != 1:
                 return 400, f"A request has one Host header; this one has {len(given)}."
-            if not self._is_own(_name(f"//{given[0]}")):
+            if not self._is_own(_parse_host(f"//{given[0]}")):
                 return 403, self._list_own_names()
         if not changes(scope) or not is_foreign(headers, self._allows):
             return None
@@ -147,14 +149,14 @@ def is_foreign(headers: Headers, allows: Allows) -> bool:
 
 
 def is_asked_about(headers: Headers) -> bool:
-    """Return True if a browser asks the server before it sends such a request to another origin: JSON is
-    nothing that a form can send."""
+    """Return True if a browser asks the server before it sends such a request to another origin, because its
+    body is JSON, which a form cannot send."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def is_of_host(origin: str, host: str | None) -> bool:
-    """Return True for the header ``Origin`` of a page of a host; False for one that is not an origin."""
+    """Return True if an ``Origin`` header is that of a page of a host; False also if it is not an origin."""
     try:
         return urlsplit(origin).netloc == host
     except ValueError:
@@ -169,7 +171,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _name(url: str) -> str | None:
+def _parse_host(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
     except ValueError:

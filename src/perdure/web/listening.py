@@ -9,7 +9,7 @@ import socket
 from perdure.errors import BadSetting
 
 _BACKLOG = 2048
-"""Connections that wait while the process is busy."""
+"""Maximum number of connections that wait to be accepted while the process is busy."""
 
 
 def listen(host: str, port: int) -> socket.socket:

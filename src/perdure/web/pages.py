@@ -29,8 +29,8 @@ def make_page_headers(
     """Return the headers of a page and of its data.
 
     Args:
-        caching: ``no-cache`` for browsers that ask each time whether their copy is current, ``no-store`` for
-            those that keep none.
+        caching: With ``no-cache`` browsers ask each time whether their copy is current, with ``no-store``
+            they keep none.
         embedded_images: Permit images whose data is in their address, as those of a message are.
     """
     return {

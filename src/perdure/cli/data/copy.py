@@ -28,7 +28,7 @@ HandOver = Annotated[
     typer.Option("--hand-over", help="Let the target take over threads that go on by themselves"),
 ]
 
-# By the value of the state at the target: the engine's type is imported when a command runs.
+# Keys are the values of the engine's State, whose module is imported only when a command runs.
 _DONE = {
     "absent": "copied",
     "partial": "finished",
@@ -133,22 +133,22 @@ def copy(
     """
     from perdure.database.opening import connect_sync, open_for_reading
 
-    source, target = _databases(source, target, from_, to)
+    source, target = _choose_databases(source, target, from_, to)
     from_key, to_key = open_named_keys(from_keys), open_named_keys(to_keys)
     with (
         connect_sync(source, encryption_key=from_key)
         if hand_over and not dry_run
-        else closing(open_for_reading(source, encryption_key=from_key)) as here,
-        connect_sync(target, encryption_key=to_key) as there,
+        else closing(open_for_reading(source, encryption_key=from_key)) as source_database,
+        connect_sync(target, encryption_key=to_key) as target_database,
     ):
-        partitions = _choose(here, tenant, threads)
+        partitions = _choose_partitions(source_database, tenant, threads)
         tally = CopyCounts()
         with report_interruption(lambda: str(tally)), show_progress(len(partitions)) as progress:
             for partition in partitions:
-                _one(
+                _copy_one(
                     partition,
-                    here,
-                    there,
+                    source_database,
+                    target_database,
                     replace=replace,
                     dry_run=dry_run,
                     hand_over=hand_over,
@@ -177,19 +177,20 @@ def report_interruption(tally: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def _databases(*named: str | None) -> tuple[str, str]:
+def _choose_databases(*named: str | None) -> tuple[str, str]:
     """Return the source and the target of a copy.
 
     Args:
-        named: Both as arguments, and both as options. With one option, the first argument is the other one.
+        named: The two arguments, --from and --to. With one of the options, the first argument is the other
+            database.
     """
     first, second, source, target = named
-    left = [each for each in (first, second) if each is not None]
-    if source is None and left:
-        source = left.pop(0)
-    if target is None and left:
-        target = left.pop(0)
-    if left:
+    unused = [each for each in (first, second) if each is not None]
+    if source is None and unused:
+        source = unused.pop(0)
+    if target is None and unused:
+        target = unused.pop(0)
+    if unused:
         raise typer.BadParameter("arguments, --from and --to name more than two databases")
     if source is None or target is None:
         raise typer.BadParameter(
@@ -201,10 +202,12 @@ def _databases(*named: str | None) -> tuple[str, str]:
     return source, target
 
 
-def _choose(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -> list[Partition]:
+def _choose_partitions(
+    database: SyncDatabase, tenant: str | None, threads: list[str] | None
+) -> list[Partition]:
     from perdure import admin
 
-    partitions = admin.partitions(here, tenant)
+    partitions = admin.partitions(database, tenant)
     if not threads:
         return partitions
     chosen = [p for p in partitions if p.space == THREADS and p.thread in threads]
@@ -214,10 +217,10 @@ def _choose(here: SyncDatabase, tenant: str | None, threads: list[str] | None) -
     return chosen
 
 
-def _one(
+def _copy_one(
     partition: Partition,
-    here: SyncDatabase,
-    there: SyncDatabase,
+    source_database: SyncDatabase,
+    target_database: SyncDatabase,
     *,
     replace: bool,
     dry_run: bool,
@@ -231,9 +234,9 @@ def _one(
     name = label(partition)
     try:
         moved = admin.move(
-            here,
+            source_database,
             partition,
-            there,
+            target_database,
             replace=replace,
             dry_run=dry_run,
             hand_over=hand_over,
@@ -242,7 +245,7 @@ def _one(
     except Unavailable:
         raise
     except NotFound:
-        # It was deleted since it was listed, or never held more than its name.
+        # The partition was deleted since it was listed, or never held more than its name.
         progress.line(f"{name}: is empty")
         return
     except PerdureError as error:
@@ -281,7 +284,8 @@ def label(partition: Partition) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """Callbacks for progress: ``line`` after each thread, ``bytes`` as they are read."""
+    """Callbacks for progress: ``line`` is called after each thread, ``bytes`` with the number of bytes just
+    read."""
 
     line: Callable[[str], None]
     bytes: Callable[[int], None]
@@ -297,9 +301,11 @@ def show_progress(total: int) -> Iterator[ProgressReport]:
         task = bar.add_task("", total=total, megabytes=0.0)
         read = 0
 
-        def more(count: int) -> None:
+        def add_bytes(count: int) -> None:
             nonlocal read
             read += count
             bar.update(task, megabytes=read / 1e6)
 
-        yield ProgressReport(lambda line: bar.update(task, advance=1, description=escape(line[:60])), more)
+        yield ProgressReport(
+            lambda line: bar.update(task, advance=1, description=escape(line[:60])), add_bytes
+        )

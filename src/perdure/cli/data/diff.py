@@ -65,7 +65,7 @@ def diff(
     else:
         first = {c.name: c.value for c in old.channels}
     second = {c.name: c.value for c in new.channels}
-    changes = list(_changes(first, second))
+    changes = list(_find_changes(first, second))
     if as_json:
         for change in changes:
             print_json({"thread_id": thread_id, "before": old_id, "after": new.checkpoint_id, **change})
@@ -79,7 +79,7 @@ def diff(
         for sign, color in (("removed", "red"), ("added", "green")):
             for item in change[sign]:
                 mark = "-" if sign == "removed" else "+"
-                out.print(f"[{color}]{mark} {escape(_line(item))}[/]", soft_wrap=True)
+                out.print(f"[{color}]{mark} {escape(_format_item(item))}[/]", soft_wrap=True)
 
 
 def checkpoint_id(database: SyncDatabase, thread_id: str, name: str, namespace: str) -> str:
@@ -94,28 +94,30 @@ def checkpoint_id(database: SyncDatabase, thread_id: str, name: str, namespace: 
     return named
 
 
-def _changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _find_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     for name in sorted({*first, *second}):
         if name not in second:
-            yield {"channel": name, "change": "removed", "removed": _items(first[name]), "added": []}
+            yield {"channel": name, "change": "removed", "removed": _list_items(first[name]), "added": []}
         elif name not in first:
-            yield {"channel": name, "change": "added", "removed": [], "added": _items(second[name])}
-        elif _text(first[name]) != _text(second[name]):
-            removed, added = _items(first[name]), _items(second[name])
+            yield {"channel": name, "change": "added", "removed": [], "added": _list_items(second[name])}
+        elif _format_json(first[name]) != _format_json(second[name]):
+            removed, added = _list_items(first[name]), _list_items(second[name])
             if isinstance(first[name], list) and isinstance(second[name], list):
                 removed, added = _diff_lists(removed, added)
             yield {"channel": name, "change": "changed", "removed": removed, "added": added}
 
 
-def _items(value: Any) -> list[Any]:
+def _list_items(value: Any) -> list[Any]:
     if isinstance(value, list):
         return value
     return [value]
 
 
 def _diff_lists(first: list[Any], second: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the items of one list that are not in the other, in order."""
-    matcher = SequenceMatcher(None, [_text(i) for i in first], [_text(i) for i in second], autojunk=False)
+    """Return the items that only the first list has, and those that only the second has, in order."""
+    matcher = SequenceMatcher(
+        None, [_format_json(i) for i in first], [_format_json(i) for i in second], autojunk=False
+    )
     removed: list[Any] = []
     added: list[Any] = []
     for tag, a, b, c, d in matcher.get_opcodes():
@@ -125,11 +127,11 @@ def _diff_lists(first: list[Any], second: list[Any]) -> tuple[list[Any], list[An
     return removed, added
 
 
-def _text(value: Any) -> str:
+def _format_json(value: Any) -> str:
     return json_text(value, sort_keys=True, ascii_only=False)
 
 
-def _line(item: Any) -> str:
+def _format_item(item: Any) -> str:
     """Return an item on one line: a message as its type and text, anything else as JSON."""
     inner = item.get("value") if isinstance(item, dict) else None
     if isinstance(inner, dict) and "content" in inner and "type" in inner:
@@ -137,11 +139,11 @@ def _line(item: Any) -> str:
         if isinstance(content, str):
             text = content
         else:
-            text = _text(content)
+            text = _format_json(content)
         calls = "".join(f" [calls {call.get('name')}]" for call in inner.get("tool_calls") or ())
         line = f"{inner['type']}: {text}{calls}"
     else:
-        line = _text(item)
+        line = _format_json(item)
     line = make_legible(line)
     if len(line) <= _WIDEST:
         return line

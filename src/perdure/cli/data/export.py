@@ -146,7 +146,7 @@ def export(
                     handle_in(archive).run(ask(Drop(partition)))
                     left_out[name] = error
             if not digests:
-                _say_left_out(left_out)
+                _warn_left_out(left_out)
                 raise NotFound(f"no thread can be exported; {output} was not written")
     for name, digest in digests:
         say(f"{digest.hex}  {quote_id(name)}, {digest.checkpoints} checkpoints")
@@ -154,7 +154,7 @@ def export(
     are = "thread is" if len(digests) == 1 else "threads are"
     warn(f"{len(digests)} {are} in {output}, {sealed}")
     if left_out:
-        _say_left_out(left_out)
+        _warn_left_out(left_out)
         raise typer.Exit(1)
 
 
@@ -182,7 +182,7 @@ def _print_threads(
             typer.echo(json_text(data, indent=1))
 
 
-def _say_left_out(left_out: dict[str, PerdureError]) -> None:
+def _warn_left_out(left_out: dict[str, PerdureError]) -> None:
     for name, why in left_out.items():
         warn(f"{quote_id(name)}: not exported: {why}")
 
@@ -213,7 +213,7 @@ def _export_history(
             continue
         print_json({"thread_id": name, "messages": messages})
     if left_out:
-        _say_left_out(left_out)
+        _warn_left_out(left_out)
         raise typer.Exit(1)
 
 
@@ -234,8 +234,8 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
 
     First the whole file is checked and compared with the database. A file that is truncated, modified,
     encrypted with another key or of another format is refused, and so is a thread whose id is taken by a
-    different one (unless ``replace``); then nothing is changed. In an encrypted database the threads are
-    encrypted with its key, even if the file is not encrypted.
+    different one (unless ``replace``); in these cases nothing is changed. In an encrypted database the
+    threads are encrypted with its key, even if the file is not encrypted.
     """
     from perdure import admin
     from perdure.engine.transfer.transfer_terms import State
@@ -249,18 +249,18 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
         ) as archive,
     ):
         moves = _plan_moves(archive, file, options.threads, options.rename, place.tenant)
-        found = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
-        taken = [into.thread for into, moved in found if moved.found is State.DIFFERENT]
+        previews = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
+        taken = [into.thread for into, moved in previews if moved.found is State.DIFFERENT]
         if taken and not options.replace:
             raise Conflict(
                 f"{', '.join(map(repr, taken))} is taken by a different thread; nothing was imported. Pass "
                 "--replace, or --rename for another id"
             )
-        for (each, into), (_, before) in zip(moves, found, strict=True):
-            digest = before.digest
+        for (each, into), (_, preview) in zip(moves, previews, strict=True):
+            digest = preview.digest
             if not dry_run:
                 digest = admin.move(archive, each, database, into, replace=options.replace).digest
-            if before.found is State.SAME:
+            if preview.found is State.SAME:
                 text = "is there already"
             elif dry_run:
                 text = "would be imported"
@@ -275,11 +275,11 @@ def _plan_moves(
     """Return the chosen threads of a file, each with its target."""
     from perdure import admin
 
-    there = [p for p in admin.partitions(archive, None) if p.space == THREADS]
-    chosen = [p for p in there if not threads or p.thread in threads]
+    archived = [p for p in admin.partitions(archive, None) if p.space == THREADS]
+    chosen = [p for p in archived if not threads or p.thread in threads]
     missing = [name for name in threads or [] if name not in {p.thread for p in chosen}]
     if missing or not chosen:
-        names = ", ".join(repr(p.thread) for p in there) or "none"
+        names = ", ".join(repr(p.thread) for p in archived) or "none"
         raise NotFound(f"{file} does not hold the thread {(missing or ['?'])[0]!r}; it holds {names}")
     if len({p.thread for p in chosen}) < len(chosen):
         raise BadArchive(

@@ -41,18 +41,18 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
     """
     from perdure import admin
 
-    there = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
+    existing = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
     if options.everything:
-        wanted = there
+        wanted = existing
     else:
         wanted = list(dict.fromkeys(options.threads))
     if not wanted:
         raise NotFound("which thread? Name one or more, or pass --all")
     for name in wanted:
-        if name not in there:
+        if name not in existing:
             raise missing_thread(Partition(tenant, name))
     if url.startswith(("http://", "https://")):
-        _to_server(url, database, tenant, wanted, options)
+        _export_to_server(url, database, tenant, wanted, options)
         return
     from perdure.imports.stock_target import depart, open_stock_saver
 
@@ -66,7 +66,7 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
     written.end("thread")
 
 
-def _to_server(
+def _export_to_server(
     url: str, database: SyncDatabase, tenant: str, wanted: list[str], options: TargetOptions
 ) -> None:
     from perdure.imports.langgraph_server.api import ServerApi
@@ -87,7 +87,7 @@ def _to_server(
         }
         if options.everything:
             _write_assistants(handle, tenant, api, written)
-        left_out = set(wanted)
+        unexported = set(wanted)
         for name in wanted:
             row = handle.run(look(Partition(tenant, name)))
             if row is not None:
@@ -99,13 +99,13 @@ def _to_server(
                 if chosen not in graphs:
                     raise NotFound(f"it is of the graph {chosen!r}; name it with --graph {chosen}=PLACE")
                 outcome = target.thread(graphs[chosen], name, {**metadata, "graph_id": chosen})
-                left_out.remove(name)
+                unexported.remove(name)
                 note(f"{quote_id(name)}: {outcome}")
         if options.everything:
-            for namespace, key, value in _items(database):
+            for namespace, key, value in _read_items(database):
                 with written.of(f"item {key!r}"):
                     target.item(namespace, key, value)
-            _write_crons(handle, tenant, api, written, left_out)
+            _write_crons(handle, tenant, api, written, unexported)
     finally:
         api.close()
     written.end("thread")
@@ -124,10 +124,10 @@ def _write_assistants(handle: DatabaseHandle, tenant: str, api: ServerApi, writt
 
 
 def _write_crons(
-    handle: DatabaseHandle, tenant: str, api: ServerApi, written: _Written, left_out: set[str]
+    handle: DatabaseHandle, tenant: str, api: ServerApi, written: _Written, unexported: set[str]
 ) -> None:
-    """Write the crons, except those of threads that were left out: for such a cron Aegra would start a run at
-    once."""
+    """Write the crons, except those of threads that were not exported: for such a cron Aegra would start a
+    run at once."""
     from perdure.engine.queue import crons
     from perdure.imports.langgraph_server.target_records import RecordsTarget
     from perdure.model.ops import Now
@@ -136,12 +136,12 @@ def _write_crons(
     target, now = RecordsTarget(api), handle.run(ask(Now()))
     for cron in handle.run(crons.everything(crons.place(tenant))):
         with written.of(f"cron {cron.id}"):
-            if cron.body[crons.THREAD_ID] in left_out:
+            if cron.body[crons.THREAD_ID] in unexported:
                 raise NotFound(f"its thread {cron.body[crons.THREAD_ID]!r} was not exported")
             written.count("cron", target.cron(cron, now))
 
 
-def _items(database: SyncDatabase) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
+def _read_items(database: SyncDatabase) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
     store, offset = database.store(), 0
     while page := store.search((), limit=_PAGE, offset=offset):
         for item in page:
@@ -153,7 +153,7 @@ _PAGE = 100
 
 
 class _Written:
-    """Counts of the objects that were written, and the reasons for those that were not."""
+    """Counts of the objects that were written and of those that were not."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -162,7 +162,8 @@ class _Written:
         self._records: dict[str, dict[str, int]] = {}
 
     def of(self, what: str) -> _Attempt:
-        """Return a block that may fail alone."""
+        """Return a context that writes one object: if that fails, the error is printed and the export goes
+        on."""
         return _Attempt(self, what)
 
     def note(self, text: str) -> None:
@@ -171,7 +172,7 @@ class _Written:
         say(text)
 
     def count(self, kind: str, outcome: str) -> None:
-        """Count a record of a kind, of which the sum is printed at the end."""
+        """Count a record of a kind; the sums are printed at the end."""
         outcomes = self._records.setdefault(kind, {})
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
 

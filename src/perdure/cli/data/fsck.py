@@ -78,7 +78,7 @@ def fsck(
         if not (thread_ids or as_json or all_tenants):
             others = len(admin.tenants(database).keys() - {place.tenant})
     if not as_json and not report.damaged:
-        out.print(_sound(threads, histories, len({each.tenant for each in places})))
+        out.print(_describe_sound(threads, histories, len({each.tenant for each in places})))
     _print_others(others)
     if report.damaged:
         raise typer.Exit(1)
@@ -86,7 +86,8 @@ def fsck(
 
 @dataclass(frozen=True)
 class _Checks:
-    """Options of the check of threads: whether the user has named them, and what is done beside the check."""
+    """Options of the check of threads: whether the user has named them, and what is done besides the
+    check."""
 
     are_named: bool
     repair: bool
@@ -94,7 +95,8 @@ class _Checks:
 
 
 class _Report:
-    """Findings as lines for people or as JSON, printed as they come; ``damaged`` counts what has any."""
+    """Findings as lines for people or as JSON, printed as they come; ``damaged`` counts the objects with
+    findings."""
 
     def __init__(self, as_json: bool, *, names_tenants: bool) -> None:
         self.damaged = 0
@@ -108,26 +110,28 @@ class _Report:
         self._print(f"database: {detail}{advice}", {"thread_id": None, "kind": "database", "detail": detail})
         self.damaged += 1
 
-    def add_thread(self, place: Partition, kind: str, line: str, detail: str) -> None:
-        self._print(line, {"thread_id": place.thread, "kind": kind, "detail": detail}, place)
+    def add_thread(self, partition: Partition, kind: str, line: str, detail: str) -> None:
+        self._print(line, {"thread_id": partition.thread, "kind": kind, "detail": detail}, partition)
 
-    def add_finding(self, place: Partition, finding: Finding, *, is_repaired: bool = False) -> None:
+    def add_finding(self, partition: Partition, finding: Finding, *, is_repaired: bool = False) -> None:
         entry = {**asdict(finding), "kind": finding.kind.value, "repaired": is_repaired}
-        self._print(f"repaired: {finding}" if is_repaired else str(finding), entry, place, on_out=is_repaired)
+        self._print(
+            f"repaired: {finding}" if is_repaired else str(finding), entry, partition, on_out=is_repaired
+        )
 
-    def add_accepted(self, place: Partition, detail: str) -> None:
+    def add_accepted(self, partition: Partition, detail: str) -> None:
         entry = {"thread_id": None, "kind": "changed", "detail": detail, "repaired": True}
-        self._print(f"repaired: {detail}", entry, place, on_out=True)
+        self._print(f"repaired: {detail}", entry, partition, on_out=True)
 
-    def add_history(self, place: Partition, detail: str) -> None:
-        self._print(detail, {"session_id": place.thread, "kind": "history", "detail": detail}, place)
+    def add_history(self, partition: Partition, detail: str) -> None:
+        self._print(detail, {"session_id": partition.thread, "kind": "history", "detail": detail}, partition)
         self.damaged += 1
 
     def _print(
-        self, line: str, entry: dict[str, Any], place: Partition | None = None, *, on_out: bool = False
+        self, line: str, entry: dict[str, Any], partition: Partition | None = None, *, on_out: bool = False
     ) -> None:
-        if place is not None and self._names_tenants:
-            line, entry = f"tenant {place.tenant!r}: {line}", {"tenant": place.tenant, **entry}
+        if partition is not None and self._names_tenants:
+            line, entry = f"tenant {partition.tenant!r}: {line}", {"tenant": partition.tenant, **entry}
         if self._as_json:
             print_json(entry)
         else:
@@ -140,40 +144,40 @@ def _check_threads(
     from rich.progress import track
 
     hidden = len(threads) == 1 or not sys.stderr.isatty()
-    whose, of_tenant, saver = None, database, None
-    for place in track(threads, "Checking", console=err, transient=True, disable=hidden):
-        if place.tenant != whose:
-            whose, of_tenant = place.tenant, _of(database, place.tenant)
+    tenant, of_tenant, saver = None, database, None
+    for partition in track(threads, "Checking", console=err, transient=True, disable=hidden):
+        if partition.tenant != tenant:
+            tenant, of_tenant = partition.tenant, _with_tenant(database, partition.tenant)
             saver = None
             if checks.types is not None:
-                saver = _saver_of(of_tenant, checks.types)
+                saver = _make_saver_for(of_tenant, checks.types)
         try:
-            findings = _find_faults(of_tenant, place, is_named=checks.are_named)
+            findings = _find_faults(of_tenant, partition, is_named=checks.are_named)
             repaired = None
             if findings and checks.repair:
-                repaired = of_tenant.repair(place.thread)
+                repaired = of_tenant.repair(partition.thread)
         except (Corrupt, Conflict) as error:
             # One thread that cannot be checked must not prevent the check of the others.
             report.add_thread(
-                place, "not checked", f"thread {place.thread!r} was not checked: {error}", str(error)
+                partition, "not checked", f"thread {partition.thread!r} was not checked: {error}", str(error)
             )
             report.damaged += 1
             continue
         if repaired is not None:
             for finding in repaired.fixed:
-                report.add_finding(place, finding, is_repaired=True)
+                report.add_finding(partition, finding, is_repaired=True)
             findings = list(repaired.left)
         for finding in findings:
-            report.add_finding(place, finding)
+            report.add_finding(partition, finding)
         unreadable = None
         if saver is not None:
-            unreadable = _unreadable(saver, place.thread)
+            unreadable = _find_unreadable(saver, partition.thread)
         if unreadable is not None:
-            report.add_thread(place, "types", f"thread {place.thread!r}: {unreadable}", unreadable)
+            report.add_thread(partition, "types", f"thread {partition.thread!r}: {unreadable}", unreadable)
         report.damaged += bool(findings) or unreadable is not None
 
 
-def _of(database: SyncDatabase, tenant: str) -> SyncDatabase:
+def _with_tenant(database: SyncDatabase, tenant: str) -> SyncDatabase:
     """Return the database with another tenant, over the same connections."""
     from perdure.database.base import handle_of
     from perdure.database.blocking import SyncDatabase
@@ -197,33 +201,35 @@ def _find_faults(database: SyncDatabase, partition: Partition, *, is_named: bool
 
 
 def _accept_losses(database: SyncDatabase, tenant: str | None, report: _Report) -> None:
-    """Take what is left of stores, histories and a server's records for all of it."""
+    """Accept what is left of stores, histories and a server's records as complete."""
     from perdure import admin
     from perdure.cli.data.copy import label
     from perdure.database.base import handle_of
     from perdure.storage.port import NOT_LATEST
 
-    for place in admin.partitions(database, tenant):
-        if place.space != THREADS and handle_of(database).trust(place):
-            report.add_accepted(place, f"{label(place)}: {NOT_LATEST}; what is left counts from now on")
+    for partition in admin.partitions(database, tenant):
+        if partition.space != THREADS and handle_of(database).trust(partition):
+            report.add_accepted(
+                partition, f"{label(partition)}: {NOT_LATEST}; what is left counts from now on"
+            )
 
 
-def _check_history(database: SyncDatabase, place: Partition, report: _Report) -> None:
+def _check_history(database: SyncDatabase, partition: Partition, report: _Report) -> None:
     """Read a history, and report it if it is damaged."""
     from perdure.database.base import handle_of
     from perdure.engine import session_histories
 
     try:
-        # As of the beginning of time: expired ones are checked, too.
-        handle_of(database).run(session_histories.load(place, 0))
+        # Load as of the year 1970, so that expired histories are checked, too.
+        handle_of(database).run(session_histories.load(partition, 0))
     except Corrupt as error:
-        report.add_history(place, str(error))
+        report.add_history(partition, str(error))
 
 
-def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
-    """Return the summary of a check without findings. The runtime's own threads are counted apart, as
+def _describe_sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants: int) -> str:
+    """Return the summary of a check without findings. The runtime's own threads are counted separately, as
     `perdure threads ls` leaves them out."""
-    of_runtime = sum(place.thread.startswith(INTERNAL) for place in threads)
+    of_runtime = sum(partition.thread.startswith(INTERNAL) for partition in threads)
     counts = [several(len(threads) - of_runtime, "thread")]
     if histories:
         counts.append(f"{len(histories)} {'history' if len(histories) == 1 else 'histories'}")
@@ -234,7 +240,7 @@ def _sound(threads: Sequence[Partition], histories: Sequence[Partition], tenants
 
 
 def _print_others(count: int) -> None:
-    """Print that other tenants were not checked, as the threads of one look like all of the database."""
+    """Print that other tenants were not checked, as one tenant's threads look like all of the database."""
     if count:
         warn(
             f"{several(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant NAME "
@@ -242,7 +248,7 @@ def _print_others(count: int) -> None:
         )
 
 
-def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
+def _make_saver_for(database: SyncDatabase, place: str) -> PerdureSaver:
     """Return the checkpointer that the runtime makes for the graph at a place."""
     import asyncio
 
@@ -259,13 +265,13 @@ def _saver_of(database: SyncDatabase, place: str) -> PerdureSaver:
     return make_saver(database, [agent], graphs)
 
 
-def _unreadable(saver: PerdureSaver, thread_id: str) -> str | None:
+def _find_unreadable(saver: PerdureSaver, thread_id: str) -> str | None:
     """Return the reason for which the latest state of a thread cannot be built, or ``None``."""
     try:
         saver.get_tuple({"configurable": {"thread_id": thread_id}})
     except Unreadable as error:
         return str(error)
     except Corrupt:
-        # The check of the records reports it.
+        # The check of the records reports this damage.
         return None
     return None

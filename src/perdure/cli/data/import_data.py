@@ -131,7 +131,7 @@ def import_(
     """
     names = (table, key, column)
     if kind is None:
-        kind = _kind_of(source, is_of_sessions=names != _SESSION_NAMES)
+        kind = _detect_kind(source, is_of_sessions=names != _SESSION_NAMES)
     options_of_server = ServerOptions(headers or [], authorization, graphs or [])
     options_of_server.require(is_used=kind is SourceKind.LANGGRAPH_SERVER)
     if kind is SourceKind.ARCHIVE:
@@ -160,13 +160,13 @@ def import_(
     opened_source = server or open_source(kind, source)
     counts, items, records = ImportCounts(), None, None
     try:
-        with open_database(place) as database, report_interruption(lambda: _text(counts)):
+        with open_database(place) as database, report_interruption(lambda: _describe(counts)):
             with show_progress_bar("threads, {task.fields[rows]:,} rows") as bar:
                 progress = _Progress(bar, len(threads) if threads else opened_source.count())
-                options = ImportOptions(place.tenant, dry_run, verify, progress.rows)
-                _threads(Importer(opened_source, database, options), threads, counts, progress)
+                options = ImportOptions(place.tenant, dry_run, verify, progress.add_rows)
+                _import_threads(Importer(opened_source, database, options), threads, counts, progress)
             if store and not threads:
-                items = _items(opened_source, database, options)
+                items = _import_items(opened_source, database, options)
             if server is not None and not threads:
                 target = RecordTarget(url_of(place.db), place.tenant, keys_of(place.keys), dry_run)
                 records = import_records(server.api, target, {each.thread for each in counts.skipped})
@@ -183,7 +183,7 @@ def import_(
         raise typer.Exit(1)
 
 
-def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
+def _detect_kind(source: str, *, is_of_sessions: bool) -> SourceKind:
     """Detect the kind of a source, and print it."""
     from perdure.imports.detection import detect_kind
 
@@ -197,10 +197,10 @@ def _kind_of(source: str, *, is_of_sessions: bool) -> SourceKind:
 
 
 _SESSION_NAMES = ("sessions", "session_id", None)
-"""Names of a table of sessions that were not passed."""
+"""Names of a table of sessions if none is passed."""
 
 
-def _threads(
+def _import_threads(
     importer: Importer, threads: list[str] | None, counts: ImportCounts, progress: _Progress
 ) -> None:
     for name in threads or ():
@@ -209,10 +209,10 @@ def _threads(
     for name in dict.fromkeys(threads) if threads else importer.source.threads():
         report = importer.thread(name)
         counts.add(report)
-        progress.thread(report)
+        progress.add_thread(report)
 
 
-def _items(source: Source, database: SyncDatabase, options: ImportOptions) -> ItemCounts:
+def _import_items(source: Source, database: SyncDatabase, options: ImportOptions) -> ItemCounts:
     from perdure.imports.items import ItemImporter
 
     return ItemImporter(database, options, time.time_ns() // 1000).run(source.items())
@@ -226,12 +226,12 @@ class _Progress:
         self._task = bar.add_task("", total=total, rows=0) if bar is not None else None
         self._rows = 0
 
-    def rows(self, count: int) -> None:
+    def add_rows(self, count: int) -> None:
         self._rows += count
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, rows=self._rows)
 
-    def thread(self, report: ThreadReport) -> None:
+    def add_thread(self, report: ThreadReport) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, advance=1, description=escape(quote_id(report.thread)[:60]))
 
@@ -276,7 +276,7 @@ class _Result:
         for why in (*(items.skipped if items else ()), *(self.records.skipped if self.records else ())):
             warn(f"skipped: {why}")
         verb = "To import" if self.dry_run else "Imported"
-        say(f"{verb} from {self.source} to {self.target}: {_text(counts)}")
+        say(f"{verb} from {self.source} to {self.target}: {_describe(counts)}")
         if counts.verified:
             text = f"{counts.verified:,} checkpoints compared equal with {self.verifier}"
             say(text)
@@ -286,12 +286,12 @@ class _Result:
                 f"{items.expired:,} had expired"
             )
         if self.records is not None:
-            of = self.records
-            text = f"{several(of.assistants, 'assistant')}, {several(of.crons, 'cron')}"
-            say(f"server: {text}, {several(of.threads, 'record')} of threads")
+            records = self.records
+            text = f"{several(records.assistants, 'assistant')}, {several(records.crons, 'cron')}"
+            say(f"server: {text}, {several(records.threads, 'record')} of threads")
 
 
-def _text(counts: ImportCounts) -> str:
+def _describe(counts: ImportCounts) -> str:
     states = counts.states
     rows = f"{several(counts.checkpoints, 'checkpoint')}, {several(counts.writes, 'pending write')}"
     text = f"{several(states['imported'], 'thread')}, {rows}"

@@ -1,4 +1,4 @@
-"""Options of commands that speak with a LangGraph server, and the records that an import takes beside its
+"""Options of commands that speak with a LangGraph server, and the records that an import takes besides
 threads."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ServerOptions:
             raise BadSetting("--graph and --header are for a LangGraph server; leave them out")
 
     def parse_headers(self) -> dict[str, str]:
-        """Return the headers. ``BadSetting`` for one without a name or a value."""
+        """Return the headers; raise ``BadSetting`` for a header without a name or a value."""
         headers: dict[str, str] = {}
         for given in self.headers:
             name, colon, value = given.partition(":")
@@ -76,7 +76,7 @@ def open_server(url: str, options: ServerOptions) -> ServerSource:
 
 
 async def load_graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]:
-    """Load graphs, by the names that they have at the server; one without a name is for all threads."""
+    """Load graphs, by the names that they have at the server; a graph without a name is for all threads."""
     import os
 
     from langgraph.pregel import Pregel
@@ -95,7 +95,7 @@ async def load_graphs(words: list[str]) -> dict[str, Pregel[Any, Any, Any, Any]]
 
 @dataclass(slots=True)
 class RecordCounts:
-    """Counts of a server's records that were written now; and those that were skipped, with the reason."""
+    """Counts of a server's records that were written now, and the reasons of those that were skipped."""
 
     assistants: int = 0
     crons: int = 0
@@ -118,7 +118,7 @@ class RecordTarget:
 
 
 def import_records(api: ServerApi, target: RecordTarget, without: Collection[str]) -> RecordCounts:
-    """Import the records of a server; what is at the target already stays.
+    """Import the records of a server; records that the target already has stay as they are.
 
     Args:
         api: The server.

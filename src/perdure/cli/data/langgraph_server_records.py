@@ -50,9 +50,9 @@ class _Records:
         for found in api.assistants():
             self._graph_of[str(found["assistant_id"])] = str(found["graph_id"])
             if (found.get("metadata") or {}).get("created_by") == "system" and found["version"] == 1:
-                continue  # It is made of its graph here, too.
+                continue  # Such an assistant is made from its graph here, too.
             name = str(found["assistant_id"])
-            bodies = [_body(version) for version in api.versions(name) or (found,)]
+            bodies = [_read_body(version) for version in api.versions(name) or (found,)]
             stored = TenantDocuments(self._handle, self._clock, self._target.tenant, "assistant")
             past = [dict(held.body) for held in reversed(await stored.past(name))]
             if past != bodies[: len(past)]:
@@ -86,7 +86,9 @@ class _Records:
             if self._target.dry_run:
                 continue
             now = await self._clock.now()
-            created = _microseconds(shown.get("created_at")) or (row.created_at if row is not None else now)
+            created = _to_microseconds(shown.get("created_at")) or (
+                row.created_at if row is not None else now
+            )
             body = {"metadata": dict(shown.get("metadata") or {}), "created_at": created, "ttl": None}
             program = documents.put(
                 partition, *OF_THREAD, body, now, Expect.ABSENT, fresh=self._handle.draw_version()
@@ -96,13 +98,13 @@ class _Records:
 
     async def crons(self, found: Iterable[Mapping[str, Any]]) -> None:
         place = crons.place(self._target.tenant)
-        there = {cron.id for cron in await self._handle.arun(crons.everything(place))}
+        stored_ids = {cron.id for cron in await self._handle.arun(crons.everything(place))}
         for shown in found:
             name = str(shown["cron_id"])
-            if name in there:
+            if name in stored_ids:
                 continue
             try:
-                await self._cron(name, shown)
+                await self._import_cron(name, shown)
             except Unavailable:
                 raise
             except (PerdureError, ValueError, KeyError) as error:
@@ -112,7 +114,7 @@ class _Records:
                     why = f"it is not one ({type(error).__name__})"
                 self._counts.skipped.append(f"cron {name}: {why}")
 
-    async def _cron(self, name: str, shown: Mapping[str, Any]) -> None:
+    async def _import_cron(self, name: str, shown: Mapping[str, Any]) -> None:
         from perdure.server.requests import NewRun
         from perdure.server.runs.cron_schedules import Schedule
         from perdure.server.runs.crons import CronJob
@@ -136,9 +138,9 @@ class _Records:
             thread=thread,
             schedule=Schedule(
                 shown["schedule"],
-                # Aegra shows it with the run.
+                # Aegra shows the time zone with the run.
                 shown.get("timezone") or payload.get("timezone"),
-                _microseconds(shown.get("end_time")) or None,
+                _to_microseconds(shown.get("end_time")) or None,
             ),
             payload=run.model_dump(mode="json", include=set(fields), exclude_none=True),
             metadata=dict(shown.get("metadata") or {}),
@@ -148,9 +150,9 @@ class _Records:
         )
         now = await self._clock.now()
         due = job.find_next_after(now)
-        # Aegra starts a run when a cron is created, and leaves out its first time.
-        if due is not None and (there := _microseconds(shown.get("next_run_date"))) > now:
-            due = there
+        # Aegra starts a run when a cron is created, and leaves out the first time: use the time it shows.
+        if due is not None and (shown_due := _to_microseconds(shown.get("next_run_date"))) > now:
+            due = shown_due
         self._counts.crons += 1
         if not self._target.dry_run:
             new = crons.Due(job.dump(), due)
@@ -158,12 +160,12 @@ class _Records:
             await self._handle.arun(crons.create(place, name, new, now, self._handle.draw_version()))
 
 
-def _body(assistant: Mapping[str, Any]) -> dict[str, Any]:
+def _read_body(assistant: Mapping[str, Any]) -> dict[str, Any]:
     body = {part: assistant.get(part) for part in _PARTS}
     return {**body, **{part: body[part] or {} for part in ("config", "context", "metadata")}}
 
 
-def _microseconds(text: str | None) -> int:
+def _to_microseconds(text: str | None) -> int:
     if text is None:
         return 0
     return read_time(text)

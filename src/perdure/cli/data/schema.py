@@ -74,23 +74,23 @@ def show(
     """Show what threads depend on: the channels, types, nodes and interrupts of a graph, and the steps."""
     from perdure.langgraph.migration.fingerprint import fingerprint
 
-    chosen = _one(graph_word, config)
+    chosen = _choose_one(graph_word, config)
     place = chosen.word
-    agent, found = _agent(chosen, schema_place)
-    held_by = fingerprint(_graph(agent))
+    agent, found = _load_agent(chosen, schema_place)
+    printed = fingerprint(_get_graph(agent))
     if as_json:
         steps = [str(step) for step in found.steps]
-        print_json({"graph": place, "version": found.version, "steps": steps, "fingerprint": held_by})
+        print_json({"graph": place, "version": found.version, "steps": steps, "fingerprint": printed})
         return
     out.print(f"[bold]{escape(place)}[/]  schema version {found.version}")
     for step in found.steps:
         out.print(f"step       {escape(str(step))}")
-    for name, held in held_by["channels"].items():
-        out.print(f"channel    {escape(name)}: {escape(held)}")
-    for name, fields in held_by["types"].items():
+    for name, channel_type in printed["channels"].items():
+        out.print(f"channel    {escape(name)}: {escape(channel_type)}")
+    for name, fields in printed["types"].items():
         out.print(f"type       {escape(name)}: {escape(', '.join(f'{f}: {t}' for f, t in fields.items()))}")
     for what in ("nodes", "interrupts"):
-        for name in held_by[what]:
+        for name in printed[what]:
             out.print(f"{what[:-1]:<10} {escape(name)}")
 
 
@@ -129,14 +129,14 @@ def check(
 
     records = read_records(file)
     failed = False
-    for chosen in _choose(graphs or (), config):
-        agent, found = _agent(chosen, schema_place)
-        # A graph is recorded under one of its two names, whichever it was first given.
+    for chosen in _choose_graphs(graphs or (), config):
+        agent, found = _load_agent(chosen, schema_place)
+        # A graph has two names, and is recorded under the one that was used first.
         if chosen.word not in records and chosen.other in records:
             place = chosen.other
         else:
             place = chosen.word
-        now, recorded = fingerprint(_graph(agent)), records.get(place)
+        now, recorded = fingerprint(_get_graph(agent)), records.get(place)
         wrong = contradictions(found, now)
         why = verdict(recorded, found.version, now)
         may_be_written = not wrong and (recorded is None or found.version > recorded.version or not why)
@@ -198,7 +198,7 @@ def plan(
 
     from perdure.runtime.operations.schema_plan import plan as plan_threads
 
-    agent, found = _agent(_one(graph_word, config), schema_place)
+    agent, found = _load_agent(_choose_one(graph_word, config), schema_place)
     versions: Counter[str] = Counter()
     pinned = waiting = broken = 0
     with open_database(place) as database:
@@ -276,14 +276,14 @@ def _pin(thread_id: str, version: int | None, place: DataPlace) -> None:
         handle_in(database).run(program)
 
 
-def _choose(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
+def _choose_graphs(words: Sequence[str], config: Path | None) -> list[ChosenGraph]:
     """Return the graphs that a command names, or all graphs of the settings if it names none."""
     from perdure.config.graph_choice import choose_graphs
 
     return choose_graphs(words, file=config, environ=os.environ)
 
 
-def _one(word: str | None, config: Path | None) -> ChosenGraph:
+def _choose_one(word: str | None, config: Path | None) -> ChosenGraph:
     """Return the graph that a command names, or the only one of the settings if it names none.
 
     Raises:
@@ -291,17 +291,17 @@ def _one(word: str | None, config: Path | None) -> ChosenGraph:
     """
     from perdure.errors import BadSetting
 
-    found = _choose([] if word is None else [word], config)
+    found = _choose_graphs([] if word is None else [word], config)
     if len(found) > 1:
         raise BadSetting(f"which graph? Name one of {', '.join(sorted(each.word for each in found))}")
     return found[0]
 
 
-def _graph(agent: Agent) -> Pregel[Any, Any, Any, Any]:
+def _get_graph(agent: Agent) -> Pregel[Any, Any, Any, Any]:
     return cast("Pregel[Any, Any, Any, Any]", agent.graph)
 
 
-def _agent(chosen: ChosenGraph, schema_place: str | None) -> tuple[Agent, Schema]:
+def _load_agent(chosen: ChosenGraph, schema_place: str | None) -> tuple[Agent, Schema]:
     """Return an agent and its schema.
 
     Raises:

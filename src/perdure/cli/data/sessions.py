@@ -42,7 +42,7 @@ class SessionOptions:
 
 
 def import_sessions(where: str, options: SessionOptions) -> None:
-    """Import sessions, and print what became of them."""
+    """Import sessions, and print the results."""
     from perdure.imports.histories.session_sources import open_sessions
     from perdure.imports.histories.sessions import SessionCounts, SessionImporter
 
@@ -51,7 +51,7 @@ def import_sessions(where: str, options: SessionOptions) -> None:
     wanted = set(options.sessions or ())
     seen: set[str] = set()
     try:
-        with open_database(options.place) as database, report_interruption(lambda: _text(counts)):
+        with open_database(options.place) as database, report_interruption(lambda: _describe(counts)):
             importer = SessionImporter(database.history(), replaces=options.replace, dry_run=options.dry_run)
             found = (each for each in source.sessions() if not wanted or each.id in wanted)
             with show_progress_bar("sessions") as bar:
@@ -103,10 +103,10 @@ def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
     for skipped in counts.skipped:
         warn(f"session {skipped.session!r} was skipped: {skipped.why}")
     verb, target = "To import" if options.dry_run else "Imported", redact(url_of(options.place.db))
-    say(f"{verb} from {source} to {target}: {_text(counts)}")
+    say(f"{verb} from {source} to {target}: {_describe(counts)}")
 
 
-def _text(counts: SessionCounts) -> str:
+def _describe(counts: SessionCounts) -> str:
     text = f"{several(counts.states['imported'], 'session')}, {several(counts.messages, 'message')}"
     for state, count in counts.states.items():
         if count and state != "imported":

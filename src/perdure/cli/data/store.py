@@ -66,7 +66,7 @@ def reindex(
     from perdure.model.store_items import labels_of
 
     place = place.with_key()
-    url, index = _settings(config, place.db, place.keys is not None)
+    url, index = _load_settings(config, place.db, place.keys is not None)
     total, places = Reindexed(), 0
     with open_database(replace(place, db=url)) as database, closing(index):
         handle = handle_in(database)
@@ -82,21 +82,21 @@ def reindex(
             total = total.plus(done)
             places += done.items > 0
         with err.status("Preparing the database's own index of vectors"):
-            again = index.prepare(handle.driver)
+            remade = index.prepare(handle.driver)
         method = index.method(handle.driver)
     if as_json:
-        print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": again, "method": method})
+        print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": remade, "method": method})
         return
     say(
         f"{several(total.items, 'item')} in {several(places, 'namespace')}: {total.indexed} indexed, "
         f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed"
     )
-    if again:
-        say(f"{again} items whose vectors were not those of their entries: made anew")
+    if remade:
+        say(f"{remade} items whose vectors were not those of their entries: made anew")
     say(f"searches compare {method}")
 
 
-def _settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:
+def _load_settings(config: Path | None, db: str | None, has_key: bool) -> tuple[str, SearchIndex]:
     from perdure.config.resolve import add_import_folders, resolve_config, set_variables
 
     configuration = resolve_config(

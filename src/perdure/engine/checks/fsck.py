@@ -63,16 +63,17 @@ def check(partition: Partition, digest: Digester) -> Program[list[Finding]]:
 def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Repaired]:
     """Repair what can be repaired without inventing data.
 
-    A hole is closed with the nearest stored ancestor if the sequence proves which one that is; otherwise
-    the history ends there, marked as a cut. A head that is missing or names nothing stored is set to the
-    newest checkpoint of its namespace by sequence. The repair is one commit, unless it does not fit one.
+    A checkpoint whose parent is not stored is linked to its nearest stored ancestor if the sequence proves
+    which one that is; otherwise the history ends there, marked as a cut. A head that is missing or names
+    nothing stored is set to the newest checkpoint of its namespace by sequence. The repair is one commit if
+    it fits one.
 
     Raises:
         Fenced: a run is open on the thread.
         Contention: the thread keeps being written to.
     """
-    wanted: list[Finding] = []
-    before: list[Finding] = []
+    repairable: list[Finding] = []
+    last_findings: list[Finding] = []
     refusals = 0
     while refusals < ATTEMPTS:
         try:
@@ -81,11 +82,11 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
         except Corrupt as error:
             # The records that a repair would build on are themselves damaged.
             return Repaired((), (_to_finding(partition, error),))
-        wanted += [f for f in findings if f.repairable and f not in wanted]
+        repairable += [f for f in findings if f.repairable and f not in repairable]
         ops = [*_fix_links(contents, findings), *_fix_heads(contents, findings)]
         # Findings that a commit has not mended would not be mended by the next one either.
-        if not ops or findings == before:
-            return Repaired(tuple(f for f in wanted if f not in findings), tuple(findings))
+        if not ops or findings == last_findings:
+            return Repaired(tuple(f for f in repairable if f not in findings), tuple(findings))
         some = next(batches(ops, budget, reserve=2))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan again on the repaired thread.
@@ -97,24 +98,25 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
         )
         outcome = yield from ask(Commit(partition, (fence, generation, *some)))
         if isinstance(outcome, Committed):
-            before = findings
+            last_findings = findings
         else:
             refusals += 1
     raise Contention(f"thread {partition.thread!r} keeps being written to; repair it later")
 
 
 def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Contents, list[Finding]]]:
+    """Return a thread and its findings, read while it was not written to, if there are any findings."""
     for _ in range(ATTEMPTS):
-        before = yield from _pulse(partition)
+        pulse_before = yield from _pulse(partition)
         *walks, blobs = yield from start(partition, (HEAD, TAG, CHECKPOINT, WRITE, BLOB))
         contents = yield from _read(partition, *walks)
         findings = [
             *_find_unreadable(partition, contents),
             *_find_holes(partition, contents),
-            *_heads(partition, contents),
-            *_tags(partition, contents),
+            *_check_heads(partition, contents),
+            *_check_tags(partition, contents),
         ]
-        findings += yield from _chunks(partition, contents, blobs, digest)
+        findings += yield from _check_chunks(partition, contents, blobs, digest)
         try:
             findings += yield from check_queue(partition)
         except Corrupt as error:
@@ -124,7 +126,7 @@ def _read_settled(partition: Partition, digest: Digester) -> Program[tuple[_Cont
             return _Contents({}, ()), [
                 Finding(partition.thread, "", None, Damage.HEAD, "it has not arrived", ARRIVE)
             ]
-        if not findings or before == (yield from _pulse(partition)):
+        if not findings or pulse_before == (yield from _pulse(partition)):
             return contents, findings
     raise Contention(f"thread {partition.thread!r} keeps being written to; check it later")
 
@@ -215,7 +217,7 @@ def _find_holes(partition: Partition, contents: _Contents) -> Iterator[Finding]:
             yield Finding(partition.thread, record.namespace, record.id, Damage.ORDER, detail, RESTORE)
 
 
-def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+def _check_heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
     for namespace in sorted({*contents.heads, *(ns for ns, _ in contents.places)}):
         head = contents.heads.get(namespace)
         newest = contents.newest(namespace)
@@ -232,7 +234,7 @@ def _heads(partition: Partition, contents: _Contents) -> Iterator[Finding]:
             yield Finding(partition.thread, namespace, target, Damage.ORDER, detail, REPAIR, True)
 
 
-def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
+def _check_tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
     for tag in contents.tags:
         namespace, target = tag.fields["namespace"], tag.fields["checkpoint_id"]
         if (namespace, target) not in contents.places:
@@ -244,13 +246,13 @@ def _tags(partition: Partition, contents: _Contents) -> Iterator[Finding]:
 # Chunks
 
 
-def _chunks(
+def _check_chunks(
     partition: Partition, contents: _Contents, blobs: Walk, digest: Digester
 ) -> Program[list[Finding]]:
     """Return findings for references to chunks that are absent or do not match their names."""
     reader = ChunkReader(partition, digest)
     yield from reader.read()
-    sound, damaged = yield from _survey(partition, blobs, reader, digest)
+    sound, damaged = yield from _classify_chunks(partition, blobs, reader, digest)
     owners = list(_references(contents))
     error, needs = yield from _expand(reader, dict.fromkeys(ref for _, _, ref in owners), sound)
     if not error and needs <= sound:
@@ -291,25 +293,25 @@ def _references(contents: _Contents) -> Iterator[tuple[Name, str, bytes]]:
         yield (write.namespace, write.checkpoint_id), what, write.ref
 
 
-def _survey(
-    partition: Partition, page: Walk, reader: ChunkReader, digest: Digester
+def _classify_chunks(
+    partition: Partition, blobs: Walk, reader: ChunkReader, digest: Digester
 ) -> Program[tuple[set[bytes], set[bytes]]]:
     """Return the names of the sound chunks, and of the damaged ones."""
     sound, damaged = set(reader.bodies), set(reader.damaged)
-    while not page.last:
-        yield from page.turn(partition)
-        for record in page.records:
+    while not blobs.last:
+        yield from blobs.turn(partition)
+        for record in blobs.records:
             name = record.key[0]
             (damaged if digest.plain(name, record.body) is None else sound).add(name)
-        damaged.update(key[0] for key, _ in page.unreadable)
+        damaged.update(key[0] for key, _ in blobs.unreadable)
     return sound, damaged
 
 
 def _expand(
     reader: ChunkReader, references: Iterable[bytes], sound: set[bytes]
 ) -> Program[tuple[str, set[bytes]]]:
-    """Return an error found in the references, empty if none, and the chunks they need as far as sound
-    chunks show."""
+    """Return an error found in the references, empty if there is none, and the chunks that the references
+    need, as far as sound chunks show."""
     expansion = Expansion(payloads=False)
     pending = list(references)
     asked: set[bytes] = set()
@@ -337,14 +339,15 @@ def _fix_links(contents: _Contents, findings: list[Finding]) -> Iterator[Op]:
 
 
 def _find_proven_ancestor(record: CheckpointRecord, stored: Iterable[CheckpointRecord]) -> str | None:
-    """Return the nearest stored checkpoint before a hole, if it is certainly an ancestor.
+    """Return the nearest stored checkpoint before one whose parent is not stored, if it is certainly an
+    ancestor.
 
-    Along one line of history the sequence and the step rise together. The newest checkpoint below the hole
-    is on the line when both fell by the same amount; across a fork the sequence counts both lines, the step
-    only one.
+    Along one line of history the sequence number and the step rise together. Across a fork the sequence
+    counts the checkpoints of both lines, the step those of one only. So the nearest checkpoint is on the same
+    line if both numbers are lower by the same amount.
     """
-    before = [c for c in stored if c.namespace == record.namespace and c.seq < record.seq]
-    nearest = max(before, key=lambda c: c.seq, default=None)
+    earlier = [c for c in stored if c.namespace == record.namespace and c.seq < record.seq]
+    nearest = max(earlier, key=lambda c: c.seq, default=None)
     if nearest is None or nearest.step is None or record.step is None:
         return None
     if record.seq - nearest.seq == record.step - nearest.step:

@@ -1,7 +1,7 @@
 """Check of a thread's queue: that accepted work is stored, and that a worker will take it.
 
-A queue record counts the messages that came and those that were taken. It blocks where it counts a message
-that is not stored, or where its open run is gone. A reply that is not stored blocks those after it.
+A queue record counts the messages that came and those that were taken. If it counts a message that is not
+stored, or its open run is gone, the queue is blocked. A reply that is not stored blocks those after it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Queue:
 def check_queue(partition: Partition) -> Program[list[Finding]]:
     """Return everything that is wrong with a thread's messages, runs, replies and documents."""
     queue = yield from _read(partition)
-    details = (*queue.unreadable, *_compare_counts(queue), *_runs(queue))
+    details = (*queue.unreadable, *_compare_counts(queue), *_check_runs(queue))
     kinds = [Damage.UNREADABLE] * len(queue.unreadable)
     kinds += [Damage.QUEUE] * (len(details) - len(kinds))
     return [
@@ -71,7 +71,7 @@ def _read(partition: Partition) -> Program[_Queue]:
             yield from walk.turn(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
             queue.unreadable += [
-                f"{_name(name, key)} cannot be read: {error}" for key, error in walk.unreadable
+                f"{_name_record(name, key)} cannot be read: {error}" for key, error in walk.unreadable
             ]
             for record in walk.records:
                 try:
@@ -80,13 +80,13 @@ def _read(partition: Partition) -> Program[_Queue]:
                         read_postponed(read)
                 except (Corrupt, ValueError, KeyError, TypeError) as error:
                     queue.unreadable.append(
-                        f"{_name(name, record.key)} cannot be read: {type(error).__name__}"
+                        f"{_name_record(name, record.key)} cannot be read: {type(error).__name__}"
                     )
                 else:
                     if isinstance(read, Run):
                         queue.runs[read.id] = read
                     elif kind is DOCUMENT and record.key[0] == UNREADABLE:
-                        queue.unreadable.append(f"{_name(name, record.key)} has not entered the inbox")
+                        queue.unreadable.append(f"{_name_record(name, record.key)} has not entered the inbox")
     return queue
 
 
@@ -97,14 +97,14 @@ def _compare_counts(queue: _Queue) -> Iterator[str]:
         stored = queue.stored[kind]
         pending = range(lane.bound + 1, lane.last + 1)
         if absent := [number for number in pending if number not in stored]:
-            yield f"the {lane.name} counts {_list(name, absent)}, not stored; what comes after waits for it"
+            yield f"the {lane.name} counts {_join(name, absent)}, not stored; what comes after waits for it"
         if lane.due_at is None and (lane.pending or lane.run_id is not None):
             yield f"the {lane.name} has something to do, and no time at which it is due"
         if beyond := sorted(number for number in stored if number > lane.last):
-            yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_list(name, beyond)}"
+            yield f"the {lane.name} counts to {lane.last}, and beyond that is stored {_join(name, beyond)}"
 
 
-def _runs(queue: _Queue) -> Iterator[str]:
+def _check_runs(queue: _Queue) -> Iterator[str]:
     lane, stored = queue.inbox, queue.stored[RUN]
     if queue.open_run != lane.run_id:
         yield f"the epoch is held for run {queue.open_run}, and the inbox has {lane.run_id} open"
@@ -128,17 +128,17 @@ def _runs(queue: _Queue) -> Iterator[str]:
             yield f"run {run.id} is open, and the inbox does not have it: no worker ends it"
         absent = [n for n in range(run.first, run.last + 1) if n not in queue.stored[INBOX]]
         if absent:
-            yield f"the open run {run.id} took {_list('message', absent)}, not stored"
+            yield f"the open run {run.id} took {_join('message', absent)}, not stored"
 
 
-def _name(name: str, key: Key) -> str:
+def _name_record(name: str, key: Key) -> str:
     """Name a record by its kind and key. A postponed message is a document, in one of two collections."""
     if name == "document" and key[0] in _POSTPONED:
         return f"{_POSTPONED[key[0]]} {key[1]}"
     return f"{name} {'/'.join(map(str, key))}"
 
 
-def _list(name: str, numbers: Sequence[int]) -> str:
+def _join(name: str, numbers: Sequence[int]) -> str:
     """Join the first few numbers, and the count of the others."""
     shown = ", ".join(map(str, numbers[:_SHOWN]))
     if len(numbers) > _SHOWN:

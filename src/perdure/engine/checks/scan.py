@@ -22,10 +22,9 @@ class Walk:
     """A scan over the records of a kind, page by page.
 
     Attributes:
-        stubs: all records of the page without their bodies, not verified, except those whose key has the
-            wrong types.
+        stubs: all records of the page whose keys have the right types, without their bodies and not verified.
         records: the readable records of the page.
-        unreadable: keys of the others, those of the wrong types as text, with the reason.
+        unreadable: keys of the other records, with the reason; a key with wrong types is converted to text.
         last: this is the last page.
     """
 
@@ -45,7 +44,7 @@ class Walk:
         found, self.ahead = self.ahead, None
         self.last = len(found) < _PAGE
         self._end = found[-1].key if found else self._end
-        self.stubs = tuple(stub for stub in found if self._is_named(stub))
+        self.stubs = tuple(stub for stub in found if self._has_right_types(stub))
         self.records = []
         self.unreadable = [
             (
@@ -53,7 +52,7 @@ class Walk:
                 f"{self.kind.name} {'/'.join(map(_format, stub.key))}: {_MISNAMED}",
             )
             for stub in found
-            if not self._is_named(stub)
+            if not self._has_right_types(stub)
         ]
         keys = [stub.key for stub in self.stubs]
         if not keys:
@@ -61,7 +60,7 @@ class Walk:
         try:
             self.records = yield from self._get(partition, keys)
         except Corrupt:
-            # One of them is unreadable and fails the answer: ask for each by itself.
+            # An unreadable record fails the whole request: ask for each by itself.
             self.records = []
             for key in keys:
                 try:
@@ -69,7 +68,7 @@ class Walk:
                 except Corrupt as error:
                     self.unreadable.append((key, str(error)))
 
-    def _is_named(self, stub: Record) -> bool:
+    def _has_right_types(self, stub: Record) -> bool:
         parts = zip(self.kind.key, stub.key, strict=True)
         return all(isinstance(part, _TYPES[column.kind]) for column, part in parts)
 

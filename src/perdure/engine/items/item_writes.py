@@ -1,5 +1,5 @@
-"""Commits that write items of one namespace, with their entries in the search index: the last write wins, or
-nothing is written unless the items are as the caller saw them.
+"""Commits that write items of one namespace, with their entries in the search index: either the last write
+wins, or nothing is written if an item is not as the caller saw it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXACT = 8
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Items that a caller saw, written or not.
+    """Items that a caller saw, whether it writes them or not.
 
     Args:
         keys: Their keys.
@@ -51,9 +51,9 @@ def commit_writes(
         writes: The writes, at most one for each key.
         budget: The limits of a commit.
         keeps: The driver's ``keeps_fields``.
-        known: The generations that this process knows, which need not be read then.
+        known: The generations that this process knows, and which therefore need not be read.
     """
-    # Entries to remove have to be read first: a namespace without an index has no generation.
+    # Deletions are planned on a read, which shows whether the namespace has a generation, and so an index.
     overwrites = keeps and all(w.body is not None for w in writes)
     if overwrites and not any(w.entry for w in writes):
         removes = any(map(is_indexed, writes))
@@ -63,7 +63,7 @@ def commit_writes(
     known = known if any(map(is_indexed, writes)) else None
     if overwrites and known is not None and (guess := known.get(partition)) is not None:
         ops = _plan_overwrite(writes)
-        change, after = _generation(ops, writes, guess, budget)
+        change, after = _plan_generation(ops, writes, guess, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
             known.note_commit(partition, guess.version, after)
             return
@@ -80,9 +80,9 @@ def commit_writes(
             return
         found = next((record for record in records if record.kind is not ITEM), None)
         before = search_index.generation_of(found) if found is not None and attempt == 0 else None
-        if before is not None and (yield from _empties(partition, writes)):
+        if before is not None and (yield from _leaves_nothing(partition, writes)):
             before = None
-        change, after = _generation(ops, writes, before, budget)
+        change, after = _plan_generation(ops, writes, before, budget)
         if isinstance((yield from ask(Commit(partition, (*ops, *change)))), Committed):
             if known is not None and change:
                 known.note_commit(partition, None if found is None else found.version, after)
@@ -98,7 +98,7 @@ def is_indexed(write: Write) -> bool:
 def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
     """Return the operations of writes that remove nothing, for drivers that keep the creation time."""
     items = tuple(
-        Put(ITEM, (w.key,), _fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
+        Put(ITEM, (w.key,), _make_fields(w, w.at), w.body or b"", Expect.ANY, w.version, "created_at")
         for w in writes
     )
     return (
@@ -110,7 +110,7 @@ def _plan_overwrite(writes: Sequence[Write]) -> tuple[Op, ...]:
 def commit_if_unchanged(
     partition: Partition, writes: Sequence[Write], seen: Seen, budget: Budget
 ) -> Program[bool]:
-    """Write items in one commit, unless one of some items was changed since the caller saw it.
+    """Write items in one commit, unless one of the items that the caller saw was changed since.
 
     Args:
         partition: The namespace.
@@ -143,14 +143,14 @@ def commit_if_unchanged(
             before = search_index.generation_of(answers[0][0])
         else:
             before = None
-        if before is not None and (yield from _empties(partition, writes)):
+        if before is not None and (yield from _leaves_nothing(partition, writes)):
             before = None
         stored = {record.key[0]: record for answer in answers[1:] for record in answer}
         living = {key: record for key, record in stored.items() if not is_over(record, seen.now)}
         if not all(seen.is_unchanged(key, living.get(key)) for key in seen.keys):
             return False
         plan = _plan(writes, stored, exact=True)
-        change, _ = _generation(plan, writes, before, budget)
+        change, _ = _plan_generation(plan, writes, before, budget)
         ops = (*_guard(plan, keys, stored), *change)
         if isinstance((yield from ask(Commit(partition, ops))), Committed):
             return True
@@ -161,7 +161,8 @@ def commit_if_unchanged(
 
 
 def _guard(plan: Sequence[Op], keys: Iterable[str], stored: Mapping[str, Record]) -> list[Op]:
-    """Return the operations with checks, so that all items of the keys are as they were read."""
+    """Return the operations of a plan with checks, so that the commit is refused unless all items of the keys
+    are as they were read."""
     ops: list[Op] = []
     left = dict.fromkeys(keys)
     for op in plan:
@@ -189,7 +190,7 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
                 ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
             continue
         living = before is not None and not is_over(before, w.at)
-        fields = _fields(w, before.fields["created_at"] if before is not None and living else w.at)
+        fields = _make_fields(w, before.fields["created_at"] if before is not None and living else w.at)
         seen = Expect.ABSENT if before is None else before.version
         ops.append(
             Put(ITEM, (w.key,), fields, w.body, expect=seen if exact else Expect.ANY, version=w.version)
@@ -206,7 +207,7 @@ def _make_entry_op(write: Write) -> Op:
     return search_index.make_stored_entry_op(write.key, write.entry, write.version)
 
 
-def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
+def _leaves_nothing(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
     """Return True if a namespace has no items left after some writes.
 
     Then its generation is removed, too: its record names the last items, and keys may reveal deleted data.
@@ -217,7 +218,7 @@ def _empties(partition: Partition, writes: Sequence[Write]) -> Program[bool]:
     return {record.key[0] for record in left} <= {w.key for w in writes}
 
 
-def _fields(write: Write, created_at: int) -> dict[str, int | None]:
+def _make_fields(write: Write, created_at: int) -> dict[str, int | None]:
     return {
         "created_at": created_at,
         "updated_at": write.at,
@@ -226,7 +227,7 @@ def _fields(write: Write, created_at: int) -> dict[str, int | None]:
     }
 
 
-def _generation(
+def _plan_generation(
     ops: Sequence[Op], writes: Sequence[Write], before: Generation | None, budget: Budget
 ) -> tuple[tuple[Op, ...], Generation | None]:
     """Return the operation on the namespace's generation that a commit of writes needs, if any, and the
@@ -241,8 +242,8 @@ def _generation(
     """
     changed = [w for w in writes if w.entry is not None or w.body is None]
     version = changed[0].version if changed else 0
-    named = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
-    if before is not None and named and changed:
+    is_logged = before is not None and weight(ops)[1] + search_index.LOG_BYTES <= budget.bytes
+    if before is not None and is_logged and changed:
         op, after = search_index.log_generation(before, version, [w.key for w in changed])
         return (op,), after
     if any(w.entry for w in changed):

@@ -100,12 +100,12 @@ def write(
             )
         return ops, size
 
-    whole = list(writes)
-    size = sum(len(w.body or b"") + len(w.entry or b"") for w in whole)
+    all_writes = list(writes)
+    size = sum(len(w.body or b"") + len(w.entry or b"") for w in all_writes)
     # Most batches fit one commit at two operations a write; otherwise all are weighed before the first is
     # written.
-    fits = size <= budget.bytes and 2 * len(whole) < budget.ops
-    for batch in [whole] if fits and whole else list(split(whole, weigh, budget, reserve=1)):
+    fits = size <= budget.bytes and 2 * len(all_writes) < budget.ops
+    for batch in [all_writes] if fits and all_writes else list(split(all_writes, weigh, budget, reserve=1)):
         yield from item_writes.commit_writes(partition, batch, budget, keeps=keeps, known=known)
 
 
@@ -157,11 +157,11 @@ def find(
 ) -> Program[list[Hit[V]]]:
     """Search where the database itself orders and filters items; arguments as for ``search``.
 
-    With ``everything`` only the page is read, otherwise the items that contain ``holding`` and keep
-    ``bounds``, page by page. Each page costs a pass over what comes after the one before, so pages grow as
-    long as bodies are small.
+    With ``everything`` only the requested items are read. Otherwise all items that contain ``holding`` and
+    keep ``bounds`` are read in portions, until enough are accepted. For each portion the database passes over
+    all that comes after the portion before, so portions grow as long as bodies are small.
     """
-    whole = FindItems(tenant, name_of(prefix), until=now, holding=holding, bounds=bounds)
+    request = FindItems(tenant, name_of(prefix), until=now, holding=holding, bounds=bounds)
     out: list[Hit[V]] = []
     if not limit:
         return out
@@ -172,7 +172,7 @@ def find(
     last: ItemPlace | None = None
     while True:
         size = min(size, most)
-        page = yield from ask(replace(whole, skip=skip, limit=size, last=last))
+        page = yield from ask(replace(request, skip=skip, limit=size, last=last))
         weight = 0
         for hit in page:
             record = hit.record
@@ -180,7 +180,8 @@ def find(
                 continue
             last = ItemPlace(record.fields["updated_at"], hit.partition.thread, record.key[0])
             weight += len(record.body)
-            # An item found before and rewritten by another clock may come again after the last page.
+            # An item that was found before may come again, if it was rewritten since with the time of another
+            # clock.
             if (hit.partition, record.key) in seen:
                 continue
             seen.add((hit.partition, record.key))
@@ -214,8 +215,8 @@ def search(
 ) -> Program[list[Hit[V]]]:
     """Return the living items within a namespace that ``judge`` accepts, last written first.
 
-    The fields of all items within the namespace are read and held to order them; bodies are read some at a
-    time, and no more than fill the page.
+    The fields of all items within the namespace are read and kept, to order the items; bodies are read some
+    at a time, and no more than fill the page.
 
     Args:
         judge: returns the value of an item, ``None`` to leave it out.
@@ -227,8 +228,8 @@ def search(
         return out
     bodies: dict[tuple[Partition, Key], Record] = {}
     heads: list[tuple[Partition, Record]] = []
-    for partition in (yield from _within(tenant, prefix)):
-        heads += yield from _heads(partition, bodies, now)
+    for partition in (yield from _list_within(tenant, prefix)):
+        heads += yield from _read_headers(partition, bodies, now)
     heads.sort(key=_newest_first)
     skip = 0 if everything else offset
     if everything:
@@ -261,16 +262,17 @@ def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
     """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
     out: list[Partition] = []
     after: Partition | None = None
-    while page := (yield from _names(tenant, prefix, after)):
+    while page := (yield from _list_page(tenant, prefix, after)):
         out += page
         after = page[-1]
     return out
 
 
-def _heads(
+def _read_headers(
     partition: Partition, bodies: dict[tuple[Partition, Key], Record], now: int
 ) -> Program[list[tuple[Partition, Record]]]:
-    """Return the fields of a namespace's living items; bodies too if it is small and few are held."""
+    """Return the living items of a namespace without their bodies. The first bodies are put into ``bodies``
+    unless that has many already."""
     keeps = len(bodies) < _KEPT
     size = _WHOLE if keeps else _HEADERS
     (found,) = yield from ask(Fetch(partition, (Range(ITEM, limit=size, bodies=keeps),)))
@@ -305,7 +307,7 @@ def list_namespaces(
     cut: Labels | None = None
     after: Partition | None = None
     while len(out) < offset + limit:
-        page = yield from _names(tenant, prefix, after)
+        page = yield from _list_page(tenant, prefix, after)
         if not page:
             break
         for partition in page:
@@ -319,7 +321,7 @@ def list_namespaces(
                     break
         after = page[-1]
         if depth is not None and cut and labels_of(after.thread)[:depth] == cut:
-            # All names cut to the same labels were seen; the next name is beyond them.
+            # Further names that are cut to the same labels add nothing: go on behind them.
             after = Partition(tenant, max(after.thread, name_after(cut)), STORE)
     return out[offset:]
 
@@ -346,32 +348,32 @@ def _commit_each(
     partition: Partition, parts: Sequence[tuple[Op, ...]], budget: Budget, *also: Op
 ) -> Program[int]:
     """Commit independent parts together, or one by one if that is refused, each commit with ``also``; return
-    the count of those that held."""
-    held = 0
+    the number of committed parts."""
+    committed = 0
     for batch in split(parts, weight, budget, reserve=len(also)):
         outcome = yield from ask(Commit(partition, (*(op for part in batch for op in part), *also)))
         if isinstance(outcome, Committed):
-            held += len(batch)
+            committed += len(batch)
             continue
         for part in batch if len(batch) > 1 else ():
-            held += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
-    return held
+            committed += isinstance((yield from ask(Commit(partition, (*part, *also)))), Committed)
+    return committed
 
 
-def _names(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
+def _list_page(tenant: str | None, prefix: Labels, after: Partition | None) -> Program[list[Partition]]:
     """Return a page of the namespaces within a prefix; each may be empty."""
     name = name_of(prefix)
     find = FindThreads(tenant, after=after, limit=_NAMES, space=STORE, prefix=name)
     return [found.partition for found in (yield from ask(find))]
 
 
-def _within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
+def _list_within(tenant: str, prefix: Labels) -> Program[list[Partition]]:
     """Return the namespaces within a prefix. If none is listed, return the prefix itself: a database may list
     new namespaces a moment late."""
-    page = yield from _names(tenant, prefix, None)
+    page = yield from _list_page(tenant, prefix, None)
     out = page or ([partition_of(tenant, prefix)] if prefix else [])
     while len(page) == _NAMES:
-        page = yield from _names(tenant, prefix, page[-1])
+        page = yield from _list_page(tenant, prefix, page[-1])
         out = [*out, *page]
     return out
 

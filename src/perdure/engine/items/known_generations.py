@@ -1,8 +1,9 @@
 """Generations of search indexes that this process wrote last, so that the only writer of a namespace does not
 read them before each commit.
 
-A generation's record is fixed by its version, and a commit that names one is refused if another is stored. So
-this knowledge may be outdated: a writer that was refused reads, and tries again.
+All records with the version of a generation have the same content, and a commit that expects a version is
+refused if another is stored. So this knowledge may be out of date: a writer that was refused reads the
+generation, and tries again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 
 MOST = 1024
-"""Namespaces whose generation is known at most: 1 kB each."""
+"""Maximum number of namespaces whose generation is known: 1 kB each."""
 
 
 class _Known(NamedTuple):
     generation: Generation
-    is_ours: bool
+    follows_ours: bool
     """Whether the generation before it was this process's, too."""
 
 
@@ -28,7 +29,7 @@ class KnownGenerations:
     """Generations by namespace; those that were written longest ago are forgotten first.
 
     Args:
-        lock: Held during each change, as threads may share these.
+        lock: Held during each change, as OS threads may share this object.
     """
 
     def __init__(self, lock: AbstractContextManager[Any]) -> None:
@@ -39,7 +40,7 @@ class KnownGenerations:
         """Return a namespace's generation if this process wrote the last two. Where writers take turns, a
         guess would be refused each time, and cost more than it saves."""
         known = self._known.get(partition)
-        if known is not None and known.is_ours:
+        if known is not None and known.follows_ours:
             return known.generation
         return None
 
@@ -48,14 +49,14 @@ class KnownGenerations:
 
         Args:
             partition: The namespace.
-            before: The number of the generation before it, if that is known.
-            after: The generation that it made, ``None`` if it left none.
+            before: The version of the generation before the commit, if that is known.
+            after: The generation that the commit made, ``None`` if it left none.
         """
         with self._lock:
             known = self._known.pop(partition, None)
             if after is not None:
-                is_ours = known is not None and known.generation.version == before
-                self._known[partition] = _Known(after, is_ours)
+                follows_ours = known is not None and known.generation.version == before
+                self._known[partition] = _Known(after, follows_ours)
 
     def note_refusal(self, partition: Partition, version: int) -> None:
         """Forget a generation that is not the one that is stored."""

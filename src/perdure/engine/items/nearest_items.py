@@ -45,24 +45,24 @@ def nearest(
     removal: int | None = None,
 ) -> Program[list[Hit[V]]]:
     """Return the living items of candidates that ``judge`` accepts, in the order of the candidates; those
-    whose value is another than the indexed one are left out. If the reason is that they were written since
-    they were ranked, the search starts again, a few times. Other arguments as for ``search``.
+    whose value is not the indexed one are left out. If such an item was written since it was ranked, the
+    search starts again, a few times. Other arguments as for ``search``.
 
     Args:
         rank: Returns the items that the search index has, the best first.
         judge: Returns the result for an item, ``None`` to leave it out.
-        offset: Accepted items that are passed over.
-        limit: Items that are returned at most.
+        offset: Number of accepted items that are passed over.
+        limit: Maximum number of items that are returned.
         now: The time in microseconds.
-        removal: A number that is used once, under which entries without items are removed, some of each
-            namespace; ``None`` to leave them.
+        removal: A number that is used once, for the generation in which some entries without items are
+            removed from each namespace; ``None`` to leave them.
     """
     left = _AGAIN
     while True:
         left -= 1
         page = _Page[V](judge, offset, limit, now)
         yield from page.fill(iter((yield from rank())))
-        if not left or not (yield from _has_moved(page.outdated)):
+        if not left or not (yield from _has_changed(page.outdated)):
             break
     for partition, gone in page.orphans.items():
         if gone and removal is not None:
@@ -124,8 +124,8 @@ class _Page(Generic[V]):
         return found
 
 
-def _has_moved(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
-    """Return True if an index has another generation now."""
+def _has_changed(ranked_by: Mapping[Partition, int | None]) -> Program[bool]:
+    """Return True if an index now has another generation than the one by which it ranked."""
     for partition, generation in ranked_by.items():
         (found,) = yield from ask(Fetch(partition, (search_index.GENERATION,)))
         if (found[0].version if found else 0) != (generation or 0):
@@ -151,18 +151,18 @@ def find_nearest_stored(
     while limit:
         found = yield from ask(replace(find, limit=size, exact=exact))
         out = _judge_all(found, judge)[offset : offset + limit]
-        is_whole = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
-        if len(out) == limit or (len(found) < size and is_whole):
+        is_complete = exact or (len(found) > 0 and all(hit.ranked and hit.ranked.is_whole for hit in found))
+        if len(out) == limit or (len(found) < size and is_complete):
             return out
-        # An index that finds too few of these namespaces is passed over.
+        # The database's index finds too few items of these namespaces: search without it.
         exact = exact or len(found) < size
         size *= _GROWTH if len(found) == size else 1
     return []
 
 
 def _judge_all(found: Sequence[IndexHit], judge: Callable[[Labels, Record], V | None]) -> list[Hit[V]]:
-    """Return the accepted ones of found items, each once with its best score, the best first, equal ones by
-    name; those whose value has changed since it was indexed are left out."""
+    """Return those of the found items that are accepted, each once with its best score, the best first, equal
+    ones by name; those whose value has changed since it was indexed are left out."""
     out: dict[tuple[Partition, Key], Hit[V]] = {}
     for hit in sorted(found, key=_by_rank):
         record, ranked = hit.record, hit.ranked

@@ -1,10 +1,10 @@
 """Search index of the store: an entry beside each item, written in the item's own commit.
 
 An entry is a document of the item's partition with the vectors of the item's texts. Each commit of entries
-changes the partition's generation, so that a reader who knows it has nothing to read, and the generation's
-record names the entries that the last commits have changed, so that a reader who is a little behind reads no
-more than those. An entry also has the digest of the value that it was made for: one that is left behind by a
-writer without an index is recognised, and never found.
+changes the partition's generation, so that a reader who knows the present one has nothing to read. The
+generation's record names the entries that the last commits have changed, so that a reader who is a little
+behind reads no more than those. An entry also has the digest of the value that it was made for. So an entry
+of an earlier value, left by a writer without an index, is recognised, and never found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AGAIN = 3
 of several moments."""
 
 LOG_COMMITS = 24
-"""Commits that the record of a generation names at most."""
+"""Maximum number of commits that the record of a generation names."""
 
 LOG_BYTES = 900
 """Maximum bytes of a generation's record: with its keys it is one write unit of DynamoDB."""
@@ -111,8 +111,8 @@ GENERATION = Get(DOCUMENT, _GENERATION)
 
 
 def make_generation_op(version: int) -> Op:
-    """Return the operation that gives the namespace a new generation, a number that is used once: a changed
-    number says only that entries have changed."""
+    """Return the operation that gives the namespace a new generation, a number that is used once. It says
+    only that entries have changed, and not which."""
     return Put(DOCUMENT, _GENERATION, {"updated_at": 0}, version=version)
 
 
@@ -120,7 +120,7 @@ def log_generation(before: Generation, version: int, keys: Sequence[str]) -> tup
     """Return the operation that gives the namespace a new generation, which names the entries that changed,
     and that generation.
 
-    It is refused if another commit has changed the generation.
+    The operation is refused if another commit has changed the generation.
 
     Args:
         before: The generation that the writer knows.
@@ -138,10 +138,10 @@ def log_generation(before: Generation, version: int, keys: Sequence[str]) -> tup
 
 def generation_of(record: Record) -> Generation:
     """Return the generation that a record has; raise ``Corrupt`` for one that cannot be read."""
-    return Generation(record.version, _log(record))
+    return Generation(record.version, _read_log(record))
 
 
-def _log(record: Record) -> list[Any]:
+def _read_log(record: Record) -> list[Any]:
     """Return the commits that a generation's record names, the last one last, each as it is stored: the
     generation before it, and the keys of the items whose entries it changed."""
     try:
@@ -159,7 +159,7 @@ def _log(record: Record) -> list[Any]:
 def _find_changed(record: Record, generation: int | None) -> list[str] | None:
     """Return the keys of the entries that changed since a generation; ``None`` if that is not known."""
     try:
-        log = [(int(before), [str(key) for key in keys]) for before, keys in _log(record)]
+        log = [(int(before), [str(key) for key in keys]) for before, keys in _read_log(record)]
     except (ValueError, TypeError) as error:
         raise Corrupt(_UNREADABLE) from error
     for place, (before, _) in enumerate(log):
@@ -169,8 +169,9 @@ def _find_changed(record: Record, generation: int | None) -> list[str] | None:
 
 
 def make_generation_removal() -> Op:
-    """Return the operation after which readers look at all entries again, in a commit that only removes
-    some. A namespace without an index has no generation, and nothing is stored for it."""
+    """Return the operation that removes the generation, for a commit that only removes entries: readers look
+    at all entries again afterwards. For a namespace without an index, which has no generation, nothing is
+    stored."""
     return Delete(DOCUMENT, _GENERATION)
 
 
@@ -193,8 +194,8 @@ def changes(
     while True:
         left -= 1
         (found,) = yield from ask(Fetch(partition, (GENERATION,)))
-        now = found[0].version if found else 0
-        if found and now == generation:
+        current = found[0].version if found else 0
+        if found and current == generation:
             return None
         if found and generation:
             changed = _find_changed(found[0], generation)
@@ -203,7 +204,7 @@ def changes(
         if changed is not None:
             wanted, kept, absent = changed, {}, []
         else:
-            present = yield from _versions(partition)
+            present = yield from _read_versions(partition)
             if len(present) > most:
                 raise TooLarge(
                     f"{labels_of(partition.thread)!r} has {len(present):,} indexed items, more than the "
@@ -213,35 +214,37 @@ def changes(
             known = {**versions, **{key: entry.version for key, entry in kept.items()}}
             wanted = [key for key, version in present.items() if known.get(key) != version]
             absent = [key for key in versions if key not in present]
-        read, is_of_one_moment = yield from _entries(partition, wanted, now)
+        read, is_of_one_moment = yield from _read_entries(partition, wanted, current)
         entries = {**kept, **read}
         if is_of_one_moment or not left:
             break
     written = {key: entry for key, entry in entries.items() if versions.get(key) != entry.version}
     # An entry that was removed between two reads is removed for this reader, too.
-    return IndexChanges(now, written, [*absent, *(key for key in wanted if key not in read)])
+    return IndexChanges(current, written, [*absent, *(key for key in wanted if key not in read)])
 
 
-def _entries(
+def _read_entries(
     partition: Partition, keys: Sequence[str], generation: int
 ) -> Program[tuple[dict[str, StoredIndexEntry], bool]]:
-    """Return the entries of some items, and whether the index still has a generation as they are read."""
+    """Return the entries of some items, and True if the index had ``generation`` during each of the reads."""
     out: dict[str, StoredIndexEntry] = {}
     is_same = True
-    for place in range(0, len(keys), _BODIES):
-        gets = _make_gets(keys[place : place + _BODIES])
+    for start in range(0, len(keys), _BODIES):
+        gets = _make_gets(keys[start : start + _BODIES])
         found, *answers = yield from ask(Fetch(partition, (GENERATION, *gets)))
-        out.update((_item(record), _read_entry(partition, record)) for answer in answers for record in answer)
+        out.update(
+            (_item_key(record), _read_entry(partition, record)) for answer in answers for record in answer
+        )
         is_same = is_same and (found[0].version if found else 0) == generation
     return out, is_same
 
 
 def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
-    """Return the stored values of the items of some entries, those that have not changed since."""
+    """Return the stored values of those items of some entries whose value has not changed since."""
     out: dict[str, bytes] = {}
     keys = list(entries)
-    for place in range(0, len(keys), _BODIES):
-        wanted = tuple(Get(ITEM, (key,)) for key in keys[place : place + _BODIES])
+    for start in range(0, len(keys), _BODIES):
+        wanted = tuple(Get(ITEM, (key,)) for key in keys[start : start + _BODIES])
         for records in (yield from ask(Fetch(partition, wanted))):
             for record in records:
                 if content_of(record.body) == entries[record.key[0]].entry.content:
@@ -251,19 +254,20 @@ def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Pro
 
 def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredIndexEntry]]:
     """Return the entries of some items, those that exist."""
-    records = yield from _records(partition, keys)
-    return {_item(record): _read_entry(partition, record) for record in records}
+    records = yield from _read_records(partition, keys)
+    return {_item_key(record): _read_entry(partition, record) for record in records}
 
 
 def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
     """Return the operations that store the entries of some items in another database, by key."""
-    records = yield from _records(partition, keys)
+    records = yield from _read_records(partition, keys)
     return {
-        _item(record): make_stored_entry_op(_item(record), record.body, record.version) for record in records
+        _item_key(record): make_stored_entry_op(_item_key(record), record.body, record.version)
+        for record in records
     }
 
 
-def _records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
+def _read_records(partition: Partition, keys: Sequence[str]) -> Program[list[Record]]:
     if keys:
         answers = yield from ask(Fetch(partition, _make_gets(keys)))
     else:
@@ -275,13 +279,13 @@ def _make_gets(keys: Sequence[str]) -> tuple[Get, ...]:
     return tuple(Get(DOCUMENT, (_COLLECTION, _OF_ITEM + key)) for key in keys)
 
 
-def _versions(partition: Partition) -> Program[dict[str, int]]:
+def _read_versions(partition: Partition) -> Program[dict[str, int]]:
     out: dict[str, int] = {}
     after: Key | None = None
     while True:
         page = Range(DOCUMENT, (_COLLECTION,), after=after, limit=_HEADERS, bodies=False)
         (records,) = yield from ask(Fetch(partition, (page,)))
-        out.update({_item(record): record.version for record in records if record.key != _GENERATION})
+        out.update({_item_key(record): record.version for record in records if record.key != _GENERATION})
         if len(records) < _HEADERS:
             return out
         after = records[-1].key
@@ -289,7 +293,7 @@ def _versions(partition: Partition) -> Program[dict[str, int]]:
 
 def orphans(partition: Partition, items: Iterable[str]) -> Program[list[str]]:
     """Return the keys of entries whose items are not among ``items``."""
-    present = yield from _versions(partition)
+    present = yield from _read_versions(partition)
     return sorted(set(present) - set(items))
 
 
@@ -320,7 +324,7 @@ def store_entries(
     return isinstance(outcome, Committed)
 
 
-def _item(record: Record) -> str:
+def _item_key(record: Record) -> str:
     name: str = record.key[1]
     return name[len(_OF_ITEM) :]
 
@@ -331,8 +335,8 @@ def _read_entry(partition: Partition, record: Record) -> StoredIndexEntry:
         entry = IndexEntry(bytes(model), bytes(content), _paths(paths), tuple(map(bytes, vectors)))
     except (ValueError, TypeError) as error:
         raise Corrupt(
-            f"the search index of item {_item(record)!r} of {labels_of(partition.thread)!r} cannot be read; "
-            "rebuild it with `perdure store reindex`"
+            f"the search index of item {_item_key(record)!r} of {labels_of(partition.thread)!r} cannot be "
+            "read; rebuild it with `perdure store reindex`"
         ) from error
     return StoredIndexEntry(record.version, entry)
 

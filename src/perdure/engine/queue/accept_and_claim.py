@@ -39,9 +39,9 @@ def read(found: Sequence[tuple[Record, ...]]) -> RememberedInbox:
 
 
 def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
-    """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle:
-    it is due at once, and its graph is one of ``graphs``, which the caller can run. A message that a question
-    of the thread may refuse is not."""
+    """Return True if a message may be claimed by the commit that stores it, provided that its thread is idle.
+    That is so if the message is due at once, its graph is one of ``graphs``, which the caller can run, and no
+    question of the thread can be a reason to refuse it."""
     message = accept.message
     if message.mode == "answer" or leaves_question(message.payload):
         return False
@@ -83,17 +83,22 @@ def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Prog
         known: the inbox as the caller remembers it.
 
     Raises:
-        Unavailable: the run may be claimed; the planned one is then held if ``runs.renew`` can renew its
-            lease.
+        Unavailable: the run may have been claimed; it was if ``runs.renew`` can renew the lease of the
+            planned run.
     """
     (message,) = planned.held.messages
     outcome = yield from ask(Commit(accept.partition, (*planned.ops, *accept.ops(message))))
     if isinstance(outcome, Committed):
-        held, over = planned.held, known.lane.version
-        return Begun(Accepted(message.seq, message.id, False, held.lane, message, not over, over), held)
+        held, replaced_version = planned.held, known.lane.version
+        return Begun(
+            Accepted(
+                message.seq, message.id, False, held.lane, message, not replaced_version, replaced_version
+            ),
+            held,
+        )
     return outcome
 
 
 def is_of_inbox(refused: Refused) -> bool:
-    """Return True if ``begin`` was refused as the inbox or the epoch is not as it is remembered."""
+    """Return True if ``begin`` was refused because the inbox or the epoch is not as it is remembered."""
     return refused.kind is EPOCH or (refused.kind, refused.key) == (LANE, (IN,))

@@ -2,9 +2,10 @@
 
 All crons of a tenant share one partition, whose queue record is due when the first of them is: workers find
 it as they find a thread's inbox. Every change writes or checks that record in its own commit, so that
-concurrent changes cannot leave it later than a cron that is due. The caller decides what a cron starts and
-when it is due again, except for the thread that it is bound to: the body names that as ``thread_id``, and the
-cron is removed with it. Times are microseconds since the epoch, and ``fresh`` is as in ``documents``.
+concurrent changes cannot leave it with a later time than that of a cron. The caller decides what a cron
+starts and when it is due again. Of the body, only ``thread_id`` is read here: it names the thread that the
+cron is bound to, and the cron is removed with that thread. Times are microseconds since the epoch, and
+``fresh`` is as in ``documents``.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ MOST = 1000
 """Maximum number of crons of a tenant."""
 
 _NEVER = (1 << 53) - 1
-"""Order of a cron that is not due at any time."""
+"""Stored time of a cron that is not due at any time."""
 
 
 class Cron(NamedTuple):
-    """A cron as it was read. ``due_at`` is ``None`` while it is not to be started, and until
-    ``claimed_until`` one process starts it; ``version`` is the expectation of a change."""
+    """A cron as it was read. ``due_at`` is ``None`` while it is not to be started. Until ``claimed_until``
+    its start is claimed by one process. ``version`` is the version that a change expects."""
 
     id: str
     body: Mapping[str, Any]
@@ -57,11 +58,11 @@ class Cron(NamedTuple):
     @classmethod
     def of(cls, document: Document) -> Cron:
         """Return the cron of a document; raises ``Corrupt`` if it has none."""
-        name, held, order, version, fault = document
+        name, fields, order, version, fault = document
         try:
             due_at = None if order == _NEVER else order
-            times = held["created_at"], held["updated_at"]
-            return cls(name, held["cron"], due_at, *times, version, held.get("claimed_until", 0))
+            times = fields["created_at"], fields["updated_at"]
+            return cls(name, fields["cron"], due_at, *times, version, fields.get("claimed_until", 0))
         except KeyError as error:
             raise fault or Corrupt(f"the cron {name} has no {error}: its record was damaged") from error
 
@@ -93,7 +94,7 @@ def create(partition: Partition, cron_id: str, new: Due, now: int, fresh: int) -
     """
 
     def load() -> Program[tuple[_View, int]]:
-        view = yield from _view(partition, cron_id)
+        view = yield from _load_view(partition, cron_id)
         (others,) = yield from read_all(partition, Range(DOCUMENT, (COLLECTION,), bodies=False))
         return view, len(others)
 
@@ -118,7 +119,7 @@ def change(partition: Partition, cron_id: str, alter: Change, now: int, fresh: i
     """
 
     def load() -> Program[tuple[_View]]:
-        return ((yield from _view(partition, cron_id)),)
+        return ((yield from _load_view(partition, cron_id)),)
 
     def attempt(seen: tuple[_View]) -> Program[tuple[Cron | None] | None]:
         (view,) = seen
@@ -146,13 +147,13 @@ def remove(partition: Partition, cron_id: str) -> Program[bool]:
     """Remove a cron, readable or not; ``False`` if there is none."""
 
     def load() -> Program[tuple[_View]]:
-        return ((yield from _view(partition, cron_id, bodies=False)),)
+        return ((yield from _load_view(partition, cron_id, bodies=False)),)
 
     def attempt(seen: tuple[_View]) -> Program[bool | None]:
         (view,) = seen
         if view.version is None:
             return False
-        # A missing queue record of the others is stored by ``arm``.
+        # If the queue record is missing, ``arm`` stores it for the other crons.
         missing = Check(LANE, (CRONS,), Expect.ABSENT)
         if view.lane.version:
             queued = _queue_op(view.lane, view.others_due_at, 0)
@@ -223,10 +224,10 @@ def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
 
 def arm(partition: Partition, fresh: int) -> Program[bool]:
     """Store the queue record if it is missing although a cron has a time, as after a copy of the database;
-    return True if it was."""
+    return True if it was stored."""
 
     def load() -> Program[tuple[_View]]:
-        return ((yield from _view(partition, "")),)
+        return ((yield from _load_view(partition, "")),)
 
     def attempt(seen: tuple[_View]) -> Program[bool | None]:
         (view,) = seen
@@ -249,7 +250,7 @@ class _View(NamedTuple):
     others_due_at: int | None
 
 
-def _view(partition: Partition, cron_id: str, *, bodies: bool = True) -> Program[_View]:
+def _load_view(partition: Partition, cron_id: str, *, bodies: bool = True) -> Program[_View]:
     itself = Range(DOCUMENT, (COLLECTION, cron_id), limit=1, bodies=bodies)
     lanes, found, first = yield from ask(Fetch(partition, (Get(LANE, (CRONS,)), itself, _earliest(2))))
     times = [record.fields["updated_at"] for record in first if record.key[1] != cron_id]
@@ -265,14 +266,14 @@ def _earliest(limit: int) -> Range:
 def _store(
     partition: Partition, view: _View, cron: Cron, expect: Expect | int, fresh: int
 ) -> Program[tuple[Cron | None] | None]:
-    held: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "cron": dict(cron.body),
         "created_at": cron.created_at,
         "updated_at": cron.updated_at,
         **({"claimed_until": cron.claimed_until} if cron.claimed_until else {}),
     }
     order = _NEVER if cron.due_at is None else cron.due_at
-    body = encode(held, "cron")
+    body = encode(fields, "cron")
     times = [time for time in (view.others_due_at, cron.due_at) if time is not None]
     ops: tuple[Op, ...] = (
         Put(DOCUMENT, (COLLECTION, cron.id), {"updated_at": order}, body, expect, cron.version),

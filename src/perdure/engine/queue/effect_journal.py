@@ -57,7 +57,7 @@ def note(
     Args:
         name: name of the effect, its task's included.
         number: its number among the effects of that name.
-        epoch: lease under which the caller holds the run.
+        epoch: epoch of the lease under which the caller holds the run.
 
     Returns:
         The recorded result: the first one, if one was recorded before.

@@ -1,4 +1,4 @@
-"""Leases of processes that have ended: they end at once, so that other workers need not wait for them."""
+"""Ends the leases of processes that have ended, so that other workers need not wait until these expire."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PAGE = 1000
 
 
 def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
-    """End the leases of some owners, and return their number. Their runs are due for other workers then, as
-    they would be after the leases had expired.
+    """End the leases of some owners, and return their number. The runs under these leases are then due for
+    other workers, as if the leases had expired.
 
     Args:
         owners: Names of processes that do nothing any more. A process that is alive would lose its work.
@@ -24,7 +24,8 @@ def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
         ttl: The duration of a lease, in microseconds.
     """
     now = yield from ask(Now())
-    # A process knows the database's time to half the time of an answer: its lease may end a little later.
+    # A process estimates the database's time with an error of up to half a round trip, so its lease may end a
+    # little later than ``ttl`` from now.
     find = FindDue(tenant, since=now, until=now + 2 * ttl, limit=_PAGE)
     seen: set[tuple[Partition, str]] = set()
     ended = 0
@@ -40,7 +41,8 @@ def end(owners: Collection[str], tenant: str | None, ttl: int) -> Program[int]:
                 ended += yield from _end(hit.partition, name, owners, now)
         if len(page) < find.limit or last is None:
             return ended
-        # The next page begins at the time at which this one ended, and has to go beyond it.
+        # The next page begins at the time at which this one ended. If all of this page has that time, the
+        # next one is larger, to go beyond it.
         find = replace(find, since=last, limit=find.limit * 4 if last == find.since else _PAGE)
 
 
@@ -50,7 +52,7 @@ def _end(partition: Partition, name: str, owners: Collection[str], now: int) -> 
         lane = Lane.read(name, found)
         if lane.owner not in owners or lane.lease_until is None or lane.lease_until <= now:
             return False
-        # The version of a new record is not needed: there is one.
+        # The argument is the version of a new record, and is not used: the record exists.
         ending = Commit(partition, (lane._replace(lease_until=now).put(lane.version),))
         if isinstance((yield from ask(ending)), Committed):
             return True

@@ -27,9 +27,9 @@ _PAGE = 100
 PAGE_BYTES = 256 * 1024
 """Bytes of events after which a page ends: as much as a subscriber that reads slowly keeps in memory."""
 _FIRST, _GROWTH = 2, 8
-"""Records that the first request for a page fetches; each further request fetches at most as many for each
-record that it had before. Sizes are not known in advance, so the next records are assumed to be as large as
-these."""
+"""Number of records that the first request for a page fetches, and the maximum number that a further request
+fetches for each record that was read before. Sizes are not known in advance, so the next records are assumed
+to be as large as those."""
 
 
 class Event(NamedTuple):
@@ -50,8 +50,8 @@ class Page(NamedTuple):
 
 
 def find_first_free(partition: Partition, now: int) -> Program[int]:
-    """Return the number from which a run may number its events: above all earlier ones, including those that
-    were removed or never stored, as they come from the same clock (``now``, microseconds)."""
+    """Return the number from which a run may number its events: above all earlier ones. As all come from one
+    clock (``now``, microseconds), this includes those of events that were removed or never stored."""
     (found,) = yield from ask(Fetch(partition, (Range(EVENT, reverse=True, limit=1, bodies=False),)))
     return max(now, found[0].key[0] + 1 if found else 0)
 
@@ -76,7 +76,7 @@ def puts(run_id: str, events: Sequence[Event]) -> list[Put]:
             ops.append(_put(last, run_id, b"\n".join(batch)))
             batch, size = [], 0
         if span > 1:
-            ops += _parts(event, data, span)
+            ops += _split(event, data, span)
             continue
         batch.append(b"%d\t%s\t%s" % (event.seq, event.name.encode(), data))
         size += len(data)
@@ -86,7 +86,7 @@ def puts(run_id: str, events: Sequence[Event]) -> list[Put]:
     return ops
 
 
-def _parts(event: Event, data: bytes, span: int) -> list[Put]:
+def _split(event: Event, data: bytes, span: int) -> list[Put]:
     first = event.seq - span + 1
     head = event.name.encode()
     return [
@@ -232,12 +232,12 @@ def forget(partition: Partition, now: int, keep: int, budget: Budget) -> Program
     ]
     gone = old[: budget.ops - 1]
     has_more = bool(gone) and len(found) == budget.ops
-    first: Op
+    schedule_op: Op
     if has_more:
-        first = Check(LANE, (EVENTS,), schedule.version)
+        schedule_op = Check(LANE, (EVENTS,), schedule.version)
     elif len(found) - len(gone) > 1:
-        first = schedule._replace(since=now + keep, ready_at=now + keep).put(0)
+        schedule_op = schedule._replace(since=now + keep, ready_at=now + keep).put(0)
     else:
-        first = Delete(LANE, (EVENTS,), schedule.version)
-    outcome = yield from ask(Commit(partition, (first, *(Delete(EVENT, key) for key in gone))))
+        schedule_op = Delete(LANE, (EVENTS,), schedule.version)
+    outcome = yield from ask(Commit(partition, (schedule_op, *(Delete(EVENT, key) for key in gone))))
     return has_more and isinstance(outcome, Committed)

@@ -1,8 +1,8 @@
 """A finished summary of a thread, stored in the thread until its next run puts it among the messages.
 
-The content is the caller's. It is stored by compare-and-set, so that of several makers one is kept, and only
-in the thread in which the run ended after which it was made: one that was deleted and created again under the
-same id does not have that run.
+The content is the caller's. It is stored by compare-and-set, so that one is kept of several that are made at
+the same time. It is stored only in a thread that has the run after which it was made: a thread that was
+deleted and created again under the same id does not have that run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perdure.model.runs.messages import encode
 SUMMARY = ("conversation", "summary")
 """Key of the document."""
 
-_LATEST = Check(HEAD, ("",), Expect.PRESENT)
+_HAS_HEAD = Check(HEAD, ("",), Expect.PRESENT)
 
 
 def load(partition: Partition) -> Program[Document | None]:
@@ -61,5 +61,5 @@ def store(partition: Partition, made: FinishedSummary, now: int, *, fresh: int) 
     body = encode(dict(made.body), "summary")
     write = Put(DOCUMENT, SUMMARY, {"updated_at": now}, body, expect, version)
     same_thread = Check(RUN, (made.run,), Expect.PRESENT)
-    outcome = yield from ask(Commit(partition, (write, _LATEST, same_thread)))
+    outcome = yield from ask(Commit(partition, (write, _HAS_HEAD, same_thread)))
     return isinstance(outcome, Committed)

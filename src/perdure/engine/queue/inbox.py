@@ -39,7 +39,8 @@ what the run stored, stops it and rolls that back, or is taken up by the run whi
 COALESCE = "coalesce"
 _BODIES = 50
 _KEYED = 16
-"""Messages due at one microsecond that are first read to find one by its key."""
+"""Number of messages due at the same microsecond that are read at first to find one of them by its dedupe
+key."""
 _ALONE_MAX = 64
 
 
@@ -63,13 +64,13 @@ class Accept:
     """Request to accept a message.
 
     Attributes:
-        message: its ``dedupe`` is empty if its sender never sends it twice.
+        message: the message; its ``dedupe`` is empty if its sender never sends it twice.
         now: current time in microseconds.
         most: maximum number of messages that may wait.
         fresh: start of the versions of a new inbox.
         precondition: a record that must exist, or is written with the message.
-        cancel_pending: a message that stops the open run also withdraws those that wait.
-        read_asked: reads what the thread asks; without it nothing is asked.
+        cancel_pending: True if a message that stops the open run also withdraws those that wait.
+        read_asked: reads what the thread asks; by default nothing.
     """
 
     partition: Partition
@@ -90,18 +91,18 @@ class Accept:
             QueueFull: too many messages wait.
             RunInProgress: the strategy is ``reject``, and a run is open or a message waits.
             NotWaiting: the message is an answer, and the thread has no such open question.
-            Conflict: the message is a command that would leave an open question.
+            Conflict: the message is a command that would abandon an open question.
             NotFound: the record that must exist does not.
             AlreadyCreated: the record to create exists.
         """
-        refused = (
+        must_load = (
             known is None
             or self._refusal(known) is not None
             or self.message.mode == "answer"
             or questions.leaves_question(self.message.payload)
             or (self.cancel_pending and known.pending > 0)
         )
-        guess = None if refused or known is None else _Seen(known)
+        guess = None if must_load or known is None else _Seen(known)
         return (
             yield from retry_attempt(
                 self.partition, guess, self._load, self._attempt, refusals=questions.REFUSALS
@@ -111,10 +112,10 @@ class Accept:
     def _load(self) -> Program[_Seen]:
         dedupe = (Get(DEDUPE, (self.message.dedupe,)),) if self.message.dedupe else ()
         found, *rest = yield from ask(Fetch(self.partition, (Get(LANE, (IN,)), *dedupe)))
-        before = None
+        earlier = None
         if rest and rest[0]:
-            before = yield from find_accepted(self.partition, self.message.dedupe, rest[0][0])
-        return _Seen(Lane.read(IN, found), before)
+            earlier = yield from find_accepted(self.partition, self.message.dedupe, rest[0][0])
+        return _Seen(Lane.read(IN, found), earlier)
 
     def _refusal(self, lane: Lane) -> Exception | None:
         thread = self.partition.thread
@@ -131,8 +132,8 @@ class Accept:
         return None
 
     def _attempt(self, seen: _Seen) -> Program[Accepted | None]:
-        if seen.before is not None:
-            return seen.before
+        if seen.earlier is not None:
+            return seen.earlier
         lane = seen.lane
         refusal = self._refusal(lane)
         if refusal is not None:
@@ -179,7 +180,8 @@ class Accept:
                 f"thread {self.partition.thread!r} has {lane.pending} messages waiting, at most {_ALONE_MAX} "
                 "can be taken back at once; nothing of this one was stored. Cancel some of them first"
             )
-        # Messages that came since are not counted by this inbox; its commit is refused then.
+        # If messages have come since the inbox was read, they are not in its count; the commit is refused
+        # then.
         pending = Range(INBOX, after=(lane.bound,), limit=lane.pending)
         (found,) = yield from ask(Fetch(self.partition, (pending,)))
         waiting = [
@@ -195,7 +197,8 @@ def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
 
 
 def find_accepted(partition: Partition, digest: bytes, found: Record) -> Program[Accepted | None]:
-    """Return the acceptance of the message that holds a dedupe key; ``None`` if the key was removed.
+    """Return the acceptance of the message that was accepted under a dedupe key; ``None`` if the key was
+    removed.
 
     Args:
         partition: the thread.
@@ -237,13 +240,13 @@ class _Seen(NamedTuple):
     """The inbox, and the earlier acceptance of the message if there is one."""
 
     lane: Lane
-    before: Accepted | None = None
+    earlier: Accepted | None = None
 
 
 class Standing(NamedTuple):
-    """Status of a message: the run that took it, ``None`` while it waits. ``stop`` is the requested end of
-    the run, while it has not ended yet, and ``joins`` the id of the message before it with which a
-    message that waits is to become one run, or was to."""
+    """Status of a message: ``run`` is the run that took it, ``None`` while it waits. ``stop`` is the
+    requested end of the run, while that has not ended yet. ``joins`` is the id of an earlier message with
+    which a waiting message is to become one run, or was to become one."""
 
     message: Message
     run: Run | None
@@ -275,8 +278,8 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
 
 
 def _make_standing(message: Message, run: Run | None, stop: str | None = None) -> Standing:
-    """Return the status of a message with the run that covers its number: that run passed over a message that
-    was withdrawn, whose own run is over without ever having begun."""
+    """Return the status of a message, given the run that covers its number. If the message was withdrawn,
+    that run passed over it, and its own run is over without having begun."""
     if run is not None and message.is_withdrawn and run.id != message.id:
         return Standing(message, _make_withdrawn_run(message, run.epoch, run.started_at))
     return Standing(message, run, stop)
@@ -285,7 +288,7 @@ def _make_standing(message: Message, run: Run | None, stop: str | None = None) -
 def find(partition: Partition, run_id: str, most: int = 1) -> Program[Standing | None]:
     """Return the status of the message whose run has, or will have, this id; ``None`` if there is none.
 
-    A message that was, or will be, joined with an earlier one has the id of their common run.
+    The id of a message that was, or will be, joined with an earlier one leads to their common run.
 
     Args:
         partition: the thread.
@@ -324,7 +327,8 @@ def find(partition: Partition, run_id: str, most: int = 1) -> Program[Standing |
 
 
 def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[list[Message]]:
-    """Return the messages that wait up to the one with an id, none if it does not wait."""
+    """Return the waiting messages up to and including the one with an id; an empty list if that one does not
+    wait."""
     pending: list[Message] = []
     after = lane.bound
     while after < lane.last:
@@ -386,14 +390,14 @@ def withdraw_postponed(lane: Lane, message: Message, how: Stop, now: int, fresh:
     """Return the operations that move a postponed message into the inbox as a withdrawn one."""
     lane = lane.accept(now, Debounce())
     message = replace(message.withdraw(how), seq=lane.last, accepted_at=now)
-    lane, over = _over(lane, [message], now)
-    ops: list[Op] = [message.put(), lane.put(fresh), *over]
+    lane, run_puts = _end_withdrawn(lane, [message], now)
+    ops: list[Op] = [message.put(), lane.put(fresh), *run_puts]
     if message.dedupe:
         ops.append(dedupe_put(message.dedupe, message.seq, Expect.ANY))
     return ops
 
 
-def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
+def _end_withdrawn(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
     """Return the inbox after messages were withdrawn, and the operations for their runs.
 
     If nothing else is pending, no run is open and no channel awaits a reply, their runs are recorded as over
@@ -408,17 +412,17 @@ def _over(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, lis
     ]
 
 
-def _make_withdrawn_run(message: Message, epoch: int, at: int) -> Run:
+def _make_withdrawn_run(message: Message, epoch: int, ended_at: int) -> Run:
     """Return the run of a withdrawn message, which is over."""
     state, note = ROLLED_BACK if message.stop == ROLLBACK else INTERRUPTED, {"begun": False}
     graph, channel, seq = message.graph, message.channel, message.seq
-    return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, at, at, note)
+    return Run(message.id, seq, seq, state, graph, channel, epoch, 0, None, ended_at, ended_at, note)
 
 
 def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: int = 1) -> Program[bool]:
     """Withdraw a message that still waits, so that its turn is skipped; ``False`` if it no longer waits.
 
-    The thread's question is open again, unless another message waits.
+    If no other message waits, the thread's question is open again.
 
     Args:
         partition: the thread.
@@ -445,16 +449,16 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, most: i
             return True
         together = _run_of(pending, message, most)
         taken = {each.seq: each.withdraw(how, together[0]) for each in together}
-        over: list[Op] = []
-        left = [taken.get(each.seq, each) for each in pending]
-        if all(each.is_withdrawn for each in left):
-            if len(taken) + len(left) <= _ALONE_MAX:
-                lane, over = _over(lane, left, now)
+        run_puts: list[Op] = []
+        afterwards = [taken.get(each.seq, each) for each in pending]
+        if all(each.is_withdrawn for each in afterwards):
+            if len(taken) + len(afterwards) <= _ALONE_MAX:
+                lane, run_puts = _end_withdrawn(lane, afterwards, now)
             if lane.pending:
-                # No message is left to wait for more.
+                # Only withdrawn messages are left: they are due now, as there is nothing to wait for.
                 lane = lane._replace(ready_at=now)
         # The inbox is stored again, so that a claim based on the old messages is refused.
-        ops = (lane.put(0), *(each.put(Expect.PRESENT) for each in taken.values()), *over)
+        ops = (lane.put(0), *(each.put(Expect.PRESENT) for each in taken.values()), *run_puts)
         outcome = yield from ask(Commit(partition, ops))
         if isinstance(outcome, Committed):
             return True
@@ -477,14 +481,14 @@ def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence
 def latest(
     partition: Partition, limit: int, after: int | None = None, most: int = 1
 ) -> Program[tuple[Standing, ...]]:
-    """Read the newest messages of a thread, newest first, before number ``after``, each with its status;
-    ``most`` is the most messages in a run."""
-    before = None if after is None else (after,)
+    """Read the newest messages of a thread, newest first, below number ``after``, each with its status;
+    ``most`` is the maximum number of messages in a run."""
+    bound = None if after is None else (after,)
     messages, runs, lanes = yield from ask(
         Fetch(
             partition,
             (
-                Range(INBOX, reverse=True, after=before, limit=limit),
+                Range(INBOX, reverse=True, after=bound, limit=limit),
                 # One run more than messages: the last run may have begun before them.
                 Range(RUN, by="first", reverse=True, after=after, limit=limit + 1),
                 Get(LANE, (IN,)),
@@ -506,7 +510,8 @@ def latest(
 
 
 def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Program[dict[int, str]]:
-    """Return, for the messages that wait up to a number and will share the run of one before them, its id."""
+    """Return, for each message that waits up to number ``last`` and will share the run of an earlier one, the
+    id of that earlier message."""
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(lane.bound,), limit=last - lane.bound),)))
     pending = list(read_each(partition, Message.read, found))
     joined: dict[int, str] = {}
@@ -526,27 +531,31 @@ class GivenUp(NamedTuple):
 
 def read_failures(partition: Partition) -> Program[GivenUp]:
     """Read the final failures on a thread. Bodies are read only for these."""
-    runs = yield from _in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
-    replies = yield from _in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))
+    runs = yield from _find_in_state(partition, Range(RUN, by="first", reverse=True), (FAILED,))
+    replies = yield from _find_in_state(partition, Range(OUTBOX, reverse=True), (DEAD, UNKNOWN))
     return GivenUp(
         tuple(read_each(partition, Run.read, runs)), tuple(read_each(partition, Reply.read, replies))
     )
 
 
-def _in_state(partition: Partition, every: Range, states: tuple[str, ...]) -> Program[list[Record]]:
+def _find_in_state(
+    partition: Partition, all_records: Range, states: tuple[str, ...]
+) -> Program[list[Record]]:
     keys: list[Key] = []
     after = None
     while True:
-        (page,) = yield from ask(Fetch(partition, (every._replace(limit=PAGE, bodies=False, after=after),)))
+        (page,) = yield from ask(
+            Fetch(partition, (all_records._replace(limit=PAGE, bodies=False, after=after),))
+        )
         keys += [record.key for record in page if record.fields["state"] in states]
         if len(page) < PAGE:
             break
-        if every.by is None:
+        if all_records.by is None:
             after = page[-1].key
         else:
-            after = page[-1].fields[every.by]
+            after = page[-1].fields[all_records.by]
     records: list[Record] = []
     for at in range(0, len(keys), _BODIES):
-        gets = tuple(Get(every.kind, key) for key in keys[at : at + _BODIES])
+        gets = tuple(Get(all_records.kind, key) for key in keys[at : at + _BODIES])
         records += [record for answer in (yield from ask(Fetch(partition, gets))) for record in answer]
     return [record for record in records if record.fields["state"] in states]

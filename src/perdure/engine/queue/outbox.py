@@ -2,7 +2,7 @@
 
 A reply is marked as being sent before its provider is called, and as sent when the provider has answered. A
 mark whose sender is gone therefore means that the provider may or may not have the reply: the policy of the
-channel decides. A sender that lost its lease can mark nothing any more.
+channel decides whether it is sent again. A sender that lost its lease can mark nothing any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ A = TypeVar("A")
 class Sending(NamedTuple):
     """Replies that this process delivers, the first of which is marked as being sent.
 
-    ``in_doubt`` is true if a sender that is gone had marked it: the provider may have it."""
+    ``in_doubt`` is true if the first reply was marked before, by a sender that is gone: the provider may have
+    it."""
 
     partition: Partition
     lane: Lane

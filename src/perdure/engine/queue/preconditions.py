@@ -12,7 +12,7 @@ must be as expected before."""
 
 
 class AlreadyCreated(Conflict):
-    """The record to write with a message was written by another; nothing of the message was stored."""
+    """The record to write with a message was written by another writer; nothing of the message was stored."""
 
 
 def check_precondition(partition: Partition, precondition: Precondition | None, outcome: Refused) -> None:

@@ -1,9 +1,9 @@
-"""A thread's question: its answer, what a run leaves of it, and the reply to send once it is closed.
+"""A thread's question: its answer, what is left of it after a run, and the reply to send once it is closed.
 
 The open questions are read from the latest checkpoint each time. The inbox names the run that asked, whose
 graph and channel an answer gets. A run that waits may leave a reply in its note for the case that its
-question is closed without an answer. It enters the outbox in the commit that ends the run that replaced the
-question, so that a receiver which was sent the question is also sent its end."""
+question is closed without an answer. This reply enters the outbox in the commit that ends the run which
+replaced the question, so that whoever was sent the question also learns that it is closed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from perdure.model.write_records import (
 )
 
 REFUSALS = (NotWaiting, Conflict)
-"""Refusals of a message because of its thread's questions. These are read after the inbox, so they may be the
-outcome of the same message, accepted by another process in between."""
+"""Refusals of a message because of its thread's questions. The questions are read after the inbox, so the
+cause may be the same message, accepted by another process in between."""
 _CLOSED = "if_closed"
 CLOSING_ORD = 1 << 20
 """Place of the closing reply among those of its run: above all others, and the same each time."""
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     Attributes:
         head: the version of the record that names the checkpoint, ``None`` if there is none.
         interrupts: ids of the interrupts that have no answer.
-        renamed: further ids under which clients may know them, as a node was renamed since.
+        renamed: further ids under which clients may know the interrupts, because a node was renamed since.
     """
 
     head: int | None = None
@@ -67,14 +67,14 @@ ReadAsked = Callable[[], Program[Asked]]
 
 
 def ask_nothing() -> Program[Asked]:
-    """Return that a thread asks nothing."""
+    """Return no questions, for a thread that asks nothing."""
     yield from ()
     return Asked()
 
 
 class OpenQuestion(NamedTuple):
-    """A question that may be answered: what is asked, without interrupts for a stop before or after a node,
-    and the run that asked, ``None`` if an application ran the graph itself."""
+    """A question that may be answered. ``asked`` has no interrupts if the graph stopped before or after a
+    node; ``run`` is the run that asked, ``None`` if an application ran the graph itself."""
 
     asked: Asked
     run: Run | None
@@ -93,38 +93,39 @@ class OpenQuestion(NamedTuple):
 
     @property
     def is_elsewhere(self) -> bool:
-        """True if it was handed over to another database, where it takes its answer."""
+        """True if the question was handed over to another database, and is to be answered there."""
         return self.run is not None and HANDED_OVER in self.run.note
 
     def knows(self, interrupt_id: str) -> bool:
-        """Return True if an interrupt has this id, or had it before or after a node was renamed."""
+        """Return True if an interrupt has this id, or is known under it because a node was renamed."""
         return interrupt_id in self.asked.interrupts or interrupt_id in self.asked.renamed
 
 
 def with_closing_reply(
     note: Mapping[str, Any], payload: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the note of a run that waits with what follows from its question.
+    """Return the note of a run that waits, with what happens once its question is closed or answered.
 
     Args:
         note: the note of the run.
         payload: the reply for the run's channel if the question is closed without an answer.
-        options: the stored options of an answer that comes without a channel of its own.
+        options: the options to store with an answer that comes without a channel of its own.
     """
     return {**note, _CLOSED: {"reply": dict(payload), "options": dict(options)}}
 
 
 def choose_closing_options(run: Run) -> Mapping[str, Any]:
-    """Return the options that an answer has which comes without a channel of its own."""
-    found: Mapping[str, Any] = run.note.get(_CLOSED, {}).get("options", {})
-    return found
+    """Return the options of an answer that comes without a channel of its own."""
+    options: Mapping[str, Any] = run.note.get(_CLOSED, {}).get("options", {})
+    return options
 
 
 def look(
     partition: Partition, lane: Lane, read_asked: ReadAsked
 ) -> Program[tuple[OpenQuestion | None, tuple[Op, ...]]]:
     """Return the question of a thread that may be answered now, ``None`` if there is none, and the check that
-    what is asked has not changed; none is needed beside that of the inbox while the thread is busy.
+    the question has not changed. While the thread is busy this check is left out, as that of the inbox
+    suffices.
 
     Args:
         partition: the thread.
@@ -174,8 +175,8 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
 
 
 def waiting_run(partition: Partition) -> Program[str | None]:
-    """Return the run whose question a thread's latest checkpoint asks, open or held; ``None`` if there is
-    none."""
+    """Return the id of the run whose question a thread's latest checkpoint asks, whether it may be answered
+    now or not; ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     return Lane.read(IN, found).waiting
 
@@ -183,8 +184,9 @@ def waiting_run(partition: Partition) -> Program[str | None]:
 def address_answer(
     partition: Partition, message: Message, lane: Lane, read_asked: ReadAsked
 ) -> Program[tuple[Message, tuple[Op, ...]]]:
-    """Return an answer with the graph that asked, the only question if it names none, and by default the
-    channel of the run that asked; and the check that the question is still the same.
+    """Complete an answer with the graph that asked, with the only question if the answer names none, and by
+    default with the channel of the run that asked. Return it with the check that the question is still the
+    same.
 
     Raises:
         NotWaiting: the thread has no question that may be answered now, or not the one that the answer names.
@@ -251,8 +253,8 @@ def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, h
 
 
 def leaves_question(payload: Any) -> bool:
-    """Return True if a payload is a command that goes to another node and answers nothing: beside an open
-    question LangGraph would show one of the two, and drop the other."""
+    """Return True if a payload is a command that goes to another node and answers nothing. Such a command
+    would abandon an open question: LangGraph shows one of the two, and drops the other."""
     if isinstance(payload, Mapping):
         command = payload.get(COMMAND)
     else:
@@ -265,13 +267,14 @@ def leaves_question(payload: Any) -> bool:
 def refuse_leaving(
     partition: Partition, message: Message, lane: Lane, read_asked: ReadAsked
 ) -> Program[tuple[Op, ...]]:
-    """Return the check that a thread has no question that a command would leave; none for any other message.
+    """Return the check that a thread has no open question that a command would abandon; no check for any
+    other message.
 
     Raises:
-        Conflict: it has one.
+        Conflict: the thread has such a question.
     """
     if not leaves_question(message.payload) or START in message.options:
-        # The questions of another checkpoint are known once the run has loaded it.
+        # A run that starts from another checkpoint: its questions are known only once the run has loaded it.
         return ()
     question, unchanged = yield from look(partition, lane, read_asked)
     if question is not None and question.interrupts:
@@ -280,7 +283,7 @@ def refuse_leaving(
 
 
 def describe_leaving(thread: str, interrupts: Sequence[str]) -> str:
-    """Return the text of the error of a command that would leave open questions."""
+    """Return the text of the error of a command that would abandon open questions."""
     asked = " and ".join(map(repr, interrupts))
     return (
         f"thread {thread!r} waits for the answer to {asked}, and a command that goes to another node would "
@@ -292,20 +295,22 @@ def describe_leaving(thread: str, interrupts: Sequence[str]) -> str:
 
 
 def note_edit(partition: Partition, *, goes_on: bool) -> Program[None]:
-    """Record that a thread without an open run was edited: it waits at a node from then on, or for
-    nothing."""
+    """Record that a thread without an open run was edited: from then on it waits at a node if ``goes_on``,
+    otherwise for nothing."""
     for _ in range(ATTEMPTS):
         lanes, runs = yield from ask(
             Fetch(partition, (Get(LANE, (IN,)), Range(RUN, by="first", reverse=True, limit=1, bodies=False)))
         )
         lane = Lane.read(IN, lanes)
         if goes_on:
-            waits = lane.waiting or next((run.key[0] for run in runs), None)
+            waits_with = lane.waiting or next((run.key[0] for run in runs), None)
         else:
-            waits = None
-        if not lane.version or lane.run_id is not None or lane.waiting == waits:
+            waits_with = None
+        if not lane.version or lane.run_id is not None or lane.waiting == waits_with:
             return
-        if isinstance((yield from ask(Commit(partition, (lane._replace(waiting=waits).put(0),)))), Committed):
+        if isinstance(
+            (yield from ask(Commit(partition, (lane._replace(waiting=waits_with).put(0),)))), Committed
+        ):
             return
 
 
@@ -323,7 +328,7 @@ def read_left(partition: Partition, run: Run, waited: Run | None) -> Program[Lef
     try:
         return (yield from _read_left(partition, run, waited))
     except Corrupt:
-        # The run ends all the same: whoever reads the thread meets the damage.
+        # The damage must not keep the run from ending; a later read of the thread reports it.
         return Left(is_unmoved=False, has_interrupt=False)
 
 
@@ -344,12 +349,12 @@ def _is_made_by(run: Run, checkpoint: tuple[Record, ...]) -> bool:
 
 
 def find_closing_reply(waited: Run | None, waits: str | None, *, is_answer: bool) -> tuple[str, Any] | None:
-    """Return the channel and the reply that a run leaves for the end of its question, if it ends now without
-    an answer.
+    """Return the channel and the reply that a run left for the case that its question is closed without an
+    answer; ``None`` if that does not happen now, or it left none.
 
     Args:
         waited: the run whose question the thread was waiting on.
-        waits: the run whose question it waits on from now on.
+        waits: the run whose question the thread waits on from now on.
         is_answer: an answer to the question was given.
     """
     if waited is None or waits == waited.id or is_answer or _CLOSED not in waited.note:
@@ -379,8 +384,8 @@ def read_behind(partition: Partition, run: Run) -> Program[frozenset[str]]:
 
 
 def release_answers(partition: Partition, run: Run) -> Program[bool]:
-    """Take back the answers of a run that failed or was stopped behind them, so that its questions are open
-    again as they were. Everything else that the run stored stays.
+    """Take back the answers of a run that failed or was stopped after applying them, so that the questions
+    are open again as before. Everything else that the run stored stays.
 
     A run that stored no checkpoint also takes back what its command wrote: a later run must not apply it.
 
@@ -401,9 +406,9 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
         ops: list[Op] = []
         tasks: set[str] = set()
         # Parents first: a subgraph is examined if its task still waits for an answer.
-        for found in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
-            namespace, checkpoint_id = found.key[0], found.fields["checkpoint_id"]
-            if not _is_of(namespace, tasks):
+        for head_record in sorted(heads, key=lambda record: (len(record.key[0].split("|")), record.key[0])):
+            namespace, checkpoint_id = head_record.key[0], head_record.fields["checkpoint_id"]
+            if not _is_to_examine(namespace, tasks):
                 continue
             (records,) = yield from ask(Fetch(partition, (Range(WRITE, (namespace, checkpoint_id)),)))
             asking, writes = find_asking_tasks(records), read_writes(records)
@@ -420,21 +425,22 @@ def release_answers(partition: Partition, run: Run) -> Program[bool]:
             return True
 
 
-def _is_of(namespace: str, tasks: set[str]) -> bool:
-    """Return True for the root, a subgraph that keeps its state, and one that one of these tasks runs."""
+def _is_to_examine(namespace: str, tasks: set[str]) -> bool:
+    """Return True for the root, for a subgraph that keeps its state, and for a subgraph that one of these
+    tasks runs."""
     return ":" not in namespace or any(f":{task}|" in f"{namespace}|" for task in tasks)
 
 
 def _plan_release(
     writes: Sequence[PendingWrite], stale: Set[str], called: Set[str], run_id: str, at_base: bool
 ) -> list[Op]:
-    """Return the removals of a run's answers from the tasks whose questions are still the same as before it,
-    and of the writes of the tasks that these ``called``."""
-    mine = (run_id,)
+    """Return the removals of a run's answers from the tasks whose questions are the same as before the run,
+    and of its writes of the tasks that these ``called``."""
+    run_ids = (run_id,)
     aside = {w.key: w for w in writes if w.is_aside}
     ops: list[Op] = []
     for write in writes:
-        if write.is_aside or not belongs(write.nonce, mine):
+        if write.is_aside or not belongs(write.nonce, run_ids):
             continue
         is_of_command = write.task_id == NULL_TASK and (at_base or write.channel == RESUME)
         is_behind = write.channel == RESUME and write.task_id in stale
@@ -443,12 +449,12 @@ def _plan_release(
         if write.idx >= 0:
             ops.append(Delete(WRITE, record_key(write)))
             continue
-        before = aside.get(write.aside.key)
-        if before is None:
+        overwritten = aside.get(write.aside.key)
+        if overwritten is None:
             ops.append(Delete(WRITE, write.key, write.record_version))
         else:
-            ops.append(put_over(before._replace(idx=write.idx), write))
-            ops.append(Delete(WRITE, before.key))
+            ops.append(put_over(overwritten._replace(idx=write.idx), write))
+            ops.append(Delete(WRITE, overwritten.key))
     # Writes of one task share a record.
     return list({op.key: op for op in ops}.values())
 

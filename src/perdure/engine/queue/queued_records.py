@@ -1,4 +1,4 @@
-"""Reads of the records that a queue record names, by a second request after the one that read the queue
+"""Reads of the records that a queue record counts, by a second request after the one that read the queue
 record."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ def read_queued(
         partition: the thread.
         lane: the queue record as it was read.
         queued: the read of the records.
-        what: the first of them, for the error.
+        what: description of the first of these records, for the error.
 
     Returns:
-        ``None`` if there are none, as the queue has changed since: the thread was deleted, or others took
-        them.
+        The records; ``None`` if there are none because the queue has changed since: the thread was deleted,
+        or others took them.
 
     Raises:
         Corrupt: the queue has not changed, and there are none.

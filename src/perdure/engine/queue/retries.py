@@ -46,9 +46,9 @@ class Retry:
     """Request to run a failed run again.
 
     If its last step is the latest of the thread, the graph goes on from there without input. If nothing of it
-    is stored, as after a rollback, its messages are accepted again, as new ones. An answer that it failed
-    behind is given again, without what finished tasks have taken of it. However often it is requested, there
-    is one repetition of a run, unless that was cancelled; one that failed may be run again, too.
+    is stored, as after a rollback, its messages are accepted again, as new ones. An answer after which it
+    failed is given again, without the parts that finished tasks have taken. However often this is requested,
+    a run has one repetition, unless that was cancelled. A repetition that failed may be repeated, too.
 
     Attributes:
         run_id: the failed run, or one of the messages that it joined.
@@ -73,13 +73,14 @@ class Retry:
         Raises:
             NotFound: there is no such run.
             Conflict: it has not failed, or the thread has gone on since.
-            RunInProgress: another run of the thread is open or waits, and this one would go on from its last
-            step. NotWaiting: it was an answer, and its question is not open any more. QueueFull: too many
-            messages wait.
+            RunInProgress: another run of the thread is open or waits, and this one would go on from the
+                thread's latest step.
+            NotWaiting: it was an answer, and its question is not open any more.
+            QueueFull: too many messages wait.
         """
         (runs,) = yield from ask(Fetch(self.partition, (Get(RUN, (self.run_id,)),)))
         if not runs:
-            # The id of a message that was joined with one before it is that of their run.
+            # This may be the id of a message that was joined with an earlier one: find their run.
             joined = yield from find(self.partition, self.run_id)
             if joined is not None and joined.run is not None:
                 return (yield from replace(self, run_id=joined.run.id).store())
@@ -108,14 +109,14 @@ class Retry:
             )
         run = read_one(self.partition, Run.read, runs[0])
         if keys:
-            before = yield from find_accepted(self.partition, self._key, keys[0])
+            earlier = yield from find_accepted(self.partition, self._key, keys[0])
         else:
-            before = None
+            earlier = None
         stopped: Message | None = None
-        if before is not None:
-            standing = yield from look(self.partition, before.seq)
+        if earlier is not None:
+            standing = yield from look(self.partition, earlier.seq)
             if standing.is_over and (standing.run is None or standing.run.state in _STOPPED):
-                before, stopped = None, standing.message
+                earlier, stopped = None, standing.message
         checkpoint: tuple[Record, ...] = ()
         if heads:
             key = ROOT, heads[0].fields["checkpoint_id"]
@@ -131,13 +132,13 @@ class Retry:
             ),
             heads[0] if heads else None,
             bool(checkpoint) and CheckpointRecord.read(checkpoint[0]).run_id == run.id,
-            before,
+            earlier,
             stopped,
         )
 
     def _attempt(self, seen: _Seen) -> Program[Accepted | None]:
-        if seen.before is not None:
-            return seen.before
+        if seen.earlier is not None:
+            return seen.earlier
         thread, lane, run = self.partition.thread, seen.lane, seen.run
         if not may_retry(run.state):
             raise Conflict(
@@ -154,7 +155,7 @@ class Retry:
                 "latest state "
                 "any more; send its message again, or fork the thread"
             )
-        messages, checks = yield from self._again(seen)
+        messages, checks = yield from self._plan_repetition(seen)
         if lane.pending + len(messages) > self.most:
             raise QueueFull(
                 f"thread {thread!r} has {lane.pending} messages waiting, at most {self.most} may; nothing "
@@ -173,7 +174,7 @@ class Retry:
             expect = Expect.ANY
         ops: list[Op] = [lane.put(self.fresh), dedupe_put(self._key, first, expect), *checks]
         if seen.stopped is not None:
-            # The key is removed with the message that has it.
+            # The cancelled message loses the key, as its removal would otherwise remove the key.
             ops.append(replace(seen.stopped, dedupe=b"").put(Expect.PRESENT))
         ops += [message.put() for message in stored]
         if not isinstance((yield from ask(Commit(self.partition, tuple(ops)))), Committed):
@@ -182,8 +183,8 @@ class Retry:
             first, stored[0].id, False, lane.mark_stored(self.fresh), stored[0], False, lane.version
         )
 
-    def _again(self, seen: _Seen) -> Program[tuple[list[Message], tuple[Op, ...]]]:
-        """Return the messages to accept, and the checks under which they are right."""
+    def _plan_repetition(self, seen: _Seen) -> Program[tuple[list[Message], tuple[Op, ...]]]:
+        """Return the messages to accept, and the checks that these are still the right ones."""
         run, lane, head = seen.run, seen.lane, seen.head
         first = seen.messages[0]
         options = {**first.options, RETRY_OF: run.id}
@@ -208,14 +209,14 @@ class Retry:
         ], (unmoved,)
 
     def _answer_again(self, seen: _Seen, message: Message) -> Program[tuple[list[Message], tuple[Op, ...]]]:
-        """Return an answer as it is given again: without the parts that tasks have taken which finished
-        beside the one that failed."""
+        """Return the answer to give again: without the parts that were taken by tasks which finished beside
+        the one that failed."""
         lane, named = seen.lane, message.options.get(ANSWERS, ())
         if lane.last == seen.run.last and (yield from self._has_written(seen)):
             question, unchanged = yield from questions.look(self.partition, lane, self.read_asked)
             left = [name for name in named if question is not None and question.knows(name)]
             if len(left) < len(named):
-                message = _answer_only(message, left)
+                message = _reduce_answer(message, left)
                 yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
                 return [replace(message, graph=seen.run.graph)], unchanged
         message, checks = yield from questions.address_answer(self.partition, message, lane, self.read_asked)
@@ -243,8 +244,8 @@ class Retry:
             after = found[-1].fields["seq"]
 
 
-def _answer_only(message: Message, left: Sequence[str]) -> Message:
-    """Return an answer with the answers to some of its questions only; what else its command holds stays."""
+def _reduce_answer(message: Message, left: Sequence[str]) -> Message:
+    """Return an answer reduced to the answers to the questions in ``left``; the rest of its command stays."""
     command = dict(message.payload.get(COMMAND, {}))
     resume = command.pop(RESUME, message.payload.get(RESUME))
     if left:
@@ -265,6 +266,6 @@ class _Seen(NamedTuple):
     head: Record | None
     is_last: bool
     """True if the thread's latest checkpoint is the run's."""
-    before: Accepted | None
+    earlier: Accepted | None
     stopped: Message | None
     """The first message of a repetition that was cancelled: a further request makes another."""

@@ -30,11 +30,11 @@ EXCUSES_MOST = 20
 leases."""
 
 _EXCUSED = "excused"
-"""In the note of an open run, the epochs of these attempts."""
+"""Key in the note of an open run: the epochs of the attempts that are not counted."""
 
 _ENDING_OPS = 7
-"""Number of operations of the commit that ends a run, without its events and replies; with one for a closing
-reply and one for its waits."""
+"""Number of operations of the commit that ends a run, without its events and replies, and including one for a
+closing reply and one for its waits."""
 
 
 class HeldRun(NamedTuple):
@@ -69,12 +69,13 @@ class Claim:
 
     Attributes:
         owner: id of the claimant.
-        graphs: the graphs that the claimant can run; to end a run that is stopped needs none.
+        graphs: the graphs that the claimant can run; a run that was stopped can be claimed and ended without
+            its graph.
         now: current time in microseconds.
         ttl: length of the lease in microseconds.
         most: maximum number of messages that one run takes.
         fresh: start of the epochs, and of the inbox's versions, of a thread that has none, so that a thread
-            which was deleted and made again never repeats one of its past.
+            which was deleted and made again never repeats an epoch or a version of its past.
         versions: names of the versions of the claimant's graphs, for the notes of their runs.
     """
 
@@ -90,7 +91,7 @@ class Claim:
     def take(self, known: RememberedInbox | None) -> Program[HeldRun | Unserved | None]:
         """Claim the run, unless none is due or the caller does not serve its graph.
 
-        ``known`` is the inbox as the caller remembers it; complete and current, it saves every fetch.
+        ``known`` is the inbox as the caller remembers it; if it is complete and current, nothing is fetched.
         """
         guess = self._guess(known)
         lane = None if known is None else known.lane
@@ -128,10 +129,10 @@ class Claim:
         try:
             fetched = yield from ask(Fetch(self.partition, (*items, *guess)))
         except Corrupt:
-            # The head may be what is damaged. The run begins then, and ends with the error: a thread whose
-            # runs could not be claimed would leave its callers waiting.
-            without = tuple(item for item in (*items, *guess) if item.kind is not HEAD)
-            found = yield from ask(Fetch(self.partition, without))
+            # The head may be damaged: fetch everything else. So the run begins, and ends with the error; if
+            # it could not be claimed, its callers would wait for ever.
+            without_head = tuple(item for item in (*items, *guess) if item.kind is not HEAD)
+            found = yield from ask(Fetch(self.partition, without_head))
             fetched = (*found[:3], (), *found[3:])
         lanes, followed, epochs, heads, runs, *rows = fetched
         lane = Lane.read(IN, lanes)
@@ -175,7 +176,7 @@ class Claim:
         """Return the claim of a message that the same commit stores in an idle inbox.
 
         Args:
-            lane: the inbox with the message, over the version that is stored.
+            lane: the inbox with the message added, and with the version that is stored.
             epoch: the thread's epoch, 0 if it has none.
             message: the message, of a graph that the claimant can run.
         """
@@ -193,7 +194,7 @@ class Claim:
         epoch = successor(seen.epoch, self.owner, self.fresh) if seen.epoch else self.fresh
         is_new = lane.run_id is None
         if lane.run_id is not None and seen.run is not None:
-            # Behind the first one, withdrawn messages were passed over.
+            # Withdrawn messages are passed over, except the first, with which the run began.
             messages = tuple(
                 m
                 for m in seen.messages
@@ -228,7 +229,8 @@ class Claim:
         raised = Put(EPOCH, (), {"open_run": run.id}, expect=seen.epoch or Expect.ABSENT, version=epoch)
         ops: list[Op] = [raised, lane.put(self.fresh), run.put()]
         if seen.follower is None:
-            # Without a fetch, this check is how the claim learns that the thread is followed.
+            # Nothing was fetched. If the thread is followed, this check refuses the claim, which is then
+            # planned on what is read.
             ops.append(subscribers.check_unchanged(None))
         run, lane = replace(run, version=run.version + 1), lane.mark_stored(self.fresh)
         is_followed = seen.follower is not None and subscribers.is_followed(seen.follower, now)
@@ -239,7 +241,7 @@ class Claim:
 class PlannedClaim(NamedTuple):
     """The operations that claim a run, and the run as it is held once they are committed.
 
-    ``is_to_end`` is true if it was stopped or its message withdrawn: it is claimed to be ended only.
+    ``is_to_end`` is true if the run was stopped or its message withdrawn: it is claimed only to be ended.
     ``is_new`` is false for a run that was claimed before.
     """
 
@@ -258,7 +260,8 @@ class RememberedInbox(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if a run can be claimed without a fetch; not for an answer, which belongs to a checkpoint."""
+        """True if a run can be claimed without a fetch. An answer always needs a fetch, as it belongs to a
+        checkpoint."""
         return (
             self.epoch is not None
             and self.lane.run_id is None
@@ -303,15 +306,15 @@ def renew(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     Raises:
         Fenced: another worker holds the run.
     """
-    return (yield from _relane(held, lambda lane: lane.renew(now, ttl)))
+    return (yield from _update_held(held, lambda lane: lane.renew(now, ttl)))
 
 
 def fence(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     """Raise the epoch of a held run, so that writes which it left behind are refused from now on, and renew
     its lease.
 
-    LangGraph may leave a write under way when a call fails: it must not be stored after what the run stored
-    was taken back.
+    LangGraph may leave a write under way when a call fails. That write must not be stored after the run's
+    records were taken back.
 
     Raises:
         Fenced: another worker holds the run.
@@ -319,7 +322,7 @@ def fence(held: HeldRun, now: int, ttl: int) -> Program[HeldRun]:
     epoch = successor(held.epoch, held.run.id)
     raised = Put(EPOCH, (), {"open_run": held.run.id}, expect=held.epoch, version=epoch)
     return (
-        yield from _relane(
+        yield from _update_held(
             held,
             lambda lane: lane.renew(now, ttl)._replace(epoch=epoch),
             lambda run: replace(run, epoch=epoch),
@@ -346,7 +349,7 @@ def postpone(
         attempts = held.run.attempts - (not counts)
         return replace(run, note=run.with_version({**note, **kept}), updated_at=now, attempts=attempts)
 
-    return (yield from _relane(held, lambda lane: lane.postpone(until), note_attempt))
+    return (yield from _update_held(held, lambda lane: lane.postpone(until), note_attempt))
 
 
 def count_attempts(run: Run) -> int:
@@ -360,8 +363,8 @@ def _read_excused(run: Run) -> Sequence[int]:
 
 
 def excuse(held: HeldRun) -> Program[bool]:
-    """Excuse an attempt whose worker lives: it lost the database, or its lease. Whoever holds the run now
-    keeps it.
+    """Excuse an attempt, which then does not count, because its worker is alive and only lost the database or
+    its lease. The worker that holds the run by now keeps its lease.
 
     Returns:
         False if the attempt counts: the run has ended, or ``EXCUSES_MOST`` attempts were excused already.
@@ -415,19 +418,21 @@ def finish(
             f"run {run.id!r} of thread {partition.thread!r} has {len(outgoing)} replies, at most "
             f"{budget - _ENDING_OPS - len(events)} can be sent at once; join some of them"
         )
-    over = Put(EPOCH, (), {"open_run": None}, expect=run.epoch, version=compute_closed_epoch(run.epoch))
+    closed_epoch = Put(
+        EPOCH, (), {"open_run": None}, expect=run.epoch, version=compute_closed_epoch(run.epoch)
+    )
 
     has_begun = not held.messages[0].is_withdrawn
-    # The state alone tells what the run leaves of a question.
+    # In these cases the state alone decides what is left of the thread's question.
     is_plain = ending.state in (DONE, WAITING) or not has_begun
     is_answer = held.messages[0].mode == "answer"
 
-    def load() -> Program[_Lanes]:
+    def load() -> Program[_SeenAtEnd]:
         items = (Get(LANE, (IN,)), Get(RUN, (run.id,)), Get(LANE, (OUT,)), subscribers.GET)
         inboxes, stored, outboxes, followed = yield from ask(Fetch(partition, items))
         inbox = Lane.read(IN, inboxes)
         _refuse_lost(held, inbox)
-        current = _current(held, stored)
+        current = _read_current(held, stored)
         waited = None
         if inbox.waiting is not None:
             (asked,) = yield from ask(Fetch(partition, (Get(RUN, (inbox.waiting,)),)))
@@ -438,52 +443,52 @@ def finish(
             (timers,) = yield from ask(Fetch(partition, (Get(LANE, (TIMER,)),)))
             timer = Lane.read(TIMER, timers)
         outbox, follower = Lane.read(OUT, outboxes), Lane.read(FOLLOWED, followed)
-        return _Lanes(inbox, current, outbox, follower, waited, left, timer)
+        return _SeenAtEnd(inbox, current, outbox, follower, waited, left, timer)
 
-    def attempt(lanes: _Lanes) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
-        if not events and lanes.follower is not None and subscribers.is_followed(lanes.follower, now):
+    def attempt(seen: _SeenAtEnd) -> Program[tuple[Lane, tuple[Reply, ...]] | None]:
+        if not events and seen.follower is not None and subscribers.is_followed(seen.follower, now):
             raise Followed(f"thread {partition.thread!r} is followed, and its run {run.id!r} has no events")
-        before = lanes.inbox.waiting
-        waiting = find_waiting_run(ending.state, run.id, before, lanes.left, has_begun=has_begun)
-        closing = questions.find_closing_reply(lanes.waited, waiting, is_answer=is_answer)
-        inbox = lanes.inbox.close(waiting=waiting)
-        note, timed = waits.at_end(
+        waited_before = seen.inbox.waiting
+        waiting = find_waiting_run(ending.state, run.id, waited_before, seen.left, has_begun=has_begun)
+        closing = questions.find_closing_reply(seen.waited, waiting, is_answer=is_answer)
+        inbox = seen.inbox.close(waiting=waiting)
+        note, timer_ops = waits.at_end(
             run,
             held.messages[0],
             ending.note,
-            waited=lanes.waited,
-            timer=lanes.timer,
+            waited=seen.waited,
+            timer=seen.timer,
             waits_with=waiting,
             now=now,
             fresh=fresh,
         )
         note = run.with_version(note)
-        closed = replace(lanes.run, state=ending.state, note=note, updated_at=now)
-        ops: list[Op] = [over, inbox.put(fresh), closed.put(), *timed, *events]
+        closed_run = replace(seen.run, state=ending.state, note=note, updated_at=now)
+        ops: list[Op] = [closed_epoch, inbox.put(fresh), closed_run.put(), *timer_ops, *events]
         if not events:
-            ops.append(subscribers.check_unchanged(lanes.follower))
+            ops.append(subscribers.check_unchanged(seen.follower))
         replies: tuple[Reply, ...] = ()
         if outgoing or closing is not None:
-            outbox = lanes.outbox or Lane(OUT)
+            outbox = seen.outbox or Lane(OUT)
             if not outbox.version:
-                # A sender of an earlier thread of this name must not match this epoch.
+                # A new epoch: a sender of an earlier thread of this name must not match it.
                 outbox = outbox._replace(epoch=fresh)
             first = outbox.last + 1
             replies = tuple(
                 Reply(first + n, run.id, n, channel, payload, created_at=now)
                 for n, (channel, payload) in enumerate(outgoing)
             )
-            if closing is not None and lanes.waited is not None:
+            if closing is not None and seen.waited is not None:
                 channel, payload = closing
-                last = Reply(
+                closing_reply = Reply(
                     first + len(replies),
-                    lanes.waited.id,
+                    seen.waited.id,
                     questions.CLOSING_ORD,
                     channel,
                     payload,
                     created_at=now,
                 )
-                replies = (*replies, last)
+                replies = (*replies, closing_reply)
             outbox = outbox.append(now, len(replies))
             ops += [outbox.put(fresh), *(reply.put() for reply in replies)]
         outcome = yield from ask(Commit(partition, tuple(ops)))
@@ -492,11 +497,16 @@ def finish(
         return None
 
     # Without replies the remembered inbox will do: the commit is refused if it has changed since.
-    known = None if outgoing or not is_plain or held.lane.waiting is not None else _Lanes(held.lane, held.run)
+    known = (
+        None if outgoing or not is_plain or held.lane.waiting is not None else _SeenAtEnd(held.lane, held.run)
+    )
     return (yield from retry_attempt(partition, known, load, attempt))
 
 
-class _Lanes(NamedTuple):
+class _SeenAtEnd(NamedTuple):
+    """Records on which the end of a run is planned. ``waited`` is the run whose question the thread waited on
+    before, ``left`` has the facts about the latest checkpoint, if they are needed."""
+
     inbox: Lane
     run: Run
     outbox: Lane | None = None
@@ -534,21 +544,21 @@ def stop(partition: Partition, run_id: str, how: str, now: int) -> Program[bool]
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
-def _relane(
+def _update_held(
     held: HeldRun,
     change: Callable[[Lane], Lane],
     edit: Callable[[Run], Run] | None = None,
     guard: Op | None = None,
 ) -> Program[HeldRun]:
-    """Store a held run's queue record, and the run itself with ``edit``, changed. ``guard`` takes the place
-    of the check of its epoch."""
+    """Store a held run's queue record as ``change`` returns it and, with ``edit``, the run as that returns
+    it. ``guard`` takes the place of the check of the thread's epoch."""
     partition = held.partition
 
     def load() -> Program[tuple[Lane, Run]]:
         found, stored = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(RUN, (held.run.id,)))))
         lane = Lane.read(IN, found)
         _refuse_lost(held, lane)
-        return lane, _current(held, stored)
+        return lane, _read_current(held, stored)
 
     def attempt(seen: tuple[Lane, Run]) -> Program[HeldRun | None]:
         lane, run = change(seen[0]), seen[1]
@@ -565,7 +575,7 @@ def _relane(
     return (yield from retry_attempt(partition, (held.lane, held.run), load, attempt))
 
 
-def _current(held: HeldRun, stored: tuple[Record, ...]) -> Run:
+def _read_current(held: HeldRun, stored: tuple[Record, ...]) -> Run:
     """Return a held run as it is stored: it may have taken messages since it was claimed."""
     if not stored:
         raise Corrupt(f"thread {held.partition.thread!r}: its open run {held.run.id!r} is not stored")

@@ -46,15 +46,15 @@ def postpone(
     def load() -> Program[tuple[Lane, Accepted | None]]:
         dedupe = (Get(DEDUPE, (message.dedupe,)),) if message.dedupe else ()
         lanes, *known = yield from ask(Fetch(partition, (Get(LANE, (LATER,)), *dedupe)))
-        before = None
+        earlier = None
         if known and known[0]:
-            before = yield from find_accepted(partition, message.dedupe, known[0][0])
-        return Lane.read(LATER, lanes), before
+            earlier = yield from find_accepted(partition, message.dedupe, known[0][0])
+        return Lane.read(LATER, lanes), earlier
 
     def attempt(seen: tuple[Lane, Accepted | None]) -> Program[Accepted | None]:
-        lane, before = seen
-        if before is not None:
-            return before
+        lane, earlier = seen
+        if earlier is not None:
+            return earlier
         if lane.pending >= most:
             raise QueueFull(
                 f"thread {partition.thread!r} has {lane.pending} messages whose time comes later, as many as "
@@ -65,7 +65,7 @@ def postpone(
         else:
             first = min(due, lane.ready_at)
         lane = lane._replace(last=lane.last + 1, since=first, ready_at=first)
-        ops: list[Op] = [lane.put(fresh), _put(message, due, fresh)]
+        ops: list[Op] = [lane.put(fresh), _make_put(message, due, fresh)]
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, -due))
         if precondition is not None:
@@ -135,7 +135,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
             next_due = found[gone].fields["updated_at"]
         else:
             next_due = None
-        ops.append(_after(later, gone, next_due))
+        ops.append(_update_queue(later, gone, next_due))
         outcome = yield from ask(Commit(partition, tuple(ops)))
         if not isinstance(outcome, Committed):
             return None
@@ -148,7 +148,7 @@ def _plan_entry(
     record: Record, message: Message | None, inbox: Lane, now: int, fresh: int
 ) -> tuple[list[Op], Lane]:
     """Return the operations that move a due message into the inbox, or set it aside if it cannot be read, and
-    the inbox then."""
+    the inbox afterwards."""
     moved: list[Op] = [Delete(DOCUMENT, record.key, record.version)]
     if message is None:
         return [
@@ -212,7 +212,7 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
             return False
         ops = withdraw_postponed(inbox, read_postponed(document), how, now, fresh)
         ops.append(Delete(DOCUMENT, (LATER, message_id), document.version))
-        ops.append(_after(later, 1, other))
+        ops.append(_update_queue(later, 1, other))
         outcome = yield from ask(Commit(partition, tuple(ops)))
         if isinstance(outcome, Committed):
             return True
@@ -221,14 +221,15 @@ def withdraw(partition: Partition, message_id: str, how: Stop, now: int, fresh: 
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
-def _after(later: Lane, gone: int, first: int | None) -> Op:
-    """Return the queue record after ``gone`` messages left; ``first`` is when the next one is due."""
+def _update_queue(later: Lane, gone: int, first: int | None) -> Op:
+    """Return the operation on the queue record after ``gone`` messages have left; ``first`` is when the next
+    one is due."""
     if first is None:
         return Delete(LANE, (LATER,), later.version)
     return later._replace(last=max(1, later.last - gone), since=first, ready_at=first).put(0)
 
 
-def _put(message: Message, due: int, version: int) -> Put:
+def _make_put(message: Message, due: int, version: int) -> Put:
     fields: dict[str, Any] = {
         "id": message.id,
         "payload": message.payload,

@@ -110,8 +110,8 @@ class Signal:
         keep = self._keep([*kept, signal], seen.early)
         # A thread that is deleted meanwhile is not created again by a signal; the inbox is checked already.
         others = [each for each in seen.shown_by if each.kind is not LANE]
-        there = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
-        is_kept = isinstance((yield from self._commit([keep, unchanged, *there])), Committed)
+        presence_checks = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
+        is_kept = isinstance((yield from self._commit([keep, unchanged, *presence_checks])), Committed)
         if is_kept:
             return Signalled(None, False)
         return None
@@ -138,6 +138,8 @@ class Signal:
 
 
 class _Seen(NamedTuple):
+    """Records that decide on a signal; ``shown_by`` has one that proves that the thread exists."""
+
     inbox: Lane
     early: tuple[Record, ...]
     shown_by: tuple[Record, ...]

@@ -77,7 +77,7 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
             if len(seen) >= most:
                 return Survey(_sort(groups), False)
             seen.add((found.partition, name))
-            one = yield from _look(found.partition, name, now, now - older)
+            one = yield from _examine(found.partition, name, now, now - older)
             if one is not None:
                 key = (one.problem, one.what, one.name)
                 if key not in groups:
@@ -87,7 +87,8 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
         last = page[-1].record if page else None
         if len(page) < limit or last is None:
             return Survey(_sort(groups), True)
-        # The next page begins at the time at which this one ended, and has to go beyond it.
+        # The next page begins at the time at which this one ended. If all of this page has that time, the
+        # next one is larger, to go beyond it.
         if last.fields["due_at"] == since:
             limit = limit * 4
         else:
@@ -112,23 +113,23 @@ def _sort(groups: dict[tuple[Problem, str, str], Stuck]) -> tuple[Stuck, ...]:
     return tuple(sorted(groups.values(), key=lambda stuck: (stuck.since, stuck.what, stuck.name)))
 
 
-def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stuck | None]:
+def _examine(partition: Partition, name: str, now: int, overdue_at: int) -> Program[Stuck | None]:
     """Return the stuck work of a queue, ``None`` if it is not stuck."""
     if name not in (IN, OUT, LATER, WAITS):
         return None
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (name,)),)))
     lane = Lane.read(name, lanes)
     due_at = lane.due_at
-    # Attempts are counted only for runs and replies.
-    if due_at is None or (due_at > before and name != OUT and lane.run_id is None):
+    # Work that is not overdue can only be failing, and attempts are counted only for runs and replies.
+    if due_at is None or (due_at > overdue_at and name != OUT and lane.run_id is None):
         return None
-    is_overdue = due_at <= before
+    is_overdue = due_at <= overdue_at
     if name == WAITS:
         # Any worker looks after it, whatever it serves.
         if is_overdue:
             return Stuck("waiting", WAITS, "", 1, due_at, 0, partition)
         return None
-    (rows,) = yield from ask(Fetch(partition, (_next(lane),)))
+    (rows,) = yield from ask(Fetch(partition, (_next_item(lane),)))
     message = readable(rows[0]) if name == LATER and rows else None
     if message is not None:
         return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)
@@ -147,7 +148,7 @@ def _look(partition: Partition, name: str, now: int, before: int) -> Program[Stu
     return None
 
 
-def _next(lane: Lane) -> Get | Range:
+def _next_item(lane: Lane) -> Get | Range:
     """Return the read of the next record of a queue."""
     if lane.name == LATER:
         return Range(DOCUMENT, (LATER,), by="updated_at", limit=1)

@@ -32,10 +32,10 @@ def check_unchanged(lane: Lane | None) -> Check:
 
 
 def forget(partition: Partition, now: int) -> Program[bool]:
-    """Remove the record if it has expired; ``False``, as there is never more of it."""
+    """Remove the record if it has expired. Return ``False``, as there is never more to remove."""
     (found,) = yield from ask(Fetch(partition, (GET,)))
     lane = Lane.read(FOLLOWED, found)
     if lane.version and not is_followed(lane, now):
-        # Refused when it was renewed meanwhile.
+        # This is refused if the record was renewed meanwhile.
         yield from ask(Commit(partition, (Delete(LANE, (FOLLOWED,), lane.version),)))
     return False

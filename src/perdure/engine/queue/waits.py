@@ -62,6 +62,7 @@ _BUSY_US = (1_000_000, 60_000_000)
 """Minimum and maximum microseconds until a deadline that passed while the thread was busy is checked
 again."""
 _CHECKS = 8
+"""Operations that a commit of reminders has beside the replies, at most."""
 
 
 # The end of a run
@@ -84,7 +85,7 @@ def at_end(
     Args:
         run: the run.
         first: its first message.
-        note: its note; waits in it have times from the end.
+        note: its note; waits in it have times counted from the end of the run.
         waited: the run whose question the thread was waiting on before.
         timer: the queue record of the thread's waits.
         waits_with: the run whose question the thread waits on from now on.
@@ -94,22 +95,23 @@ def at_end(
     Raises:
         TooLarge: the defaults of a deadline would not fit a message beside the run's config and context.
     """
-    new, before = read_waits(note), {} if waited is None else read_waits(waited.note)
-    if not new and not before:
+    new, earlier_waits = read_waits(note), {} if waited is None else read_waits(waited.note)
+    if not new and not earlier_waits:
         return note, []
     if waits_with is None:
         return with_waits(note, {}), _timer(timer, None, fresh)
     if waits_with != run.id:
-        # The question is open again, and what fell due meanwhile is due now.
+        # The question of an earlier run is open again: what fell due meanwhile is due now.
         return with_waits(note, {}), _timer(timer, now, fresh)
     answered = first.options.get(ANSWERS, ())
-    waits = after_run(new, before, answered, now, is_answer=first.mode == "answer")
+    waits = after_run(new, earlier_waits, answered, now, is_answer=first.mode == "answer")
     _require_room(run, first, note, waits)
     return with_waits(note, waits), set_timer(timer, waits, now, fresh)
 
 
 def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Waits) -> None:
-    """Raise ``TooLarge`` now if the deadlines of a run's waits could not be carried out, all at once."""
+    """Raise ``TooLarge`` now if the defaults of a run's waits, all together, would not fit the message of a
+    deadline."""
     answers = {name: wait.answer for name, wait in waits.items() if wait.until is not None}
     if not answers:
         return
@@ -125,7 +127,7 @@ def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Wait
 
 def set_timer(timer: Lane, waits: Waits, now: int, fresh: int) -> list[Op]:
     """Return the operations that set the next check of a thread's waits."""
-    # A signal may have come before the run that waits for it has ended.
+    # A signal may have come before the end of the run that waits for it: check at once.
     has_signal = any(wait.kind == "signal" for wait in waits.values())
     return _timer(timer, now if has_signal else next_due(waits.values()), fresh)
 
@@ -140,12 +142,12 @@ def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
 
 
 def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
-    """Set the waits of a thread due now, after its latest checkpoint has become another one. A thread without
-    an interrupt needs none."""
+    """Make a thread's waits due for a check now, because another checkpoint has become its latest. A thread
+    whose newest runs have no waits needs no check."""
     lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (WAITS,)), questions.NEWEST)))
     if not any(run.note.get("waits") for run in read_each(partition, Run.read, runs)):
         return
-    # A rival has just set it.
+    # If this is refused, a rival has just set the time.
     yield from ask(Commit(partition, tuple(_timer(Lane.read(WAITS, lanes), now, fresh))))
 
 
@@ -154,7 +156,7 @@ def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
 
 class StandingWaits(NamedTuple):
     """The waits of a thread that count now: the run that asked, the options for its continuation, the waits
-    by interrupt, and the check that they still are the same."""
+    by interrupt, and the check that the waits are still the same."""
 
     run: Run
     options: Mapping[str, Any]
@@ -194,12 +196,12 @@ def load_waits(
     waits = {name: wait for name, wait in read_waits(run.note).items() if name in asked.interrupts}
     if not waits:
         return None
-    options = yield from _options(partition, run)
+    options = yield from _load_options(partition, run)
     head = Expect.ABSENT if asked.head is None else asked.head
     return StandingWaits(run, options, waits, Check(HEAD, (ROOT,), head))
 
 
-def _options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
+def _load_options(partition: Partition, run: Run) -> Program[dict[str, Any]]:
     (found,) = yield from ask(Fetch(partition, (Get(INBOX, (run.first,)),)))
     return _inherit(next((message.options for message in read_each(partition, Message.read, found)), {}), run)
 
@@ -218,9 +220,9 @@ class Woken(NamedTuple):
 
     Attributes:
         message: the answer that entered the inbox, ``None`` if none did.
-        inbox: the inbox with it.
-        expired: the number of deadlines that it answers.
-        signal: the name of the signal that it brings.
+        inbox: the inbox with the answer.
+        expired: the number of expired deadlines that the answer answers.
+        signal: the name of the signal that the answer brings.
         unfit: names of signals that are kept, as they are too large beside the config and context of the run.
         reminded: the number of questions with a reminder.
         has_replies: true if the outbox has replies for a channel.
@@ -279,28 +281,32 @@ class Wake:
             since = now if timer.since is None else timer.since
             again = now + min(max((now - since) // 2, _BUSY_US[0]), _BUSY_US[1])
             return (yield from self._commit((timer._replace(ready_at=again).put(self.fresh),), Woken()))
-        found = yield from load_waits(self.partition, inbox, self.read_asked)
+        standing = yield from load_waits(self.partition, inbox, self.read_asked)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
-        if found is None:
+        if standing is None:
             return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged), Woken()))
         kept = early_of(seen.early)
         unfit: list[str] = []
         for signal in kept:
-            if answers := signal.answers(found.waits):
-                message = found.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
+            if answers := signal.answers(standing.waits):
+                message = standing.make_message(self.new_id(), answers, bytes.fromhex(signal.dedupe))
                 if not _fits(message):
                     # The signal stays: the thread must not be blocked by a signal that does not fit.
                     unfit.append(signal.name)
                     continue
                 left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
                 woken = Woken(signal=signal.name)
-                return (yield from self._answer(seen, found, message, [left], found.waits, woken))
-        if expired := [name for name, wait in found.waits.items() if wait.has_expired(now)]:
-            message = found.make_message(self.new_id(), {name: found.waits[name].answer for name in expired})
-            after = {**found.waits, **{name: found.waits[name].spend() for name in expired}}
+                return (yield from self._answer(seen, standing, message, [left], standing.waits, woken))
+        if expired := [name for name, wait in standing.waits.items() if wait.has_expired(now)]:
+            message = standing.make_message(
+                self.new_id(), {name: standing.waits[name].answer for name in expired}
+            )
+            after = {**standing.waits, **{name: standing.waits[name].spend() for name in expired}}
             woken = Woken(expired=len(expired), unfit=tuple(unfit))
-            return (yield from self._answer(seen, found, message, [_put_waits(found, after)], after, woken))
-        reminded = yield from self._remind(seen, found, unchanged)
+            return (
+                yield from self._answer(seen, standing, message, [_put_waits(standing, after)], after, woken)
+            )
+        reminded = yield from self._remind(seen, standing, unchanged)
         if reminded is None:
             return None
         return reminded._replace(unfit=tuple(unfit))
@@ -308,31 +314,31 @@ class Wake:
     def _answer(
         self,
         seen: _Seen,
-        found: StandingWaits,
+        standing: StandingWaits,
         message: Message,
         ops: Sequence[Op],
         after: Waits,
         woken: Woken,
     ) -> Program[Woken | None]:
         """Put an answer into the inbox, as if a person had given it."""
-        inbox, ops_of = accept(seen.inbox, message, self.now, self.fresh)
+        inbox, inbox_ops = accept(seen.inbox, message, self.now, self.fresh)
         timer = _timer(seen.timer, next_due(after.values()), self.fresh)
         woken = woken._replace(message=message, inbox=inbox.mark_stored(self.fresh))
-        return (yield from self._commit((*ops_of, *ops, *timer, found.unchanged), woken))
+        return (yield from self._commit((*inbox_ops, *ops, *timer, standing.unchanged), woken))
 
-    def _remind(self, seen: _Seen, found: StandingWaits, unchanged: Check) -> Program[Woken | None]:
+    def _remind(self, seen: _Seen, standing: StandingWaits, unchanged: Check) -> Program[Woken | None]:
         """Send the reminders that are due, as many as one commit takes; the rest stays due."""
         room = self.budget.ops - _CHECKS
         due: dict[str, Wait] = {}
-        for name, wait in found.waits.items():
+        for name, wait in standing.waits.items():
             if wait.is_to_remind(self.now) and (len(wait.replies) <= room or not due):
                 due[name], room = wait, room - len(wait.replies)
-        after = {**found.waits, **{name: wait.note_reminders(self.now) for name, wait in due.items()}}
+        after = {**standing.waits, **{name: wait.note_reminders(self.now) for name, wait in due.items()}}
         next_at = next_due(after.values())
-        ops: list[Op] = [*_timer(seen.timer, next_at, self.fresh), unchanged, found.unchanged]
+        ops: list[Op] = [*_timer(seen.timer, next_at, self.fresh), unchanged, standing.unchanged]
         if not due:
             return (yield from self._commit(tuple(ops), Woken(due_at=next_at)))
-        run, sent = found.run, sum(wait.reminded for wait in read_waits(found.run.note).values())
+        run, sent = standing.run, sum(wait.reminded for wait in read_waits(standing.run.note).values())
         if run.channel:
             payloads = [payload for wait in due.values() for payload in wait.replies]
         else:
@@ -351,9 +357,9 @@ class Wake:
         interrupts = [{"id": name, "until": wait.until} for name, wait in due.items()]
         data = {"run_id": run.id, "interrupts": interrupts}
         number = yield from events.find_first_free(self.partition, self.now)
-        told = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
+        reminder_event = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
         keeping = events.keep_until(self.now + self.keep_events, self.fresh)
-        ops += [*events.puts(run.id, [told]), keeping, _put_waits(found, after)]
+        ops += [*events.puts(run.id, [reminder_event]), keeping, _put_waits(standing, after)]
         woken = Woken(reminded=len(due), has_replies=bool(payloads), due_at=next_at)
         return (yield from self._commit(tuple(ops), woken))
 
@@ -380,8 +386,7 @@ def _fits(message: Message) -> bool:
 
 
 def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, list[Op]]:
-    """Return an idle inbox with a message, over the version that is stored, and the operations that store
-    it."""
+    """Return an idle inbox with a message added, and the operations that store both."""
     inbox = inbox.accept(now, Debounce())
     stored = replace(message, seq=inbox.last, accepted_at=now)
     if message.dedupe:
@@ -391,10 +396,10 @@ def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, l
     return inbox, [inbox.put(fresh), stored.put(), *dedupe]
 
 
-def _put_waits(found: StandingWaits, after: Waits) -> Put:
+def _put_waits(standing: StandingWaits, after: Waits) -> Put:
     """Return the operation that stores waits with their run; those that do not count now stay as they are."""
-    waits = {**read_waits(found.run.note), **after}
-    return replace(found.run, note=with_waits(found.run.note, waits)).put()
+    waits = {**read_waits(standing.run.note), **after}
+    return replace(standing.run, note=with_waits(standing.run.note, waits)).put()
 
 
 # Signals that came early
@@ -424,13 +429,13 @@ def early_of(found: tuple[Record, ...]) -> list[EarlySignal]:
 
 
 def early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:
-    """Return the operation that stores the signals of a thread, over those that were read."""
+    """Return the operation that stores the signals of a thread in place of those that were read."""
     if not signals and found:
         return Delete(DOCUMENT, SIGNALS, found[0].version)
-    held = [
+    plain_signals = [
         {"name": one.name, "value": one.value, "to_all": one.to_all, "dedupe": one.dedupe} for one in signals
     ]
-    body = encode({"signals": held}, "collection of signals")
+    body = encode({"signals": plain_signals}, "collection of signals")
     version = found[0].version + 1 if found else fresh
     expect = found[0].version if found else Expect.ABSENT
     return Put(DOCUMENT, SIGNALS, {"updated_at": now}, body, expect, version)

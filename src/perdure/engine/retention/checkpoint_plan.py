@@ -39,8 +39,8 @@ _NO_RUNS: frozenset[str] = frozenset()
 def keep_by(rule: Callable[[list[CheckpointRecord]], set[str]]) -> Planner:
     """Return the planner of a prune by a rule, which returns the ids of the root checkpoints to keep.
 
-    The checkpoints that these need stay as well. While a run is open, so do its latest checkpoint and the one
-    to which its rollback returns.
+    The checkpoints that these need are kept as well. While a run is open, the latest checkpoints and those to
+    which a rollback of the run returns are kept, too.
     """
 
     def plan(contents: Contents) -> Plan:
@@ -53,7 +53,7 @@ def keep_by(rule: Callable[[list[CheckpointRecord]], set[str]]) -> Planner:
 
 
 def keep_tagged(contents: Contents) -> Plan:
-    """Remove all but tagged checkpoints, and those that an open run needs."""
+    """Plan the removal of all checkpoints except tagged ones and those that an open run needs."""
     kept = contents.tagged_names | contents.bases
     if contents.view.open_run is not None:
         kept.update(contents.latest.items())
@@ -61,7 +61,8 @@ def keep_tagged(contents: Contents) -> Plan:
 
 
 def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
-    """Return the planner of LangGraph's ``prune``; raises ``ValueError`` for one that does not exist."""
+    """Return the planner of LangGraph's ``prune``; raises ``ValueError`` for a strategy that does not
+    exist."""
     if keep_last is not None:
         if keep_last < 1:
             raise ValueError(
@@ -78,39 +79,39 @@ def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
 def remove_runs(runs: frozenset[str], within: Collection[str] | None = None) -> Planner:
     """Return the planner that removes what runs stored, in all namespaces or in those named by ``within``.
 
-    Heads that the runs moved return to their earlier checkpoints. It raises ``CannotTakeBack`` if one of
-    these is not stored any more.
+    Heads that the runs moved return to the checkpoints at which they were before. The planner raises
+    ``CannotTakeBack`` if one of these checkpoints is not stored any more.
     """
 
     def plan(contents: Contents) -> Plan:
         kept = contents.tagged_names | contents.bases
         emptied = _namespaces_emptied_by(contents, runs)
 
-        def goes(checkpoint: CheckpointRecord) -> bool:
+        def is_removed(checkpoint: CheckpointRecord) -> bool:
             is_theirs = checkpoint.run_id in runs or checkpoint.namespace in emptied
             return is_theirs and checkpoint.name not in kept and _is_within(checkpoint.namespace, within)
 
-        return _with_heads_and_writes(contents, plan_removal(contents.checkpoints, goes), runs, within)
+        return _with_heads_and_writes(contents, plan_removal(contents.checkpoints, is_removed), runs, within)
 
     return plan
 
 
 def takes_all(contents: Contents, plan: Plan) -> bool:
-    """Return True if nothing stays of a thread with checkpoints: no tag, and no write of another run whose
-    checkpoint is still to come."""
-    going = {op.key for ops in plan.writes.values() for op in ops if isinstance(op, Delete)}
+    """Return True if a plan removes all checkpoints and writes of a thread that has checkpoints, and no tags.
+    A write that stays is another run's, whose checkpoint is still to come."""
+    deleted_keys = {op.key for ops in plan.writes.values() for op in ops if isinstance(op, Delete)}
     return (
         bool(plan.removed)
         and len(plan.removed) == len(contents.checkpoints)
         and not contents.tags
-        and all(record_key(write) in going for write in contents.writes)
+        and all(record_key(write) in deleted_keys for write in contents.writes)
     )
 
 
 def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
-    """Return the plan to carry out first if a whole namespace is to be removed, but does not fit one commit.
-    It leaves only the head's checkpoint, without a parent. So the stored thread is sound at any time, and the
-    rest is removed by one commit.
+    """Return the plan to carry out first if a whole namespace is to be removed, but does not fit one commit;
+    otherwise ``None``. Of such a namespace it leaves only the head's checkpoint, without a parent. So the
+    stored thread is sound at any time, and one commit can remove the rest.
     """
     counts = Counter(checkpoint.namespace for checkpoint in contents.checkpoints)
     for (namespace, _), ops in plan.writes.items():
@@ -129,9 +130,9 @@ def plan_trim(contents: Contents, plan: Plan, budget: Budget) -> Plan | None:
 
 
 def group_leaving(plan: Plan) -> list[list[str]]:
-    """Return the namespaces that lose their heads, in groups that are removed together. The group of the
-    root, which is its last member, has the subgraphs whose state a new run would find under the names of
-    their nodes."""
+    """Return the namespaces that lose their heads, in groups that are removed together. If the root is among
+    them, the first group has the subgraphs that keep their state from run to run, and last the root: a new
+    run must not find their state."""
     leaving = sorted(op.key[0] for op in plan.heads if isinstance(op, Delete))
     if ROOT in leaving:
         with_root = [ns for ns in leaving if ns != ROOT and ":" not in ns]
@@ -156,9 +157,9 @@ def _is_within(namespace: str, within: Collection[str] | None) -> bool:
 def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]:
     """Return the namespaces that were empty before ``runs``: all of them if the root was.
 
-    Other checkpoints in them were left when an earlier run was rolled back, because of a tag or a run that
-    was open then. Without a tag they are removed with ``runs``: a head must not move to a checkpoint that was
-    rolled back.
+    Checkpoints of other runs in these namespaces stayed when an earlier run was rolled back, because they
+    were tagged or a run was open. Those without a tag are removed with ``runs``: a head must not move to a
+    checkpoint that was rolled back.
     """
     groups = by_namespace(contents.checkpoints)
     emptied = {
@@ -176,31 +177,31 @@ def _with_heads_and_writes(
 ) -> Plan:
     heads = tuple(_move_heads(contents, plan.removed, runs, within))
     writes = _plan_writes(contents, plan.removed, runs)
-    mine = {name: ops for name, ops in writes.items() if _is_within(name[0], within)}
-    return replace(plan, heads=heads, writes=mine)
+    writes_within = {name: ops for name, ops in writes.items() if _is_within(name[0], within)}
+    return replace(plan, heads=heads, writes=writes_within)
 
 
 def _move_heads(
     contents: Contents, removed: Collection[Name], runs: frozenset[str], within: Collection[str] | None
 ) -> Iterator[Put | Delete]:
-    """Yield the operations on heads: those that ``runs`` moved go to their earlier checkpoints; without runs,
-    those whose checkpoint is removed go to its nearest survivor."""
+    """Yield the operations on heads: a head that ``runs`` moved returns to its earlier checkpoint; without
+    runs, a head whose checkpoint is removed moves to the nearest survivor."""
     groups = by_namespace(contents.checkpoints)
     for namespace, head in contents.heads.items():
         if not _is_within(namespace, within):
             continue
         group = groups.get(namespace, {})
         kept = {i for i in group if (namespace, i) not in removed}
-        before = find_head_before(head.checkpoint_id, group, runs)
-        if before == head.checkpoint_id and (namespace, before) not in removed:
+        earlier = find_head_before(head.checkpoint_id, group, runs)
+        if earlier == head.checkpoint_id and (namespace, earlier) not in removed:
             continue
-        if before not in (None, head.checkpoint_id) and before not in kept:
+        if earlier not in (None, head.checkpoint_id) and earlier not in kept:
             raise CannotTakeBack(
-                f"thread {contents.partition.thread!r}: checkpoint {before} was the latest before the run "
+                f"thread {contents.partition.thread!r}: checkpoint {earlier} was the latest before the run "
                 "that is to be taken back, and was pruned since; nothing was removed. Keep the run, or "
                 "delete the thread"
             )
-        target = before if before in kept else find_nearest_survivor(head.checkpoint_id, group, kept)
+        target = earlier if earlier in kept else find_nearest_survivor(head.checkpoint_id, group, kept)
         if target is None and kept:
             target = max(kept, key=lambda i: group[i].seq)
         if target is None:
@@ -215,18 +216,18 @@ def _move_heads(
 def _plan_writes(
     contents: Contents, removed: Collection[Name], runs: frozenset[str] = _NO_RUNS
 ) -> dict[Name, list[Op]]:
-    """Return the removals of writes: those on removed checkpoints, and those of ``runs`` on survivors, where
-    an overwritten write is restored. Without ``runs``, writes whose checkpoint is gone already are removed,
-    too.
+    """Return the removals of writes: of those on removed checkpoints, and of those of ``runs`` on survivors;
+    a write that one of these had overwritten is restored. Without ``runs``, writes whose checkpoint was
+    removed earlier are removed, too.
 
-    They are grouped by the checkpoint with which they are removed: the one that they belong to, or whose loop
-    left them; failing both, by the checkpoint that they are on.
+    They are grouped by the checkpoint with which they are removed: the removed one whose loop left them on
+    its parent, otherwise the one that they are on.
     """
     aside = {w.key: w for w in contents.writes if w.is_aside}
     out: dict[Key, Op] = {}
-    place: dict[Key, Name] = {}
-    gone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
-    left_by = {
+    group_of: dict[Key, Name] = {}
+    removed_writes = [w for w in contents.writes if (w.namespace, w.checkpoint_id) in removed]
+    child_of_loop = {
         (c.namespace, c.parent_id, c.nonce): (c.namespace, c.id)
         for c in contents.checkpoints
         if (c.namespace, c.id) in removed
@@ -234,47 +235,47 @@ def _plan_writes(
     for write in _find_left_writes(contents, removed, runs):
         key = record_key(write)
         if write.idx < 0:
-            before = aside.get(write.aside.key)
+            overwritten = aside.get(write.aside.key)
         else:
-            before = None
-        if before is None:
-            gone.append(write)
-        elif not belongs(before.nonce, runs):
-            out[key] = put_over(before._replace(idx=write.idx), write)
-            out[before.key] = Delete(WRITE, before.key)
+            overwritten = None
+        if overwritten is None:
+            removed_writes.append(write)
+        elif not belongs(overwritten.nonce, runs):
+            out[key] = put_over(overwritten._replace(idx=write.idx), write)
+            out[overwritten.key] = Delete(WRITE, overwritten.key)
         else:
-            gone += (write, before)
-        child = left_by.get((write.namespace, write.checkpoint_id, write.nonce))
+            removed_writes += (write, overwritten)
+        child = child_of_loop.get((write.namespace, write.checkpoint_id, write.nonce))
         if child is not None:
-            place[key] = child
-            if before is not None:
-                place[before.key] = child
+            group_of[key] = child
+            if overwritten is not None:
+                group_of[overwritten.key] = child
     if not runs:
-        gone += _without_checkpoint(contents, removed)
+        removed_writes += _find_writes_without_checkpoint(contents, removed)
     records = by_record(contents.writes)
-    for key, some in by_record(gone).items():
+    for key, some in by_record(removed_writes).items():
         out[key] = plan_partial_removal(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
     for key, op in out.items():
-        groups.setdefault(place.get(key, (key[0], key[1])), []).append(op)
+        groups.setdefault(group_of.get(key, (key[0], key[1])), []).append(op)
     return groups
 
 
-def _without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:
-    """Return the writes whose checkpoint was removed before.
+def _find_writes_without_checkpoint(contents: Contents, removed: Collection[Name]) -> list[PendingWrite]:
+    """Return the writes whose checkpoint was removed earlier.
 
-    A write may be stored before its checkpoint, whose id is then above that of the head that the run builds
-    on. So only writes below the head are removed, and none of an open run, unless the whole thread is
-    removed.
+    A write may also be stored before its checkpoint, whose id is then above that of the head that the run
+    builds on. So unless the whole thread is removed, only writes on ids below the head are returned, and none
+    of an open run.
     """
     stored = {(c.namespace, c.id) for c in contents.checkpoints}
-    alone = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
+    orphans = [w for w in contents.writes if (w.namespace, w.checkpoint_id) not in stored]
     if stored and stored <= set(removed):
-        return alone
+        return orphans
     open_runs = () if contents.view.open_run is None else (contents.view.open_run,)
     return [
         w
-        for w in alone
+        for w in orphans
         if w.checkpoint_id < contents.latest.get(w.namespace, contents.latest.get(ROOT, ""))
         and not belongs(w.nonce, open_runs)
     ]
@@ -285,22 +286,22 @@ def _find_left_writes(
 ) -> list[PendingWrite]:
     """Return the writes on survivors that come from the loop of a removed checkpoint or of ``runs``, and that
     no survivor needs."""
-    gone: dict[Name, set[str]] = {}
-    needed: dict[Name, set[str]] = {}
+    removed_nonces: dict[Name, set[str]] = {}
+    needed_nonces: dict[Name, set[str]] = {}
     for checkpoint in contents.checkpoints:
         if checkpoint.parent_id is None:
             continue
         parent = (checkpoint.namespace, checkpoint.parent_id)
         if (checkpoint.namespace, checkpoint.id) in removed:
-            gone.setdefault(parent, set()).add(checkpoint.nonce)
+            removed_nonces.setdefault(parent, set()).add(checkpoint.nonce)
         else:
-            needed.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
+            needed_nonces.setdefault(parent, set()).update((checkpoint.nonce, *checkpoint.seen))
     return [
         w
         for w in contents.writes
         if w.nonce
         and not w.is_aside
         and (w.namespace, w.checkpoint_id) not in removed
-        and (w.nonce in gone.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
-        and w.nonce not in needed.get((w.namespace, w.checkpoint_id), ())
+        and (w.nonce in removed_nonces.get((w.namespace, w.checkpoint_id), ()) or belongs(w.nonce, runs))
+        and w.nonce not in needed_nonces.get((w.namespace, w.checkpoint_id), ())
     ]

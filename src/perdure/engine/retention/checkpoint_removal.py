@@ -1,8 +1,9 @@
 """Executor of plans: removes checkpoints of a thread, their writes, and then the chunks that nothing needs.
 
-The root goes first: one commit removes checkpoints and raises the thread's collection generation, so that
-every write planned before it is planned again. Chunks that nothing needs any more are collected after that.
-Killed in between it leaves a sound thread, and the next removal takes the rest.
+Commits remove checkpoints, those of the root's namespace first. Each raises the thread's collection
+generation, so that every write planned before it is planned again. Chunks that nothing needs any more are
+collected after that. If the process is killed in between, the thread is sound, and the next removal takes the
+rest.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _WEIGHED = 256
 
 
 def prune(partition: Partition, planner: Planner, digest: Digester, budget: Budget) -> Program[None]:
-    """Remove what a planner names, and the chunks that nothing needs then."""
+    """Remove what a planner names, and then the chunks that nothing needs any more."""
     generation = yield from _remove(partition, planner, budget)
     if generation is not None:
         yield from collect(partition, generation, digest, budget)
@@ -49,12 +50,12 @@ def prune(partition: Partition, planner: Planner, digest: Digester, budget: Budg
 def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budget: Budget) -> Program[None]:
     """Remove the checkpoints and the writes of runs in every thread that has them.
 
-    The index finds threads by the checkpoints of a run. For a run without any, as one that failed in the
-    first step after an answer, the writes of all threads are looked through.
+    The index finds threads by the checkpoints of a run. For a run without checkpoints, such as one that
+    failed in the first step after an answer, the writes of all threads are searched.
 
-    Each head that the runs moved returns to its earlier checkpoint. Tagged checkpoints stay, and so does what
-    the rollback of an open run returns to. A thread whose earlier head is not stored any more is left as it
-    is, and the error raised after all the others are done.
+    Each head that the runs moved returns to its earlier checkpoint. Tagged checkpoints stay, and so do those
+    to which a rollback of an open run returns. A thread whose earlier head is not stored any more is left as
+    it is, and the error is raised after all other threads are done.
 
     Raises:
         CannotTakeBack: the earlier head of a thread is not stored any more.
@@ -63,7 +64,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
     runs = frozenset(run_ids)
     done: set[Partition] = set()
     refusals: list[CannotTakeBack] = []
-    without: set[str] = set()
+    without_checkpoints: set[str] = set()
 
     def take_out(partition: Partition) -> Program[None]:
         done.add(partition)
@@ -74,7 +75,7 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
 
     for run_id in runs:
         if not (yield from ask(FindRuns(tenant, run_id, limit=1))):
-            without.add(run_id)
+            without_checkpoints.add(run_id)
     for run_id in run_ids:
         is_over = False
         while not is_over:
@@ -84,8 +85,8 @@ def delete_for_runs(tenant: str, run_ids: Sequence[str], digest: Digester, budge
             for partition in new:
                 yield from take_out(partition)
             is_over = len(found) < _PAGE or not new
-    for partition in (yield from list_all_partitions(tenant)) if without else ():
-        if partition not in done and (yield from _has_writes_of(partition, without)):
+    for partition in (yield from list_all_partitions(tenant)) if without_checkpoints else ():
+        if partition not in done and (yield from _has_writes_of(partition, without_checkpoints)):
             yield from take_out(partition)
     if refusals:
         raise refusals[0]
@@ -102,8 +103,8 @@ def roll_back(
     """Roll back a run: remove its checkpoints from a thread, whose heads return to their earlier checkpoints.
 
     Args:
-        epoch: lease under which the caller holds the run, ``None`` for a run that is over.
-        within: the namespaces to roll back, without the root's; by default the whole thread is.
+        epoch: epoch of the lease under which the caller holds the run, ``None`` for a run that is over.
+        within: the namespaces to roll back, without the root's; by default all of the thread.
 
     Raises:
         Fenced: the lease is over.
@@ -119,7 +120,7 @@ def roll_back(
     try:
         yield from prune(partition, plan_fenced, digest, budget)
     except MissingChunk:
-        # A damaged thread: what nothing needs any more stays in it, but the run is taken back.
+        # The thread is damaged. The run is rolled back by now; only chunks that nothing needs any more stay.
         return
 
 
@@ -128,23 +129,23 @@ def weigh(contents: Contents, plan: Plan, digest: Digester) -> Program[int]:
     needs, less what the records of the survivors gain."""
     changed = yield from _relink(contents, plan)
     touched = plan.removed | plan.relinked.keys()
-    before = replace(
+    leaving = replace(
         contents,
         checkpoints=[c for c in contents.checkpoints if c.name in touched],
         writes=[w for w in contents.writes if (w.namespace, w.checkpoint_id) in plan.removed],
     )
-    after = replace(
+    staying = replace(
         contents,
         checkpoints=[*changed, *(c for c in contents.checkpoints if c.name not in touched)],
         writes=[w for w in contents.writes if (w.namespace, w.checkpoint_id) not in plan.removed],
     )
     reader = ChunkReader(contents.partition, digest)
-    needed = yield from reachable(contents.partition, references(after), digest, reader)
-    doomed = sorted((yield from reachable(contents.partition, references(before), digest, reader)) - needed)
+    needed = yield from reachable(contents.partition, references(staying), digest, reader)
+    doomed = sorted((yield from reachable(contents.partition, references(leaving), digest, reader)) - needed)
     for at in range(0, len(doomed), _WEIGHED):
         yield from reader.find(doomed[at : at + _WEIGHED])
-    records = sum(len(c.put().body) for c in before.checkpoints) - sum(len(c.put().body) for c in changed)
-    return records + stored_bytes(before.writes) + sum(reader.sizes(doomed).values())
+    records = sum(len(c.put().body) for c in leaving.checkpoints) - sum(len(c.put().body) for c in changed)
+    return records + stored_bytes(leaving.writes) + sum(reader.sizes(doomed).values())
 
 
 def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bool]:
@@ -154,8 +155,8 @@ def _has_writes_of(partition: Partition, run_ids: Collection[str]) -> Program[bo
 
 
 def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[int | None]:
-    """Remove what a planner names; return the collection generation then, ``None`` if no chunks are left to
-    collect."""
+    """Remove what a planner names; return the collection generation afterwards, ``None`` if there are no
+    chunks to collect."""
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
         plan = planner(contents)
@@ -168,13 +169,13 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
             heads |= {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
             checks = (_require_same_run(contents), *heads.values(), *NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
-            whole = remove_whole(partition, contents.view.generation, checks, seen)
-            outcome = yield from everywhere(partition, whole)
+            removal = remove_whole(partition, contents.view.generation, checks, seen)
+            outcome = yield from everywhere(partition, removal)
             if isinstance(outcome, Committed):
                 return None
             if outcome.kind not in (LANE, DOCUMENT):
                 continue
-            # Accepted messages of the thread, and its document, stay although no checkpoint is left.
+            # The thread has accepted messages or a document: they stay, and only its checkpoints are removed.
         first = planning.plan_trim(contents, plan, budget)
         generation = yield from _carry_out(contents, first or plan, budget)
         if first is None and generation is not None:
@@ -195,8 +196,8 @@ def _require_same_run(contents: Contents) -> Check:
 
 
 def _relink(contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
-    """Return the survivors that a plan changes as they are afterwards, with the history that DeltaChannels
-    need of removed ancestors."""
+    """Return the survivors that a plan changes, as they are to be stored: with the history of removed
+    ancestors that their DeltaChannels need."""
     originals = {checkpoint.name: checkpoint for checkpoint in contents.checkpoints}
     out: list[CheckpointRecord] = []
     for name, record in plan.relinked.items():
@@ -208,11 +209,11 @@ def _relink(contents: Contents, plan: Plan) -> Program[list[CheckpointRecord]]:
 
 
 def _carry_out(contents: Contents, plan: Plan, budget: Budget) -> Program[int | None]:
-    """Commit a plan; return the collection generation then, ``None`` if the thread changed meanwhile.
+    """Commit a plan; return the collection generation afterwards, ``None`` if the thread changed meanwhile.
 
-    A plan that does not fit one commit is committed in parts. Each checks the heads of the root and of the
-    namespaces that it changes: a checkpoint that was stored since the thread was read may build on one that
-    is to be removed.
+    A plan that does not fit one commit is committed in parts. Each part checks the heads of the root and of
+    the namespaces that it changes: a checkpoint that was stored since the thread was read may build on one
+    that is to be removed.
     """
     try:
         relinked = yield from _relink(contents, plan)
@@ -236,12 +237,12 @@ def _divide(
 ) -> list[list[Op]]:
     """Divide a plan into commits, each with the operations or checks on the heads that it depends on.
 
-    Heads move first, and in a namespace links come before removals: cut short in between, no survivor has
-    lost its parent. A checkpoint's writes are removed before it: a later plan would not find writes whose
-    checkpoint is gone. A whole namespace is removed by one commit. The root's namespace comes before the
-    others: no checkpoint stays without the subgraphs that belong to it. If the whole root is removed, so are
-    the subgraphs that keep their state from run to run, in the same commit or before it: a new run must not
-    find their state.
+    Heads move first, and in a namespace links come before removals: if the process is killed in between, no
+    survivor has lost its parent. A checkpoint's writes are removed before it, because a later plan would not
+    find writes whose checkpoint is gone. A whole namespace is removed by one commit. The root's namespace
+    comes before the others, so that no root checkpoint stays whose subgraphs are gone. If the whole root is
+    removed, so are the subgraphs that keep their state from run to run, in the same commit or before it: a
+    new run must not find their state.
     """
     groups: dict[str, list[Sequence[Op]]] = {ROOT: []}
     for record in relinked:
@@ -249,38 +250,43 @@ def _divide(
     for name, ops in plan.writes.items():
         if name not in plan.removed:
             groups.setdefault(name[0], []).append(ops)
-    # Children before parents: cut short in between, what is left of them has no hole. The head's comes last.
+    # Children before parents, and the head's checkpoint last: if the process is killed in between, the chain
+    # of those that are left has no gap.
     seqs = {checkpoint.name: checkpoint.seq for checkpoint in contents.checkpoints}
     heads = contents.latest.items()
     for name in sorted(plan.removed, key=lambda name: (name in heads, -seqs[name], name)):
         groups.setdefault(name[0], []).append((*plan.writes.get(name, ()), Delete(CHECKPOINT, name)))
     moves = sorted((op for op in plan.heads if isinstance(op, Put)), key=lambda op: op.key)
-    last = {op.key[0]: op for op in plan.heads if isinstance(op, Delete)}
-    staying = [[group] for ns, some in groups.items() if ns not in last for group in some]
+    head_removals = {op.key[0]: op for op in plan.heads if isinstance(op, Delete)}
+    staying = [[group] for ns, some in groups.items() if ns not in head_removals for group in some]
     leaving = [
-        [group for ns in namespaces for group in (*groups.get(ns, ()), (last[ns],))]
+        [group for ns in namespaces for group in (*groups.get(ns, ()), (head_removals[ns],))]
         for namespaces in group_leaving(plan)
     ]
-    packing = _Packing(contents, budget)
-    for unit in (*([(move,)] for move in moves), *(leaving + staying if ROOT in last else staying + leaving)):
-        packing.add(unit)
-    packing.end()
-    return packing.parts
+    filler = _CommitFiller(contents, budget)
+    for unit in (
+        *([(move,)] for move in moves),
+        *(leaving + staying if ROOT in head_removals else staying + leaving),
+    ):
+        filler.add(unit)
+    filler.end()
+    return filler.parts
 
 
-class _Packing:
-    """Commits that are filled one after the other."""
+class _CommitFiller:
+    """Commits that are filled with operations one after the other."""
 
     def __init__(self, contents: Contents, budget: Budget) -> None:
         self.parts: list[list[Op]] = []
         self._heads = {ns: Check(HEAD, (ns,), head.version) for ns, head in contents.heads.items()}
-        self._room, self._bytes = room_of(budget), budget.bytes
+        self._room, self._bytes_max = room_of(budget), budget.bytes
         self._touched: dict[str, Op] = {}
         self._ops: list[Op] = []
-        self._held = 0
+        self._bytes_used = 0
 
     def add(self, unit: Sequence[Sequence[Op]]) -> None:
-        """Add groups of operations: to one commit if that has room for all, else a group to one commit."""
+        """Add groups of operations: all to one commit if they fit, otherwise each group to one commit if it
+        fits."""
         self._make_room([op for group in unit for op in group])
         for group in unit:
             self._make_room(group)
@@ -292,24 +298,24 @@ class _Packing:
                     after = op.version if isinstance(op, Put) else Expect.ABSENT
                     self._touched[namespace], self._heads[namespace] = op, Check(HEAD, op.key, after)
                 else:
-                    self._touched.setdefault(namespace, self._head(namespace))
+                    self._touched.setdefault(namespace, self._check_head(namespace))
                     self._ops.append(op)
-                    self._held += _size(op)
+                    self._bytes_used += _size(op)
 
     def end(self) -> None:
         """End the commit under way."""
         if self._touched:
-            self.parts.append([*{ROOT: self._head(ROOT), **self._touched}.values(), *self._ops])
-        self._touched, self._ops, self._held = {}, [], 0
+            self.parts.append([*{ROOT: self._check_head(ROOT), **self._touched}.values(), *self._ops])
+        self._touched, self._ops, self._bytes_used = {}, [], 0
 
     def _make_room(self, ops: Sequence[Op]) -> None:
         """End the commit under way unless it has room for these operations, too."""
         count = len(self._touched.keys() | {op.key[0] for op in ops}) + len(self._ops)
         count += sum(op.kind is not HEAD for op in ops)
-        if count > self._room or self._held + sum(map(_size, ops)) > self._bytes:
+        if count > self._room or self._bytes_used + sum(map(_size, ops)) > self._bytes_max:
             self.end()
 
-    def _head(self, namespace: str) -> Check:
+    def _check_head(self, namespace: str) -> Check:
         """Return the check of a head; a namespace without a head must not have got one since."""
         return self._heads.get(namespace) or Check(HEAD, (namespace,), Expect.ABSENT)
 

@@ -19,7 +19,8 @@ EVERY = 8
 """Number of messages of a thread after which expired records are looked for; half the number removed at
 once."""
 _REPLIES = 256
-"""Replies that one pass examines: those given up or in doubt stay among them."""
+"""Maximum number of replies that one pass examines. It examines those given up or in doubt each time, as they
+stay."""
 
 
 def look(partition: Partition) -> Fetch:
@@ -37,8 +38,8 @@ def look(partition: Partition) -> Fetch:
 
 
 def look_after(partition: Partition, run: Run) -> Fetch | None:
-    """Return that request for the end of a run, or ``None`` if this run's end does not look for expired
-    records."""
+    """Return the request of ``look`` if expired records are looked for at the end of this run, otherwise
+    ``None``."""
     if run.last // EVERY > (run.first - 1) // EVERY:
         return look(partition)
     return None
@@ -67,7 +68,7 @@ def forget(
         removed = yield from _forget_page(partition, before, budget, found)
         if removed is not None:
             return removed
-        # The next message of a busy thread is accepted while its last run is tidied.
+        # A busy thread may accept its next message while old records are removed: look again.
         found = None
     return 0
 
@@ -81,9 +82,9 @@ def _forget_page(
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)
     old = [m for m in messages if m.fields["accepted_at"] < before and m.key[0] <= inbox.bound]
     needed = _find_needed(inbox, runs)
-    over = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
+    finished = [run for run in runs if run.fields["updated_at"] < before and run.key[0] not in needed]
     if old:
-        parts = yield from _messages(partition, old, over)
+        parts = yield from _plan_message_removals(partition, old, finished)
     else:
         parts = []
     parts += [
@@ -95,8 +96,8 @@ def _forget_page(
     ]
     if not parts:
         return 0
-    # The numbers of a thread that was deleted and created again start from the beginning: the lanes show that
-    # it is the same.
+    # A thread that was deleted and created again numbers its messages from the beginning. The checks of the
+    # lanes refuse a removal that was planned for the earlier thread.
     checks = [Check(LANE, (lane.name,), lane.version) for lane in (inbox, outbox) if lane.version]
     taken = _take(parts, budget - len(checks))
     outcome = yield from ask(Commit(partition, (*checks, *taken)))
@@ -109,7 +110,7 @@ def _find_needed(inbox: Lane, runs: Sequence[Record]) -> frozenset[str]:
     """Return the ids of the runs whose steps an unfinished run may repeat, given the first runs of a thread.
 
     An answer, or a run that continues a failed one, repeats steps of the runs before it, back to the latest
-    run that succeeded. More runs than one page are never kept.
+    run that succeeded. If there are more runs than one page, only the run that waits for an answer is needed.
     """
     is_busy = inbox.run_id is not None or inbox.waiting is not None or inbox.pending > 0
     if not is_busy or len(runs) == BATCH_MAX:
@@ -146,8 +147,8 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
         )
         if not found or found[0].version != run.version:
             return False
-        parts = yield from _of_run(partition, found[0], {m.key[0]: m for m in messages})
-        # A key that was removed meanwhile may have been given to another message.
+        parts = yield from _plan_run_removal(partition, found[0], {m.key[0]: m for m in messages})
+        # The lane must be unchanged: a dedupe key that was removed meanwhile may be another message's by now.
         checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
         taken = _take(parts, budget - len(checks) - 1)
         is_last = bool(taken) and taken[-1].kind is RUN
@@ -175,26 +176,29 @@ def _take(parts: Sequence[Sequence[Op]], budget: int) -> list[Op]:
     return taken
 
 
-def _messages(
+def _plan_message_removals(
     partition: Partition, old: Sequence[Record], runs: Sequence[Record]
 ) -> Program[list[Sequence[Op]]]:
-    """Return the removals of old messages in parts, each in one commit, in order."""
+    """Return the removals of old messages and their runs in order, in parts that must not be divided."""
     parts: list[Sequence[Op]] = []
-    over = {message.key[0]: message for message in old}
+    old_by_number = {message.key[0]: message for message in old}
     for run in runs:
-        if run.fields["state"] == OPEN or run.fields["last"] not in over:
+        if run.fields["state"] == OPEN or run.fields["last"] not in old_by_number:
             break
-        parts += yield from _of_run(partition, run, over)
+        parts += yield from _plan_run_removal(partition, run, old_by_number)
         if parts[-1][-1].kind is not RUN:
             break
     return parts
 
 
-def _of_run(partition: Partition, run: Record, messages: Mapping[int, Record]) -> Program[list[Sequence[Op]]]:
-    """Return the removals of a run in parts, given its messages by number.
+def _plan_run_removal(
+    partition: Partition, run: Record, messages: Mapping[int, Record]
+) -> Program[list[Sequence[Op]]]:
+    """Return the removals of a run in parts that must not be divided, given its messages by number.
 
     The journal is removed first, then each message with its dedupe key. The run is removed with the last
-    message, as the messages are found through it. Only the beginning of a long journal is returned.
+    message, as the messages are found through it. Of a long journal only the beginning is returned, and then
+    neither messages nor the run.
     """
     (journal,) = yield from ask(Fetch(partition, (Range(EFFECT, run.key, limit=BATCH_MAX, bodies=False),)))
     parts: list[list[Op]] = [

@@ -47,8 +47,8 @@ _COLLECTION = "care"
 
 _PAGE = 256
 _OPEN_MAX = 1000
-"""Maximum number of tenants with threads left for a later round; any other tenant is swept to its end at
-once."""
+"""Maximum number of tenants with threads left for a later round. Once it is reached, a further tenant is
+swept to its end at once."""
 
 _KEEP_MOST = 1_000_000_000
 """Maximum number of newest checkpoints that are read; no thread has as many."""
@@ -121,11 +121,11 @@ class RetentionProgress:
         owner: name of the process that sweeps, empty if the sweep is over.
         fingerprint: fingerprint of the rules that are applied.
         until: time at which another process may take the sweep over.
-        started_at: its start; ``finished_at`` and ``last`` are the end and the result of the previous sweep.
-            Times are microseconds since 1970.
+        started_at: start of this sweep; ``finished_at`` and ``last`` are the end and the result of the
+            previous sweep. Times are microseconds since 1970.
         position: the tenant visited last in this round, ``None`` at the start of a round.
-        is_first_round: the round visits all tenants; later ones only those in ``left``.
-        left: for each tenant that has more threads, the last one visited.
+        is_first_round: True in the round that visits all tenants; later rounds visit only those in ``left``.
+        left: for each tenant that has more threads to visit, the last one visited.
         swept: the result so far.
     """
 
@@ -193,16 +193,16 @@ def begin(
     Returns:
         The progress and its version; ``None`` if another process sweeps.
     """
-    found, version = yield from read_progress(tenant)
-    if not found.is_over and found.owner != owner and found.until > now:
+    stored, version = yield from read_progress(tenant)
+    if not stored.is_over and stored.owner != owner and stored.until > now:
         return None
-    if found.is_over or found.fingerprint != fingerprint:
-        found = RetentionProgress(finished_at=found.finished_at, last=found.last, started_at=now)
-    mine = replace(found, owner=owner, fingerprint=fingerprint, until=now + lease)
-    saved = yield from save(mine, tenant, version, now)
-    if saved is None:
+    if stored.is_over or stored.fingerprint != fingerprint:
+        stored = RetentionProgress(finished_at=stored.finished_at, last=stored.last, started_at=now)
+    own = replace(stored, owner=owner, fingerprint=fingerprint, until=now + lease)
+    saved_version = yield from save(own, tenant, version, now)
+    if saved_version is None:
         return None
-    return (mine, saved)
+    return (own, saved_version)
 
 
 def save(progress: RetentionProgress, tenant: str | None, version: int, now: int) -> Program[int | None]:
@@ -339,7 +339,8 @@ def _has_old(partition: Partition, policy: Retention, now: int) -> Program[bool]
         return len(found) == wanted
     tagged = {tag.fields["checkpoint_id"] for tag in tags}
     records = [CheckpointRecord.read(each) for each in oldest if each.key[1] not in tagged]
-    # Checkpoints are ordered by their commits, so after a tagged one there may be others that are as old.
+    # Checkpoints are read in the order of their commits. If a tagged one is among those read, others that are
+    # too old may come after them.
     return len(records) < len(oldest) or bool({c.id for c in records} - policy.find_kept_by_age(records, now))
 
 

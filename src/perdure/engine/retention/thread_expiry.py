@@ -1,4 +1,4 @@
-"""Decides whether a whole thread has expired: by its policy, its own end, and two clocks."""
+"""Decides whether a whole thread has expired: by its policy, its own time to live, and two clocks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ThreadAtRest:
         active_at: time of the last activity in microseconds, ``None`` if it cannot be determined.
         metadata: metadata of the thread, as its clients set it or as its latest checkpoint has it.
         ttl: time to live that a client set for the thread, if any.
-        checks: hold while the thread is as it was read.
+        checks: checks that hold while the thread is as it was read.
         generation: its collection generation, 0 without one. A tag that is set meanwhile raises it.
         claim: claim of an arrival at this name, if there is one.
         has_head: the thread has a latest checkpoint.
@@ -99,8 +99,8 @@ class ThreadAtRest:
     def expires_at(self, rules: RetentionRules) -> int | None:
         """Return the time at which the thread expires in microseconds, ``None`` if it does not.
 
-        A time to live that a client set for the thread comes before the policy, except that a tag keeps the
-        thread in both cases.
+        A time to live that a client set for the thread takes precedence over the policy. A tag keeps the
+        thread in both cases, unless the policy ignores tags.
 
         Raises:
             LookupError: its metadata names a policy that does not exist.
@@ -146,23 +146,24 @@ class ThreadAtRest:
             return policy
         if ttl.get("strategy") == "keep_latest":
             return _LATEST
-        # The usual time to live removes no thread with a tag, like a policy.
+        # Like a policy, the usual time to live does not remove a tagged thread.
         if ttl.get("strategy") == "delete" and not self.is_tagged:
             return EXPIRED
         return policy
 
 
-def _is_past(at: int | None, clocks: Clocks, own: Mapping[str, Any] | None) -> bool:
-    """Return True if a thread's end is past. A client's own time to live was counted by the database; any
-    other end counts from a checkpoint, whose time is from a host's clock."""
-    return at is not None and at <= (min(clocks) if own is None else clocks.database)
+def _is_past(expires_at: int | None, clocks: Clocks, own_ttl: Mapping[str, Any] | None) -> bool:
+    """Return True if the time at which a thread expires has passed. If a client set it, it was computed with
+    the database's clock. Any other is counted from a checkpoint, whose time is a host's, so it must have
+    passed by both clocks."""
+    return expires_at is not None and expires_at <= (min(clocks) if own_ttl is None else clocks.database)
 
 
 def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
     that was stored last."""
-    found = yield from ask(Fetch(partition, _ITEMS))
-    documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = found
+    answers = yield from ask(Fetch(partition, _ITEMS))
+    documents, epochs, heads, tags, runs, newest, collections, claims, *lanes = answers
     queues = [Lane.read(name, lane) for name, lane in zip(_LANES, lanes, strict=True)]
     head = next((each.fields["checkpoint_id"] for each in heads if each.key == ("",)), None)
     if head is not None and (not newest or newest[0].key[1] != head):
@@ -174,12 +175,12 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         checkpoint.made_at if checkpoint else None,
         runs[0].fields["updated_at"] if runs else None,
     ]
-    # A checkpoint whose time is unknown may be the latest activity; one without a head is of a thread that is
-    # still arriving.
+    # The last activity is unknown if the latest checkpoint has no time. It is unknown as well if there is a
+    # checkpoint without a head: then the thread is still arriving.
     if checkpoint is None:
-        is_known = head is None
+        is_activity_known = head is None
     else:
-        is_known = head is not None and checkpoint.made_at is not None
+        is_activity_known = head is not None and checkpoint.made_at is not None
     checks = [
         check_unchanged(DOCUMENT, OF_THREAD, documents),
         check_unchanged(EPOCH, (), epochs),
@@ -193,8 +194,8 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
         or any(lane.pending or lane.run_id is not None for lane in queues),
         has_queues=any(lane.version for lane in queues),
         is_tagged=bool(tags),
-        active_at=max((at for at in times if at is not None), default=None) if is_known else None,
-        metadata=_metadata(document, checkpoint),
+        active_at=max((at for at in times if at is not None), default=None) if is_activity_known else None,
+        metadata=_merge_metadata(document, checkpoint),
         ttl=document.body.get("ttl") if document else None,
         checks=tuple(checks),
         generation=collections[0].version if collections else 0,
@@ -210,15 +211,15 @@ def check_unchanged(kind: Kind, key: tuple[str, ...], found: tuple[Record, ...])
     return Check(kind, key, found[0].version if found else Expect.ABSENT)
 
 
-def _metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:
-    """Return the texts of a thread's metadata: those of its latest checkpoint, and over them those that its
-    clients set."""
+def _merge_metadata(document: Document | None, checkpoint: CheckpointRecord | None) -> dict[str, Any]:
+    """Return a thread's metadata: that of its latest checkpoint, overridden by what its clients set. Values
+    that are not plain data are ``None``."""
     out: dict[str, Any] = {}
     if checkpoint is not None and checkpoint.metadata:
-        held = ormsgpack.unpackb(
+        unpacked = ormsgpack.unpackb(
             checkpoint.metadata, ext_hook=lambda code, data: None, option=ormsgpack.OPT_NON_STR_KEYS
         )
-        out = dict(held) if isinstance(held, dict) else {}
+        out = dict(unpacked) if isinstance(unpacked, dict) else {}
     if document is not None:
         own = document.body.get("metadata")
         out |= own if isinstance(own, dict) else {}

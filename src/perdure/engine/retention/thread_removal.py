@@ -1,21 +1,22 @@
-"""Executor for whole threads: removes one with all its records, as it was read.
+"""Executor for whole threads: removes one with all its records, unless it changed since it was read.
 
-A task's write that came since keeps the thread, although it changes no record that a removal could check. It
-checks the thread's collection generation. So the generation goes first: a writer that has planned under it is
-refused from then on, and one that plans without it stores another, which refuses the removal. Writes that
-came before that are found when the writes are read again. A thread without a generation reads as before, and
-its next write gives it one: nothing is lost if the removal is cut short.
+A task's write that is stored meanwhile must keep the thread, but changes no record that a removal could
+check. It checks the thread's collection generation, though. So the removal deletes the generation first: a
+write planned under it is refused from then on, and a write planned without one stores a new generation, which
+refuses the removal. Writes stored before the generation was deleted are found when the writes are read again.
+A thread without a generation can be read as before, and its next write gives it one, so nothing is lost if
+the removal is cut short.
 
 Records of a thread that was never completed, left by a killed import, move, copy or first write, are removed
-in the same way. An arrival is given up once its claim is older than a lease. Chunks that no claim, no head
-and no other record belongs to are left by a writer that died, or that is refused with its next commit: its
-claim is gone, or the generation under which it stores them. A generation without any other record is left in
-the same way, as a first write stores it before its chunks.
+in the same way. An arrival counts as dead once its claim is older than a lease. Chunks at a name with no
+claim, no head and no other record come from a writer that died, or whose next commit is refused because its
+claim, or the generation under which it stores chunks, is gone. A generation without any other record is left
+by a first write that died, as a first write stores the generation before its chunks.
 
 A thread's records in other partitions are removed with it: its entry in a server's index, with a copy of its
-metadata, and the crons that are bound to it, with the input of their runs. No commit holds them and the
-thread. They are read before the thread is removed, and removed as they were read: those of a thread that is
-created under the same name meanwhile stay.
+metadata, and the crons that are bound to it, with the input of their runs. No commit can change them and the
+thread together. They are read before the thread is removed, and only what was read is removed: records of a
+thread that is created under the same name meanwhile stay.
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT, RUN, LANE, EPOCH, ITEM)
 
 
 def delete_thread(partition: Partition) -> Program[None]:
-    """Remove a thread with all its records, and first its records elsewhere: after an interruption in between
-    the thread still exists, and is listed without the copy of its metadata."""
+    """Remove a thread with all its records. Those in other partitions go first: if the removal is interrupted
+    then, the thread still exists, and is listed without the copy of its metadata."""
     yield from _remove_elsewhere(partition, *(yield from _find_elsewhere(partition)))
     yield from ask(Drop(partition))
 
 
 def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
-    """Remove a thread, with its records elsewhere, unless it is busy, or changed since it was read; return
-    True if it was removed. With ``only_unused`` one stays for which a message was ever accepted."""
+    """Remove a thread, with its records in other partitions, unless it is busy, or changed since it was read;
+    return True if it was removed. With ``only_unused``, a thread that ever accepted a message is kept."""
     thread = yield from read_at_rest(partition)
     if thread.is_busy or (only_unused and thread.has_queues):
         return False
@@ -85,15 +86,16 @@ def remove_resting(partition: Partition, *, only_unused: bool = False) -> Progra
 
 def remove_expired(partition: Partition, thread: ThreadAtRest, *, is_replaced: bool = False) -> Program[bool]:
     """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
-    True if it was removed. The thread's records elsewhere stay if a thread of its name is created now."""
+    True if it was removed. With ``is_replaced``, its records in other partitions stay for the thread that is
+    created under its name now."""
     seen = yield from write_versions(partition)
-    whole = remove_whole(partition, thread.generation, thread.checks, seen)
-    outcome = yield from whole if is_replaced else everywhere(partition, whole)
+    removal = remove_whole(partition, thread.generation, thread.checks, seen)
+    outcome = yield from removal if is_replaced else everywhere(partition, removal)
     return isinstance(outcome, Committed)
 
 
 def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Program[bool]:
-    """Return True if a name holds only what a dead writer left there, given the database's time in
+    """Return True if a name holds only what a dead writer left there; ``now`` is the database's time in
     microseconds."""
     if thread.has_head:
         return False
@@ -113,13 +115,13 @@ def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budg
     claim = thread.claim
     if claim is None:
         unclaimed = transfer_claim.UNCLAIMED
-        whole = remove_whole(
+        removal = remove_whole(
             partition, thread.generation, (*thread.checks, unclaimed), (), kinds=_ROWS, there=unclaimed
         )
-        return isinstance((yield from whole), Committed)
+        return isinstance((yield from removal), Committed)
     version = successor(claim.version, "sweep", now)
-    mine = transfer_claim.make_claim(version, now, claim.version)
-    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, mine)))
+    own_claim = transfer_claim.make_claim(version, now, claim.version)
+    outcome = yield from ask(Commit(partition, (*transfer_claim.NOTHING, own_claim)))
     if not isinstance(outcome, Committed):
         return False
     if not (yield from arrival_leftovers.discard(partition, version, budget)):
@@ -148,12 +150,12 @@ def remove_whole(
         partition: the thread.
         generation: its collection generation as it was read, 0 without one.
         checks: what has to hold of its other records.
-        seen: keys and versions of those records of ``kinds`` that may go with it.
-        kinds: kinds whose records a writer may store without a check that covers them.
+        seen: keys and versions of those records of ``kinds`` that may be removed with it.
+        kinds: kinds of records that a writer may store without making ``checks`` fail.
         there: a check that fails if another process has removed the thread.
 
     Returns:
-        ``Refused`` names the record that keeps the thread, which is as it was then.
+        ``Committed``, or ``Refused`` with the record because of which the thread is kept, unchanged.
     """
     if generation:
         begun = yield from ask(Commit(partition, (Delete(GC, (), generation), *checks)))
@@ -167,9 +169,10 @@ def remove_whole(
     else:
         outcome = yield from ask(Drop(partition, (Check(GC, (), Expect.ABSENT), *checks)))
     if generation and not isinstance(outcome, Committed):
-        # Refused where a writer gave it one meanwhile, and where the thread was deleted.
-        back = Put(GC, (), expect=Expect.ABSENT, version=successor(generation, "kept"))
-        yield from ask(Commit(partition, (back, there)))
+        # Put the generation back. This is refused if a writer has stored a new one, or the thread was
+        # deleted.
+        restored = Put(GC, (), expect=Expect.ABSENT, version=successor(generation, "kept"))
+        yield from ask(Commit(partition, (restored, there)))
     return outcome
 
 
@@ -179,10 +182,10 @@ def write_versions(partition: Partition) -> Program[set[tuple[Key, int]]]:
     return {(each.key, each.version) for each in writes}
 
 
-def everywhere(partition: Partition, whole: Program[Committed | Refused]) -> Program[Committed | Refused]:
-    """Remove a thread by a program, and then what is stored of it elsewhere."""
+def everywhere(partition: Partition, removal: Program[Committed | Refused]) -> Program[Committed | Refused]:
+    """Run a program that removes a thread, and if it did, remove the thread's records in other partitions."""
     elsewhere = yield from _find_elsewhere(partition)
-    outcome = yield from whole
+    outcome = yield from removal
     if isinstance(outcome, Committed):
         yield from _remove_elsewhere(partition, *elsewhere)
     return outcome
@@ -190,7 +193,7 @@ def everywhere(partition: Partition, whole: Program[Committed | Refused]) -> Pro
 
 def _find_elsewhere(thread: Partition) -> Program[tuple[int | None, Sequence[str]]]:
     """Return the version of a thread's entry in the index, ``None`` without one, and the ids of its crons."""
-    index, key = _entry(thread)
+    index, key = _locate_entry(thread)
     (found,) = yield from ask(Fetch(index, (Range(DOCUMENT, key, limit=1, bodies=False),)))
     return found[0].version if found else None, (yield from crons.list_for_thread(thread))
 
@@ -199,9 +202,9 @@ def _remove_elsewhere(thread: Partition, entry: int | None, cron_ids: Sequence[s
     for cron_id in cron_ids:
         yield from crons.remove(crons.place(thread.tenant), cron_id)
     if entry is not None:
-        index, key = _entry(thread)
+        index, key = _locate_entry(thread)
         yield from documents.remove(index, *key, entry)
 
 
-def _entry(thread: Partition) -> tuple[Partition, tuple[str, str]]:
+def _locate_entry(thread: Partition) -> tuple[Partition, tuple[str, str]]:
     return Partition(thread.tenant, *LISTED), (LISTED[0], thread.thread)

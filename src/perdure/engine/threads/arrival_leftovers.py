@@ -21,20 +21,20 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     """Remove the remains of an arrival at a name that the caller has claimed; return False if the claim is
     lost. Documents stay: a server may have noted a thread that has no checkpoint yet."""
     found = yield from read_all(partition, *(Range(kind, bodies=False) for kind in _LEFT))
-    mine = transfer_claim.checks(version)
+    claim_checks = transfer_claim.checks(version)
     # If there is a root head, another writer has begun a thread: the checks refuse the removal then.
-    checked = {op[:2] for op in mine}
-    left = [record for records in found for record in records]
-    ops: list[Op] = [Delete(r.kind, r.key) for r in left if (r.kind, r.key) not in checked]
-    for batch in batches(ops, budget, reserve=len(mine)):
-        outcome = yield from ask(Commit(partition, (*mine, *batch)))
+    checked = {op[:2] for op in claim_checks}
+    leftovers = [record for records in found for record in records]
+    ops: list[Op] = [Delete(r.kind, r.key) for r in leftovers if (r.kind, r.key) not in checked]
+    for batch in batches(ops, budget, reserve=len(claim_checks)):
+        outcome = yield from ask(Commit(partition, (*claim_checks, *batch)))
         if not isinstance(outcome, Committed):
             return False
     return True
 
 
 def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
-    """Free a name from the remains of an arrival: it has a claim, but no thread.
+    """Free a name that has a claim, but no thread, from the remains of that arrival.
 
     If another writer claims the name or begins a thread there meanwhile, the rest is left to it.
 
@@ -52,7 +52,7 @@ def clear(partition: Partition, version: int, budget: Budget) -> Program[None]:
 
 
 def withdraw(partition: Partition, version: int, budget: Budget) -> Program[None]:
-    """Remove the records that an arrival stored after it had lost its claim, because its name was removed.
+    """Remove the records that an arrival stored after its claim was removed together with its name.
 
     Chunks are staged without a check, so some may have come after the removal. If another writer claims the
     name or has begun a thread there, nothing is removed: the next prune of that thread removes the chunks.

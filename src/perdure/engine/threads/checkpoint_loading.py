@@ -73,19 +73,19 @@ def load(
         target = view.head and view.head.checkpoint_id
     for _ in range(ATTEMPTS):
         if reader is not None:
-            latest = _read_newest(namespace) if target is None else _target(namespace, target)
+            latest = _newest_items(namespace) if target is None else _target_items(namespace, target)
             answers = yield from ask(Fetch(partition, (*items, *latest, *reader.ranges)))
             checkpoints, writes, *chunks = answers[first:]
             reader.add_answers(chunks)
             reader = None
             view = read_view(namespace, answers)
-            wanted = (checkpoints, writes) if target is not None else _select_last(checkpoints, writes)
-            if target is None and wanted:
-                target = wanted[0][0].key[1]
+            found = (checkpoints, writes) if target is not None else _select_last(checkpoints, writes)
+            if target is None and found:
+                target = found[0][0].key[1]
         else:
-            requested = items if target is None else (*items, *_target(namespace, target))
+            requested = items if target is None else (*items, *_target_items(namespace, target))
             answers = yield from ask(Fetch(partition, requested))
-            view, wanted = read_view(namespace, answers), answers[first:]
+            view, found = read_view(namespace, answers), answers[first:]
         if view.is_absent or (
             checkpoint_id is None and (yield from _confirm_no_head(partition, namespace, view))
         ):
@@ -94,16 +94,17 @@ def load(
             head_id = view.head.checkpoint_id
             if head_id != target:
                 target = head_id
-                wanted = yield from ask(Fetch(partition, _target(namespace, head_id)))
-            if not wanted[0]:
-                # The checkpoint was removed between two reads, unless the same head names it again.
+                found = yield from ask(Fetch(partition, _target_items(namespace, head_id)))
+            if not found[0]:
+                # The checkpoint was removed between two reads, so the head has moved: read again. If the same
+                # head names it again, the thread is damaged.
                 if view.head == unresolved:
                     raise missing_head_error(partition, namespace, head_id)
                 unresolved = view.head
                 continue
-        if not wanted[0]:
+        if not found[0]:
             return LoadedCheckpoint(view, None)
-        return LoadedCheckpoint(view, CheckpointRecord.read(wanted[0][0]), in_order(read_writes(wanted[1])))
+        return LoadedCheckpoint(view, CheckpointRecord.read(found[0][0]), in_order(read_writes(found[1])))
     raise Contention(f"thread {partition.thread!r} keeps being pruned; load it later")
 
 
@@ -111,18 +112,18 @@ def _confirm_no_head(partition: Partition, namespace: str, view: View) -> Progra
     """Return True if a namespace has no latest checkpoint.
 
     Raises:
-        Corrupt: it has checkpoints all the same.
+        Corrupt: it has checkpoints, so its head was lost.
     """
     if view.head is None and not view.is_absent:
         yield from refuse_headless(partition, namespace)
     return view.head is None or view.is_absent
 
 
-def _target(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
+def _target_items(namespace: str, checkpoint_id: str) -> tuple[Get | Range, ...]:
     return (Get(CHECKPOINT, (namespace, checkpoint_id)), Range(WRITE, (namespace, checkpoint_id)))
 
 
-def _read_newest(namespace: str) -> tuple[Range, ...]:
+def _newest_items(namespace: str) -> tuple[Range, ...]:
     """Return the reads of the checkpoint that was stored last, and of the last writes."""
     return (
         Range(CHECKPOINT, (namespace,), "seq", reverse=True, limit=1),
@@ -130,17 +131,20 @@ def _read_newest(namespace: str) -> tuple[Range, ...]:
     )
 
 
-def _select_last(checkpoints: Sequence[Record], last: Sequence[Record]) -> tuple[tuple[Record, ...], ...]:
-    """Return the checkpoint that was stored last and its writes; nothing if it may have more writes.
+def _select_last(
+    checkpoints: Sequence[Record], last_writes: Sequence[Record]
+) -> tuple[tuple[Record, ...], ...]:
+    """Return the checkpoint that was stored last and its writes; an empty tuple if some of its writes may not
+    be among ``last_writes``.
 
-    ``last`` are the writes with the largest keys, downwards. All writes of this checkpoint are among them if
-    fewer came than were asked for, or if the smallest belongs to a checkpoint before it.
+    These are the writes with the largest keys, in descending order. All writes of this checkpoint are among
+    them if there are fewer than were asked for, or if the smallest is on a checkpoint with a smaller id.
     """
     if not checkpoints:
         return ()
     name = checkpoints[0].key[1]
-    own = tuple(record for record in last if record.key[1] == name)
-    is_whole = len(last) < _WRITES or last[-1].key[1] < name
-    if is_whole:
+    own = tuple(record for record in last_writes if record.key[1] == name)
+    has_all_writes = len(last_writes) < _WRITES or last_writes[-1].key[1] < name
+    if has_all_writes:
         return (tuple(checkpoints), own[::-1])
     return ()

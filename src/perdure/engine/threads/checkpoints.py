@@ -56,7 +56,8 @@ class StepPut(ABC, Generic[R]):
     Attributes:
         first_version: start of the versions and generations of a new thread, so that a thread that was
             deleted and made again has neither the versions nor the chunks of its past.
-        on_older: called if records that were known to be stored are missing: the database came back older.
+        on_older: called if records that were known to be stored are missing, because the database came back
+            in an older state.
         taking: messages that the run takes with what it stores.
         remembered: the thread as the caller remembers it.
     """
@@ -92,7 +93,7 @@ class StepPut(ABC, Generic[R]):
         """Return the guards of the put, and the generation to plan it under.
 
         Raises:
-            Conflict: it may not happen on the thread as it was seen.
+            Conflict: the put may not happen on the thread as ``view`` has it.
         """
 
     @abstractmethod
@@ -109,8 +110,8 @@ class StepPut(ABC, Generic[R]):
         return view
 
     def _try_decide(self, view: View) -> tuple[tuple[Op, ...], int] | None:
-        """Decide. ``None`` if a remembered view shows a conflict: it may be out of date, so only a view that
-        is read now may refuse a write."""
+        """Return the result of ``decide``, ``None`` if a remembered view shows a conflict: that view may be
+        out of date, and only one that is read now may refuse a write."""
         try:
             return self.decide(view)
         except Conflict:
@@ -170,7 +171,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if self.planned is None or not isinstance(effect, Commit):
             return False
         key = self.namespace, self.planned[1].id
-        # Only the chunks come behind it.
+        # Searched from the end, as only chunks come behind a checkpoint.
         for op in reversed(effect.ops):
             if op.kind is CHECKPOINT and op.key == key and isinstance(op, Put):
                 return True
@@ -217,8 +218,8 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         replaced = head.checkpoint_id if head else None
         if replaced != parent:
             record = record._replace(prior=replaced or ORIGIN)
-        # A parent that is not the head may be gone meanwhile, by a prune or because the database came back
-        # older than it was. Where this run has loaded or stored it, it must still be there.
+        # A parent that is not the head may have been removed meanwhile, by a prune or because the database
+        # came back in an older state. If this run loaded or stored the parent, check that it is still stored.
         is_head = head is not None and parent == head.checkpoint_id
         is_own_parent = parent is not None and parent in (loaded and loaded.addressed, self.before)
         parent_check = (
@@ -241,7 +242,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             record.id if namespace == ROOT else view.root_head,
         )
         self.planned = after, record
-        # A commit has one operation a record.
+        # A commit has at most one operation for each record.
         proof: list[Op] = [check for check in draft.checks if check not in parent_check]
         proof += draft.replayed
         if self.taking is not None:
@@ -255,7 +256,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
                 return None
             record = _merge_with_stored(stored, record)
             raised = _raise_generation(guarded, generation, record.id)
-            moved, after = self._move_again(view, after, stored, moved)
+            moved, after = self._plan_repeated_move(view, after, stored, moved)
             outcome = yield from commit_with_chunks(
                 partition,
                 [*raised, *parent_check, *proof, moved, record.put(Expect.PRESENT)],
@@ -302,7 +303,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         if not found:
             return None
         stored = CheckpointRecord.read(found[0])
-        # A prune may have taken the parent away and moved the link.
+        # A prune may have removed the parent, and linked the stored checkpoint to an earlier one.
         is_pruned = stored.cut and (record.parent_id is None or (bool(parents) and not parents[0]))
         if record.parent_id == stored.parent_id or is_pruned:
             return stored
@@ -312,10 +313,12 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
             "Give the new checkpoint an id of its own"
         )
 
-    def _move_again(self, view: View, after: View, stored: CheckpointRecord, moved: Put) -> tuple[Put, View]:
-        """Return the head's move to a checkpoint that is stored already, and the thread then.
-
-        The head moves only from the checkpoint's parent. The sequence stays.
+    def _plan_repeated_move(
+        self, view: View, after: View, stored: CheckpointRecord, moved: Put
+    ) -> tuple[Put, View]:
+        """Return the put of the head for a checkpoint that is stored already, and the view of the thread
+        afterwards. The head moves to the checkpoint if it is at its parent, otherwise it stays where it is.
+        Its sequence number stays in both cases.
         """
         head = view.head
         if head is None:
@@ -335,14 +338,16 @@ class WritesPut(StepPut[bool]):
 
     Attributes:
         seen: versions of the slots that the writer's loop loaded, by task and index. A filled slot that is
-            neither its own nor among them belongs to a rival run and raises ``HeadConflict``. With ``None``
-            (a bare call without a load, or forks allowed) filled slots are kept, negative ones overwritten.
-        claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next one.
-        consumed: answers without an interrupt's id that the task has taken with these writes, by their keys:
-            they are removed, as the next interrupt would take them again.
-        statements: statements on the application's own tables that the task gave. They are made if its
-            checkpoint is stored, as its step is done again otherwise. A result that is stored already was
-            stored with those that were given with it, so these are left out then.
+            neither the loop's own nor among these belongs to a rival run and raises ``HeadConflict``. With
+            ``None`` (a bare call without a load, or forks allowed) filled slots are kept, negative ones
+            overwritten.
+        claim: demands that the head is as it was loaded or claimed, or has moved to the loop's own next
+            checkpoint.
+        consumed: keys of the answers without an interrupt's id that the task has taken with these writes:
+            they are removed, because the next interrupt would take them again.
+        statements: statements on the application's own tables that the task gave. They are executed only if
+            the task's checkpoint is stored, because its step is repeated otherwise. If a result of the task
+            is stored already, its statements were executed with it, and are left out.
         checkpoint: namespace and id of the checkpoint that the writes belong to.
     """
 
@@ -371,16 +376,20 @@ class WritesPut(StepPut[bool]):
             return None
         checks, generation = decided
         if claim is not None and not _holds(claim, view.head) and (own := self.plan.child()) is not None:
-            (mine,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
-            if not mine and view is self.remembered:
+            (own_checkpoint,) = yield from ask(Fetch(partition, (Get(CHECKPOINT, (ROOT, own)),)))
+            if not own_checkpoint and view is self.remembered:
                 return None
-            if not mine:
+            if not own_checkpoint:
                 raise outrun_error(partition, claim.checkpoint_id)
         draft = self.plan.draft(view, generation)
         before = self.plan.before() if claim is None else None
         needed = {key for key in (before, self.checkpoint if self.statements else None) if key is not None}
-        is_there = tuple(Check(CHECKPOINT, key, Expect.PRESENT) for key in sorted(needed))
-        checks = (*checks, *is_there, *(check for check in draft.checks if check not in is_there))
+        presence_checks = tuple(Check(CHECKPOINT, key, Expect.PRESENT) for key in sorted(needed))
+        checks = (
+            *checks,
+            *presence_checks,
+            *(check for check in draft.checks if check not in presence_checks),
+        )
         if self.taking is not None:
             checks = (*checks, *(yield from self.taking.ops()))
         checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
@@ -400,7 +409,7 @@ class WritesPut(StepPut[bool]):
         tasks = dict.fromkeys(w.key[:3] for w in draft.writes)
         answers = yield from ask(Fetch(partition, tuple(Range(WRITE, task) for task in tasks)))
         records = [record for answer in answers for record in answer]
-        ops = self._over(draft.writes, records, checks, generation)
+        ops = self._plan_overwrites(draft.writes, records, checks, generation)
         filled = {write.key for write in read_writes(records) if write.idx >= 0}
         statements = () if any(write.key in filled for write in draft.writes) else self.statements
         outcome = yield from commit_with_chunks(partition, ops, chunks, self.budget, statements)
@@ -408,7 +417,7 @@ class WritesPut(StepPut[bool]):
             return True
         return None
 
-    def _over(
+    def _plan_overwrites(
         self,
         writes: Sequence[PendingWrite],
         records: Sequence[Record],
@@ -418,26 +427,26 @@ class WritesPut(StepPut[bool]):
         """Return the operations that store writes when some of their slots are filled already.
 
         Raises:
-            HeadConflict: another run filled one.
+            HeadConflict: another run has filled one of the slots.
         """
         puts: list[Op] = []
         free: list[PendingWrite] = []
         slots = {write.key: write for write in read_writes(records)}
         for write in writes:
-            there = slots.get(write.key)
-            if there is None:
+            stored = slots.get(write.key)
+            if stored is None:
                 free.append(write)
                 continue
-            if _is_foreign(there, write, self.seen):
+            if _is_foreign(stored, write, self.seen):
                 raise HeadConflict(
                     f"thread {self.partition.thread!r}: another run has already written task {write.task_id} "
                     f"of checkpoint {write.checkpoint_id}; nothing of this write was stored. Load the "
                     "thread again and repeat the call"
                 )
             if write.idx < 0:
-                puts.append(put_over(write, there))
-                if not are_of_one_run(there.nonce, write.nonce):
-                    puts += make_new_puts([there.aside])
+                puts.append(put_over(write, stored))
+                if not are_of_one_run(stored.nonce, write.nonce):
+                    puts += make_new_puts([stored.aside])
                 checks = _raise_generation(checks, generation, write.task_id)
         return [*checks, *puts, *plan_puts(free, read_by_record(records))]
 
@@ -456,8 +465,8 @@ def _merge_with_stored(stored: CheckpointRecord, record: CheckpointRecord) -> Ch
 
 
 def _misses(outcome: Refused, checks: Sequence[Check]) -> bool:
-    """Return True if a commit was refused because of one of these checks of stored records. A chunk that is
-    not where it was may have been packed."""
+    """Return True if a commit was refused by one of these checks, because a record that was known to be
+    stored is missing. A missing chunk does not count: it may have been packed."""
     is_chunk = outcome.kind.grows is not None
     return not is_chunk and any((check.kind, check.key) == (outcome.kind, outcome.key) for check in checks)
 

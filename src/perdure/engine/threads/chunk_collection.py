@@ -23,23 +23,23 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
 
     Call it only after the commit that raised the generation: a later write either stores a chunk under the
     new generation or refers to one that is still reachable. Chunks are deleted only in the generation in
-    which the thread was read. If that has passed, the thread is read again: the database may have come back
-    older than it was, and need again what was removed.
+    which the thread was read. If the generation has changed, the thread is read again: the database may have
+    come back in an older state, which needs chunks that were unreachable before.
     """
-    deleted, is_over = 0, False
+    deleted, is_outdated = 0, False
     for _ in range(ATTEMPTS):
         contents = yield from read(partition)
-        if is_over:
+        if is_outdated:
             generation = contents.view.generation
         try:
-            count, is_over = yield from _delete_unreached(partition, contents, generation, digest, budget)
+            count, is_outdated = yield from _delete_unreached(partition, contents, generation, digest, budget)
         except MissingChunk:
             if not (yield from is_disturbed(partition, contents.view.generation)):
                 raise
-            is_over = True
+            is_outdated = True
             continue
         deleted += count
-        if not is_over:
+        if not is_outdated:
             return deleted
     raise Contention(f"thread {partition.thread!r} keeps being pruned; prune it later")
 
@@ -47,8 +47,8 @@ def collect(partition: Partition, generation: int, digest: Digester, budget: Bud
 def _delete_unreached(
     partition: Partition, contents: Contents, generation: int, digest: Digester, budget: Budget
 ) -> Program[tuple[int, bool]]:
-    """Delete the chunks that a thread as it was read does not reach; return their count, and true if the
-    thread has to be read again: the generation has passed, or chunks were packed or stored again meanwhile.
+    """Delete the chunks that a thread as it was read does not reach; return their count, and True if the
+    thread has to be read again: its generation has changed, or chunks were packed or stored again meanwhile.
     """
     loose, packs, blobs = yield from read_all(partition, Range(CHUNK), Range(PACK), Range(BLOB, bodies=False))
     reader = ChunkReader(partition, digest)
@@ -56,7 +56,7 @@ def _delete_unreached(
     needed = yield from reachable(partition, references(contents), digest, reader)
     removals = list(_plan_removals((*loose, *blobs), needed, generation))
     guard = Check(GC, (), generation or Expect.ABSENT)
-    deleted, is_over = 0, False
+    deleted, is_outdated = 0, False
     for batch in batches(removals, budget, reserve=1):
         ops = list[Op](batch)
         while ops:
@@ -66,18 +66,18 @@ def _delete_unreached(
                 break
             if outcome.kind is GC:
                 return deleted, True
-            ops, is_over = [op for op in ops if op.key != outcome.key], True
+            ops, is_outdated = [op for op in ops if op.key != outcome.key], True
     # As many packs at once as one commit can remove and store.
     most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
     old = (record for record in packs if record.fields["generation"] < generation)
-    for some in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
-        ops, count = _repack(some, reader, needed)
+    for pack_batch in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+        ops, count = _repack(pack_batch, reader, needed)
         outcome = yield from ask(Commit(partition, (guard, *ops)))
         if isinstance(outcome, Committed):
             deleted += count
         else:
-            is_over = True
-    return deleted, is_over
+            is_outdated = True
+    return deleted, is_outdated
 
 
 def _plan_removals(
@@ -121,7 +121,7 @@ def _repack(
                 count += 1
     for block, chunks in live.items():
         for made in make_packs(chunks, newest, block):
-            # It may be one of them, whose chunks were counted to another one.
+            # A new pack may be the same as an old one: then that is neither removed nor stored again.
             if ops.pop(made.put.key, None) is None:
                 ops[made.put.key] = made.put
     return list(ops.values()), count

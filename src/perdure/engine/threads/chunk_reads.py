@@ -1,4 +1,5 @@
-"""Reads of the chunks that references name: packs by the block, and level by level what they do not hold."""
+"""Reads of the chunks that references name, level by level: packs first, by blocks, then by name what no pack
+holds."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ _CHUNKS = 1000
 PACKS = 256
 """Packs that one fetch asks for: about 2 MB as they are stored."""
 FEW = 4
-"""The same where all that is wanted is probably among the newest."""
+"""Packs that the first fetch asks for if all wanted chunks are probably among the newest."""
 
 _BLOCKS_MAX = 64
 _SPARE = 16
-"""Packs that are read in vain before a checkpoint notes which blocks it needs."""
+"""Number of packs that may be read in vain. If a checkpoint's reader reads more, the checkpoint notes the
+blocks that it needs."""
 
 
 class MissingChunk(Corrupt):
@@ -32,9 +34,9 @@ class MissingChunk(Corrupt):
 
 
 class ChunkReader:
-    """Reader of a thread's chunks: the newest ones and the packs, newest first, and large ones by name.
+    """Reader of a thread's chunks: those not packed yet, the packs, newest first, and large chunks by name.
 
-    Chunks that were read are kept, except large ones: packs hold those that are requested next.
+    Chunks that were read are kept, as a pack holds chunks that are requested next; only large ones are not.
 
     Attributes:
         bodies: Chunks by name.
@@ -67,7 +69,7 @@ class ChunkReader:
 
     @property
     def ranges(self) -> tuple[Range, ...]:
-        """The reads with which it begins, for a caller that reads something else in the same request."""
+        """The next reads of this reader, for a caller that reads something else in the same request."""
         return tuple(self._ranges)
 
     def find(self, names: Iterable[bytes]) -> Program[dict[bytes, bytes]]:
@@ -80,14 +82,14 @@ class ChunkReader:
         wanted = set(names)
         asked: set[bytes] = set()
         large: dict[bytes, bytes] = {}
-        # All chunks of a long thread are kept: a difference of sets would go through each of them.
+        # ``bodies`` may have all chunks of a long thread: a difference of sets would go through each of them.
         while missing := {name for name in wanted if name not in self.bodies and name not in large}:
-            # Nearly all are in packs: only what these lack is asked for by name.
+            # Nearly all chunks are in packs: only those that were not found in packs are asked for by name.
             if self._has_begun:
-                few = sorted(missing - asked)[:_KEYS]
+                by_name = sorted(missing - asked)[:_KEYS]
             else:
-                few = []
-            if not self._ranges and not few:
+                by_name = []
+            if not self._ranges and not by_name:
                 if self._reads_all:
                     errors = (*self.damaged.values(), *self.damaged_packs.values())
                     lost = f"thread {self._partition.thread!r}: chunk {min(missing).hex()}"
@@ -95,24 +97,24 @@ class ChunkReader:
                     raise next(iter(errors), MissingChunk(why))
                 self._reads_all = True
                 self._ranges = _ranges_of(())
-            large |= yield from self._fetch(few)
-            asked.update(few)
+            large |= yield from self._fetch(by_name)
+            asked.update(by_name)
         return {name: large[name] if name in large else self.bodies[name] for name in wanted}
 
     def read(self) -> Program[None]:
-        """Read all chunks but the large ones."""
+        """Read all chunks except the large ones."""
         while self._ranges:
             yield from self._fetch([])
 
     def _fetch(self, large: Sequence[bytes]) -> Program[dict[bytes, bytes]]:
-        """Read on, and return the large chunks that are stored among those with these names. They are not
-        kept."""
+        """Make the next reads, and return those of the large chunks with these names that are stored; they
+        are not kept."""
         ranges = self._ranges
         items: list[Get | Range] = [*ranges, *(Get(BLOB, (name,)) for name in large)]
         answers = yield from ask(Fetch(self._partition, tuple(items)))
         self.add_answers(answers[: len(ranges)])
         found = (record for answer in answers[len(ranges) :] for record in answer)
-        return {record.key[0]: body for record in found if (body := self._plain(record)) is not None}
+        return {record.key[0]: body for record in found if (body := self._read_plain(record)) is not None}
 
     def add_answers(self, answers: Iterable[tuple[Record, ...]]) -> None:
         """Take the answers to ``ranges``, in order."""
@@ -137,10 +139,10 @@ class ChunkReader:
                 self.newest = max(self.newest, age)
             if record.kind is PACK:
                 self._add_pack(record)
-            elif (body := self._plain(record)) is not None:
+            elif (body := self._read_plain(record)) is not None:
                 self.bodies[record.key[0]] = body
 
-    def _plain(self, record: Record) -> bytes | None:
+    def _read_plain(self, record: Record) -> bytes | None:
         """Return the bytes of a chunk that has a record of its own, ``None`` if it is damaged."""
         (name,) = record.key
         # A record that is not verified may hold anything.
@@ -166,14 +168,15 @@ class ChunkReader:
         self.places.update(dict.fromkeys(pack.chunks, place))
 
     def sizes(self, names: Iterable[bytes]) -> dict[bytes, int]:
-        """Return the bytes that chunks that were read take up in the database."""
+        """Return the sizes in the database, in bytes, of chunks that were read."""
         packed: dict[bytes, int] = {}
         for pack in self.packs.values():
             packed |= pack.sizes()
         return {name: self._sizes[name] if name in self._sizes else packed[name] for name in names}
 
     def find_runs(self, names: Iterable[bytes]) -> Runs | None:
-        """Return the blocks in which chunks were found, ``None`` if that saves a later reader little."""
+        """Return the blocks in which chunks were found, ``None`` if knowing them would save a later reader
+        little."""
         keys = {place[1] for name in names if (place := self.places.get(name)) and place[0] is PACK}
         blocks = {key[0] for key in keys}
         if len(blocks) > _BLOCKS_MAX or len(self.packs) <= _SPARE + 2 * len(keys):
@@ -182,7 +185,8 @@ class ChunkReader:
 
 
 def _ranges_of(runs: Runs, packs: int = PACKS) -> list[Range]:
-    """Return the reads of the packs of blocks, and of those that came later."""
+    """Return the reads of the packs in these blocks and of all later packs; of all packs if no blocks are
+    given."""
     if not runs:
         return [Range(PACK, reverse=True, limit=packs, verify=False)]
     blocks = [b for first, last in zip(runs[::2], runs[1::2], strict=True) for b in range(first, last + 1)]

@@ -75,8 +75,8 @@ def _write_copy(
     rows: list[Op] = [c._replace(blocks=()).put() for c in contents.checkpoints]
     rows.extend(make_new_puts(contents.writes))
     rows.extend(Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags)
-    # An occupied target keeps the claim of the writer that is bringing it; another may have begun between
-    # the two checks.
+    # Look before claiming, which would replace the claim of another writer, and once more afterwards: a
+    # thread may have been begun in between.
     yield from _refuse_occupied(target)
     yield from commit_or_raise(target, (yield from transfer_claim.claim(first_version)), _occupied_error)
     yield from _refuse_occupied(target)

@@ -14,8 +14,8 @@ from perdure.model.program import Program
 class CheckpointDraft(NamedTuple):
     """A checkpoint encoded under a collection generation, and the chunks that it adds.
 
-    ``checks`` prove that chunks it refers to and does not add are stored; ``replayed`` that the writes on its
-    parent are, from which its DeltaChannels are rebuilt."""
+    ``checks`` prove that the chunks are stored to which it refers without adding them. ``replayed`` prove
+    that the writes on its parent are stored from which its DeltaChannels are rebuilt."""
 
     chunks: Mapping[bytes, bytes]
     checkpoint: CheckpointRecord
@@ -24,7 +24,8 @@ class CheckpointDraft(NamedTuple):
 
 
 class WritesDraft(NamedTuple):
-    """A task's writes encoded under a collection generation, with chunks and checks as a checkpoint's."""
+    """A task's writes encoded under a collection generation, with chunks and checks like those of a
+    checkpoint."""
 
     chunks: Mapping[bytes, bytes]
     writes: tuple[PendingWrite, ...]
@@ -36,8 +37,8 @@ class DraftsCheckpoint(Protocol):
 
     def draft(self, view: View, generation: int, seq: int) -> Program[CheckpointDraft]:
         """Return the checkpoint, encoded for a thread as it was seen, under a collection generation and a
-        sequence number. It may look up what the checkpoint is built on, and is called again if another write
-        or a collection came between."""
+        sequence number. This may read what the checkpoint is built on. It is called again if another write or
+        a collection came in between."""
         ...
 
     def freeze(self) -> None:
@@ -53,11 +54,12 @@ class DraftsWrites(Protocol):
         ...
 
     def child(self) -> str | None:
-        """Return the loop's own next checkpoint, as a write may be later than the put that consumed it."""
+        """Return the id of the loop's own next checkpoint, if any: a write may be stored after the checkpoint
+        that consumed it."""
         ...
 
     def before(self) -> tuple[str, str] | None:
         """Return the checkpoint that the loop stored last, if the writes belong to that one or to its parent.
-        Without a claim it must still be stored, as the writes would otherwise belong to a checkpoint that
-        cannot be loaded."""
+        Without a head claim that checkpoint must still be stored, because the writes would otherwise belong
+        to a checkpoint that cannot be loaded."""
         ...

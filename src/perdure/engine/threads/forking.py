@@ -24,9 +24,9 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
 
     The copy stands beside the original, on the same parent, as LangGraph's own forks do. The checkpoints
     after the original stay, and are reached by their ids. Pending writes of the original are not copied. So a
-    step that was under way starts again, and its questions are asked again: the thread waits for none any
-    more, and answers to earlier questions are refused. A subgraph that keeps its state from run to run
-    returns to the state that a replay of the original would load.
+    step that was under way starts again, and its questions are asked again: the thread does not wait for an
+    answer any more, and answers to earlier questions are refused. A subgraph that keeps its state from run to
+    run returns to the state that a replay of the original would load.
 
     Args:
         partition: The thread.
@@ -37,8 +37,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
     Raises:
         NotFound: There is no such checkpoint.
         Fenced: A run of the thread is open.
-        Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state had none
-            before the checkpoint.
+        Conflict: An answer was accepted whose run has not begun, or a subgraph that keeps its state had no
+            state before the checkpoint.
         Contention: Other writers win each time.
     """
     for _ in range(ATTEMPTS):
@@ -72,8 +72,8 @@ def fork(partition: Partition, checkpoint_id: str, *, new_id: str, now: str) -> 
 
 
 def _close_question(partition: Partition, now: str) -> Program[list[Op]]:
-    """Return the operations that close a thread's question, on condition that no other message comes. A
-    listing shows the status of the run that asked, unless it learns of the fork."""
+    """Return the operations that close a thread's question, on condition that no other message comes. They
+    note the fork, as a listing would otherwise show the status of the run that asked."""
     lanes, notes, runs = yield from ask(
         Fetch(partition, (Get(LANE, (IN,)), Get(DOCUMENT, EDITED), _NEWEST_RUNS))
     )
@@ -148,7 +148,8 @@ def _find_newest_before(
 
 
 def _copy(record: CheckpointRecord, new_id: str, now: str, head: HeadView) -> CheckpointRecord:
-    # The loops stay, too: the writes on the parent that are part of the original are part of the copy.
+    # The names of the loops are copied, too: so the writes on the parent that belong to the original belong
+    # to the copy as well.
     return record._replace(
         id=new_id,
         seq=head.seq + 1,

@@ -67,7 +67,8 @@ def page(
             return [CheckpointRecord.read(r) for r in records]
         if (yield from find(partition, namespace, target)) is not None:
             return [CheckpointRecord.read(r) for r in records]
-        # Removed between two reads, unless the head still names it afterwards.
+        # The checkpoint was removed between two reads, so the head has moved: read again. If the head still
+        # names it, the thread is damaged.
         if missed == heads[0]:
             raise missing_head_error(partition, namespace, target)
         missed = heads[0]
@@ -175,8 +176,9 @@ def read_delta_history(
     """Return the data that rebuilds DeltaChannels at a checkpoint: the nearest stored value and the writes
     since, in order.
 
-    Only the parent chain counts, and of each ancestor's writes only those that the loop which made its
-    child had loaded or written itself: a run that lost the race for the child may have left others there.
+    Only the parent chain counts. Of the writes on each ancestor, only those count that the loop which made
+    the next checkpoint in the chain had loaded or written itself: a run that lost the race for that
+    checkpoint may have left other writes there.
 
     Args:
         partition: The thread.
@@ -193,7 +195,7 @@ def read_delta_history(
     done: dict[str, Carried] = {}
     child = target
     buffer: list[CheckpointRecord] = []
-    found: dict[str, tuple[PendingWrite, ...]] = {}
+    writes_by_id: dict[str, tuple[PendingWrite, ...]] = {}
     below: int | None = target.seq
     while len(done) < len(collected):
         open_channels = [c for c in collected if c not in done]
@@ -204,17 +206,19 @@ def read_delta_history(
         if child.parent_id is None:
             break
         if not buffer:
-            chain, below = yield from _ancestors(partition, child, below)
+            chain, below = yield from _read_ancestors(partition, child, below)
             buffer = chain
             if not buffer:
                 break
-            found = yield from writes_of(partition, target.namespace, [c.id for c in buffer], generation)
+            writes_by_id = yield from writes_of(
+                partition, target.namespace, [c.id for c in buffer], generation
+            )
         parent = buffer.pop(0)
-        mine = {child.nonce, *child.seen}
-        for write in reversed(found[parent.id]):
+        own_nonces = {child.nonce, *child.seen}
+        for write in reversed(writes_by_id[parent.id]):
             schema = schema_of(write.nonce)
             wanted = [c for c in open_channels if c not in done and named(c, schema) == write.channel]
-            if wanted and (not child.nonce or not is_loop(write.nonce) or write.nonce in mine):
+            if wanted and (not child.nonce or not is_loop(write.nonce) or write.nonce in own_nonces):
                 collected[wanted[0]].append(CarriedWrite(write.task_id, write.ref, schema))
         for channel in collected:
             if channel in done:
@@ -227,10 +231,11 @@ def read_delta_history(
     return done
 
 
-def _ancestors(
+def _read_ancestors(
     partition: Partition, child: CheckpointRecord, below: int | None
 ) -> Program[tuple[list[CheckpointRecord], int | None]]:
-    """Return some nearest ancestors of a checkpoint, nearest first, and the start of the next search."""
+    """Return some ancestors of a checkpoint, nearest first without gaps, and the sequence number below which
+    the next search starts."""
     chain: list[CheckpointRecord] = []
     parent = child.parent_id
     while not chain:

@@ -38,7 +38,7 @@ class Measure:
         values: values of the channels in all checkpoints.
         channels: the same by name, each with its count of versions.
 
-    A small value is stored in every checkpoint that has it.
+    A small value is stored in every checkpoint that has it, and counts each time.
     """
 
     total: int
@@ -67,11 +67,11 @@ def measure(partition: Partition, digest: Digester) -> Program[Measure]:
 
 def _measure(partition: Partition, contents: Contents, digest: Digester) -> Program[Measure]:
     versions: dict[str, set[bytes]] = {}
-    inside: Counter[str] = Counter()
+    inline_bytes: Counter[str] = Counter()
     for record in contents.checkpoints:
         for channel, ref in _references(record):
             versions.setdefault(channel, set()).add(ref)
-            inside[channel] += len(ref)
+            inline_bytes[channel] += len(ref)
     written = {write.ref for write in contents.writes}
     needs: dict[str, set[bytes]] = {}
     reader = ChunkReader(partition, digest)
@@ -80,23 +80,24 @@ def _measure(partition: Partition, contents: Contents, digest: Digester) -> Prog
     of_writes = yield from reachable(partition, sorted(written), digest, reader)
     of_values = set[bytes]().union(*needs.values())
     records = sum(len(record.put().body) for record in contents.checkpoints)
-    inside_writes = stored_bytes(contents.writes)
+    write_bytes = stored_bytes(contents.writes)
     pace = Pace()
     for some in pace.slices(sorted(of_values | of_writes)):
         pace.learn((yield from reader.find(some)))
     sizes = reader.sizes(of_values | of_writes)
 
-    def weight(names: Iterable[bytes]) -> int:
+    def sum_sizes(names: Iterable[bytes]) -> int:
         return sum(sizes[name] for name in names)
 
     channels = {
-        name: ByteCount(len(own), weight(needs[name]) + inside[name]) for name, own in versions.items()
+        name: ByteCount(len(own), sum_sizes(needs[name]) + inline_bytes[name])
+        for name, own in versions.items()
     }
     return Measure(
-        total=records + inside_writes + weight(sizes),
-        checkpoints=ByteCount(len(contents.checkpoints), records - inside.total()),
-        values=ByteCount(sum(map(len, versions.values())), weight(of_values) + inside.total()),
-        writes=ByteCount(len(contents.writes), inside_writes + weight(of_writes)),
+        total=records + write_bytes + sum_sizes(sizes),
+        checkpoints=ByteCount(len(contents.checkpoints), records - inline_bytes.total()),
+        values=ByteCount(sum(map(len, versions.values())), sum_sizes(of_values) + inline_bytes.total()),
+        writes=ByteCount(len(contents.writes), write_bytes + sum_sizes(of_writes)),
         channels=channels,
     )
 

@@ -23,12 +23,12 @@ def pack(
     """Pack the chunks of a thread that are stored one by one, and return where each of them is now; nothing
     if there are fewer than ``least``.
 
-    Another writer may rely on one of them at the same moment. Then one of the two commits is refused: this
-    one leaves the rest for the next time, and a write is planned again.
+    Another writer may rely on one of them at the same moment. Then one of the two commits is refused: if it
+    is this one, the rest is left for the next time, and if it is the write, that is planned again.
     """
     moved: dict[bytes, Place] = {}
     items = view_items(ROOT)
-    # Each chunk takes an operation and is in a pack; several packs fit into a commit.
+    # Each chunk takes one operation, its removal; the packs of the commit need room beside these.
     part = Budget(max(1, (budget.ops - _RESERVE) * 3 // 4), budget.bytes // 2)
     while True:
         answers = yield from ask(Fetch(partition, (*items, Range(CHUNK, limit=_PAGE))))
@@ -44,11 +44,11 @@ def pack(
             return moved
         block = block_of(view.head.seq if view.head else 0)
         guard = Check(GC, (), view.generation or Expect.ABSENT)
-        for some in batches(sound, part):
-            chunks = {put.key[0]: put.body for put in some}
+        for batch in batches(sound, part):
+            chunks = {put.key[0]: put.body for put in batch}
             packs = make_packs(chunks, max(ages[name] for name in chunks), block)
-            gone = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
-            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *gone)))
+            removals = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]
+            outcome = yield from ask(Commit(partition, (guard, *(pack.put for pack in packs), *removals)))
             if not isinstance(outcome, Committed):
                 return moved
             moved.update((name, (PACK, made.put.key)) for made in packs for name in made.names)

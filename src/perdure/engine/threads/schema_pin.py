@@ -87,10 +87,10 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
             newest = yield from _find_newest_write(partition, view.head.checkpoint_id, version)
             if version is None or newest <= version:
                 return
-            over: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
+            undo: Op = Delete(DOCUMENT, _PIN, expect=before + 1)
             if found:
-                over = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, before + 1, before + 2)
-            yield from ask(Commit(partition, (over,)))
+                undo = Put(DOCUMENT, _PIN, found[0].fields, found[0].body, before + 1, before + 2)
+            yield from ask(Commit(partition, (undo,)))
             raise Conflict(
                 f"thread {partition.thread!r} has a part of a step of schema version {newest}; it was not "
                 f"pinned to version {version}. Pin it again when the step has ended"
@@ -99,8 +99,8 @@ def pin(partition: Partition, version: int | None, now: int) -> Program[None]:
 
 
 def _find_newest_write(partition: Partition, checkpoint_id: str, version: int | None) -> Program[int]:
-    """Return the newest schema version among the pending writes of a checkpoint of this version or an older
-    one; 0 if it has none."""
+    """Return the newest schema version among the pending writes of a checkpoint; 0 if it has none, or is of a
+    newer version than ``version``."""
     checkpoints, writes = yield from read_all(
         partition, Range(CHECKPOINT, (ROOT, checkpoint_id)), Range(WRITE, (ROOT, checkpoint_id))
     )

@@ -1,4 +1,5 @@
-"""Taking of waiting messages by an open run: bound to it in the commit that stores them in its state.
+"""Taking of waiting messages by an open run: the commit that stores them in the thread's state binds them to
+the run.
 
 A message that is to steer waits in the inbox like any other. The open run takes it by extending its range of
 numbers over it, in the same commit as the writes that hold the message. So there is no moment at which a
@@ -30,9 +31,9 @@ class TakenBack(Conflict):
 
 
 def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, Run] | None]:
-    """Return the message with an id, and the run that took it together with others or while it went on, or
-    that passed over it because it was withdrawn; ``None`` if there is none. A message with which a run began
-    has the id of the run, and is not looked for."""
+    """Return the message with an id, and its run: the one that took the message together with others or while
+    under way, or that passed over the message because it was withdrawn. ``None`` if there is no such message
+    or run. The message with which a run began has the id of the run, and is not looked for here."""
     before: Key | None = None
     while True:
         after = None if before is None else before[0]
@@ -68,7 +69,7 @@ def find_taken(partition: Partition, message_id: str) -> Program[tuple[Message, 
 
 @dataclass(slots=True, eq=False)
 class Taking:
-    """Messages that a held run has taken, and those that one of its tasks is about to.
+    """Messages that a held run has taken, and those that one of its tasks is about to take.
 
     Only one task of a step at a time may hold messages, because a range of numbers has no gaps.
 
@@ -79,8 +80,8 @@ class Taking:
         taken: messages that are bound to the run, in order.
         task_id: the task that holds ``held``, messages that are not bound yet.
         has_written: True if the task's result, which holds them, was passed on to be stored.
-        has_more: True if the run may take the message behind those that were last found waiting, in a later
-            step: it cannot be joined with them.
+        has_more: True if the run may take the message behind those that were last found waiting, but only in
+            a later step, as it cannot be joined with them.
     """
 
     partition: Partition
@@ -94,8 +95,8 @@ class Taking:
     has_more: bool = False
 
     def load_waiting(self) -> Program[tuple[Message, ...]]:
-        """Return the messages at the front of the inbox that the run may take, all of which make one
-        input; none that waits behind another message, except behind one that was withdrawn.
+        """Return the messages at the front of the inbox that the run may take and that can be joined to one
+        input. They end before the first message for which this is not so; withdrawn ones are passed over.
 
         Raises:
             Fenced: another worker holds the run.
@@ -122,8 +123,7 @@ class Taking:
             after = found[-1].key[0]
 
     def offer(self, task_id: str, messages: Sequence[Message]) -> None:
-        """Hold messages for a task, until its result is stored. They replace the messages that it held
-        before."""
+        """Hold messages for a task, until its result is stored. They replace those that were held before."""
         self.task_id, self.held, self.has_written = task_id, tuple(messages), False
 
     def is_held_by_another(self, task_id: str) -> bool:
@@ -137,7 +137,7 @@ class Taking:
 
     def ops(self) -> Program[tuple[Op, ...]]:
         """Return the operations that bind held messages to the run, for the commit that stores the result of
-        their task or what follows from it. None if there are no such messages.
+        their task or what follows from it. The result is empty if there are no such messages.
 
         Raises:
             Fenced: another worker holds the run.
@@ -148,13 +148,13 @@ class Taking:
         lane, run = yield from self._load()
         upto = self.held[-1].seq
         if run.last >= upto:
-            # An earlier commit whose answer was lost.
+            # An earlier commit, whose answer was lost, has bound them.
             return ()
         span = Range(INBOX, after=(lane.bound,), limit=upto - lane.bound, bodies=False)
         (found,) = yield from ask(Fetch(self.partition, (span,)))
         # Withdrawn messages between them are passed over.
-        left = [(row.key[0], row.fields["mode"]) for row in found if row.fields["mode"] != WITHDRAWN]
-        if left != [(message.seq, STEER) for message in self.held]:
+        waiting = [(row.key[0], row.fields["mode"]) for row in found if row.fields["mode"] != WITHDRAWN]
+        if waiting != [(message.seq, STEER) for message in self.held]:
             raise TakenBack(
                 f"thread {self.partition.thread!r}: a message was taken back while a step of run "
                 f"{self.run.id!r} took it up; nothing of the step was stored. It is repeated without it"

@@ -63,7 +63,8 @@ def set_tag(
         if outcome.kind is CHECKPOINT and checkpoint_id is not None:
             raise NotFound(f"thread {partition.thread!r} has no checkpoint {checkpoint_id!r} to tag")
         if outcome.kind is CHECKPOINT:
-            # Removed between two reads, unless the head still names it afterwards.
+            # The checkpoint was removed between two reads, so the head has moved: read again. If the head
+            # still names it, the thread is damaged.
             if view.head == missed:
                 raise missing_head_error(partition, namespace, target)
             missed = view.head

@@ -1,4 +1,5 @@
-"""Listing of the checkpoints of all threads of a tenant, or all namespaces of one, by id, descending."""
+"""Listing of the checkpoints of all threads of a tenant, or of all namespaces of one thread, by id,
+descending."""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ class Merge:
     """Merge over the ids of all checkpoints of a tenant, or of one ``thread``, largest first; only those
     below ``before``.
 
-    Only ids are read, and at most 16 of a namespace are held. The start asks each thread once, and those with
-    subgraphs twice: time and memory are linear in the number of threads. ``most`` is the most entries wanted,
-    if known; no more namespaces are held then.
+    Only ids are read, and at most 16 of a namespace are held. The first call asks each thread once, and those
+    with subgraphs twice: time and memory are linear in the number of threads. ``most`` is the maximum number
+    of entries wanted, if known: no more namespaces than that are held.
     """
 
     tenant: str
@@ -83,19 +84,19 @@ class Merge:
 
     def _start(self) -> Program[None]:
         if self.thread is not None:
-            self._lines = sorted((yield from self._lines_of(self.thread)), key=lambda line: line.first)
+            self._lines = sorted((yield from self._load_lines(self.thread)), key=lambda line: line.first)
             return
         after: Partition | None = None
         while page := (yield from ask(FindThreads(self.tenant, after=after, limit=_THREADS))):
             for found in page:
-                self._lines += yield from self._lines_of(found.partition)
+                self._lines += yield from self._load_lines(found.partition)
             self._lines.sort(key=lambda line: line.first)
             if self.most is not None:
-                # A line's first id is its largest: the lines before have none among the wanted entries.
+                # A line's first id is its largest, so only the last ``most`` lines can have wanted entries.
                 del self._lines[: max(0, len(self._lines) - self.most)]
             after = page[-1].partition
 
-    def _lines_of(self, partition: Partition) -> Program[Sequence[_Line]]:
+    def _load_lines(self, partition: Partition) -> Program[Sequence[_Line]]:
         heads, records, generations = yield from ask(
             Fetch(partition, (Range(HEAD), _ids(ROOT, self.before, 1), Get(GC, ())))
         )
@@ -113,7 +114,8 @@ class Merge:
             namespace, target = head.key[0], head.fields["checkpoint_id"]
             ids = [record.key[1] for record in found[namespace]]
             if target not in ids and (self.before is None or target < self.before):
-                # An older head after a fork, or damage, which a page from the head on raises.
+                # The head is an older checkpoint after a fork, or the thread is damaged. In the last case
+                # reading the first page raises the error.
                 yield from history.page(partition, namespace, below=None, limit=1)
             if ids:
                 out.append(_Line(partition, namespace, ids))

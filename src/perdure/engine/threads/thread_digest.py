@@ -107,14 +107,14 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
 
     Args:
         partition: the thread.
-        source: names the thread's chunks where it is read.
-        target: names them where it is written.
+        source: digester that names the thread's chunks where it is read.
+        target: digester that names them where it is written.
 
     Returns:
         ``None`` if nodes are gone because the thread was written to meanwhile.
 
     Raises:
-        MissingChunk: a thread at rest lacks a chunk.
+        MissingChunk: a chunk is missing, although the thread was not written to.
     """
     before = yield from pulse(partition)
     contents = yield from read(partition)
@@ -139,7 +139,7 @@ def fetch(
     """Fetch chunks of a thread that was read; ``None`` if they are gone because it was written to since.
 
     Raises:
-        MissingChunk: a thread at rest lacks a chunk.
+        MissingChunk: a chunk is missing, although the thread was not written to.
     """
     try:
         return (yield from reading.reader.find(names))
@@ -162,8 +162,8 @@ def compute_thread_digest(
         partition: the thread.
         digest: names the thread's chunks.
         report: called with the size of each payload read.
-        arriving: the thread at its source if it has not arrived yet: its root's head, and its own document,
-            are taken from there.
+        arriving: the thread as it is at its source, if it has not arrived yet: the root's head and the
+            thread's own document, which arrive last, are taken from there.
         check: called with the contents; may raise.
 
     Raises:
@@ -179,15 +179,15 @@ def compute_thread_digest(
             continue
         if arriving is not None:
             reading = _with_last_records(reading, arriving)
-        found = digest_of(reading, size)
+        computed = digest_of(reading, size)
         if reading.pulse == (yield from pulse(partition)):
             check(reading.contents)
-            return found
+            return computed
     raise Contention(f"thread {partition.thread!r} keeps being written to; try again later")
 
 
 def _with_last_records(there: ThreadContent, arriving: ThreadContent) -> ThreadContent:
-    """Return a thread that has not arrived with the records that arrive last."""
+    """Return a thread that has not arrived yet, with the records added that arrive last."""
     root = arriving.contents.heads.get("")
     if root is not None:
         there.contents.heads[""] = root
@@ -218,7 +218,7 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     places: dict[str, int] = {}
     for record in in_order(contents.checkpoints):
         places[record.namespace] = place = places.get(record.namespace, 0) + 1
-        digest.update(_pack(_checkpoint(record, place, graft)))
+        digest.update(_pack(_list_fields(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
         content = graft.reference(write.ref).content
         named = ["write", *write.key, write.channel, write.task_path, write.nonce, content]
@@ -264,7 +264,7 @@ def rename_write(write: PendingWrite, graft: Graft) -> PendingWrite:
     return write._replace(ref=graft.reference(write.ref).name)
 
 
-def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
+def _list_fields(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
     def content(ref: bytes | None) -> bytes | None:
         if ref is None:
             return None
@@ -304,13 +304,13 @@ def _checkpoint(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]
 
 
 def _pack(values: Any) -> bytes:
-    return ormsgpack.packb(_flat(values))
+    return ormsgpack.packb(_flatten(values))
 
 
-def _flat(value: Any) -> Any:
+def _flatten(value: Any) -> Any:
     """Replace text by its bytes, so that text which is not well-formed Unicode can be packed too."""
     if isinstance(value, str):
         return ["s", value.encode("utf-8", "surrogatepass")]
     if isinstance(value, list | tuple):
-        return [_flat(v) for v in value]
+        return [_flatten(v) for v in value]
     return value

@@ -37,9 +37,8 @@ class View(NamedTuple):
 
 
 def is_older(known: View, found: View) -> bool:
-    """Return True if a thread is in an earlier state than the known one: the database came back older.
-
-    A thread that is gone is taken for deleted.
+    """Return True if a thread is in an earlier state than the known one, because the database came back in an
+    older state. A thread that is gone counts as deleted.
     """
     if known.generation != found.generation:
         return bool(found.generation) and came_back(known.generation, found.generation)

@@ -1,8 +1,8 @@
 """Claim on the name of a thread while the thread is being written there.
 
-A thread arrives in many commits, and does not exist before the last of them. Each checks the claim. If two
-writers bring a thread to one name, or it is removed meanwhile, no mixture of both is stored. A sweep removes
-the claim of a writer that died once it is older than a lease (``engine.retention.thread_removal``).
+A thread arrives in many commits, and does not exist before the last of them. Each commit checks the claim, so
+that no mixture is stored if two writers bring a thread to one name, or the name is removed meanwhile. A sweep
+removes the claim of a writer that died once it is older than a lease (``engine.retention.thread_removal``).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ NOTHING: tuple[Op, ...] = (Check(GC, (), Expect.ABSENT), Check(HEAD, ("",), Expe
 
 
 LEASE_US = 24 * 3_600_000_000
-"""Microseconds after which a claim is taken for that of a dead writer: a day, as a claim is not renewed. A
-writer that is alive is refused with its next commit then."""
+"""Microseconds after which the writer of a claim counts as dead: a day, as a claim is not renewed. If the
+writer lives after all, its next commit is refused once the claim is removed."""
 
 
 def claim(version: int) -> Program[list[Op]]:
-    """Return the operations that claim a name at which no thread is; they replace an earlier claim."""
+    """Return the operations that claim a name at which there is no thread; they replace an earlier claim."""
     now = yield from ask(Now())
     return [*NOTHING, make_claim(version, now, Expect.ANY)]
 
@@ -37,12 +37,12 @@ def make_claim(version: int, now: int, expect: Expect | int) -> Put:
 
 
 def read_claim_time(claim: Record) -> int:
-    """Return the time at which a claim was made, in microseconds; 0 if it does not have it."""
+    """Return the time at which a claim was made, in microseconds; 0 if the claim does not state it."""
     return int(claim.body or b"0")
 
 
 def checks(version: int) -> list[Op]:
-    """Return the checks of every commit but the last one."""
+    """Return the checks that every commit of an arrival carries, except the last."""
     return [*NOTHING, Check(SEAL, CLAIM, version)]
 
 

@@ -18,8 +18,8 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
     """Return the result of a read of a thread.
 
     Records named by one request may be gone at the next one, if the thread is pruned or deleted meanwhile. A
-    read that misses something is repeated; if it does so again although nothing was removed in between, the
-    thread is damaged.
+    read that misses something is repeated; if something is missing again although nothing was removed in
+    between, the thread is damaged.
 
     Args:
         partition: The thread.
@@ -29,18 +29,19 @@ def read_undisturbed(partition: Partition, read: Callable[[], Program[R]]) -> Pr
         Corrupt: Something is missing.
         Contention: The thread keeps being pruned.
     """
-    generation: int | None = None
+    earlier_generation: int | None = None
     for _ in range(ATTEMPTS):
         try:
             return (yield from read())
         except Corrupt:
-            now = (yield from load_view(partition, "")).generation
-            if now == generation:
+            current_generation = (yield from load_view(partition, "")).generation
+            if current_generation == earlier_generation:
                 raise
-            generation = now
+            earlier_generation = current_generation
     raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")
 
 
 def is_disturbed(partition: Partition, generation: int) -> Program[bool]:
-    """Return True if something was removed from a thread since it had a collection generation."""
+    """Return True if something was removed from a thread since it was read under this collection
+    generation."""
     return (yield from load_view(partition, "")).generation != generation

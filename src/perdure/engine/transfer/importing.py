@@ -87,11 +87,13 @@ def survey(partition: Partition) -> Program[StoredThread]:
         heads, checkpoints, writes = yield from read_all(
             partition, Range(HEAD), Range(CHECKPOINT, bodies=False), Range(WRITE)
         )
-        found = {h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads}
-        if found.get("") == view.head:
+        head_views = {
+            h.key[0]: HeadView(h.version, h.fields["checkpoint_id"], h.fields["seq"]) for h in heads
+        }
+        if head_views.get("") == view.head:
             return StoredThread(
                 view,
-                found,
+                head_views,
                 {(c.key[0], c.key[1]): c.fields["seq"] for c in checkpoints},
                 {w.key: w for w in read_writes(writes)},
                 bool(claims),
@@ -105,8 +107,8 @@ class Arrival:
     """An arrival in progress.
 
     ``view`` is the thread as the arrival found it, and the checks of every commit demand that it is
-    unchanged; ``heads`` are its heads by namespace; ``version`` names the claim on a new thread, and starts
-    its versions.
+    unchanged; ``heads`` are its heads by namespace; ``version`` is the number of the claim on a new thread,
+    and the start of its versions.
     """
 
     partition: Partition
@@ -121,8 +123,8 @@ class Arrival:
         if self.is_new:
             return tuple(transfer_claim.checks(self.version))
         head = self.view.head
-        is_there = Check(HEAD, ("",), head.version if head else Expect.ABSENT)
-        return (*guards(self.partition, self.view, None), is_there)
+        head_check = Check(HEAD, ("",), head.version if head else Expect.ABSENT)
+        return (*guards(self.partition, self.view, None), head_check)
 
 
 def begin(
@@ -149,7 +151,8 @@ def begin(
         return arrival
     fence, unchanged = guards(partition, found.view, None)
     numbers = find_last_numbers(found)
-    # A run that goes on from a present head, if this arrival is interrupted, counts from here.
+    # Raise the numbers first: if this arrival is interrupted, a run that goes on from a present head numbers
+    # its checkpoints above those that have arrived.
     raised = {
         namespace: head._replace(
             version=successor(head.version, "import", added[namespace]),
@@ -158,7 +161,7 @@ def begin(
         for namespace, head in found.heads.items()
         if added.get(namespace)
     }
-    ops = [_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
+    ops = [_make_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
     for batch in batches(ops, budget, reserve=2):
         yield from commit_or_raise(partition, [fence, unchanged, *batch], _busy_target_error)
     view = found.view._replace(head=raised.get("", found.view.head))
@@ -177,9 +180,9 @@ def abandon(arrival: Arrival) -> Program[None]:
     yield from _discard(arrival)
     (documents,) = yield from ask(Fetch(arrival.partition, (Range(DOCUMENT, limit=1, bodies=False),)))
     if not documents:
-        mine = [op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check)]
-        # An empty name is not listed.
-        outcome = yield from ask(Drop(arrival.partition, (*mine, *_NOTHING_ELSE)))
+        claim_checks = [op for op in transfer_claim.checks(arrival.version) if isinstance(op, Check)]
+        # Remove the name as a whole, so that it is not listed.
+        outcome = yield from ask(Drop(arrival.partition, (*claim_checks, *_NOTHING_ELSE)))
         if isinstance(outcome, Committed):
             return
     yield from commit_or_raise(
@@ -231,7 +234,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
 
 
 def _discard(arrival: Arrival) -> Program[None]:
-    """Remove what an interrupted arrival left: the source may have changed since."""
+    """Remove what an interrupted arrival left, as the source may have changed since."""
     if not (yield from arrival_leftovers.discard(arrival.partition, arrival.version, arrival.budget)):
         raise _busy_target_error(arrival.partition)
 
@@ -239,12 +242,12 @@ def _discard(arrival: Arrival) -> Program[None]:
 def _move_head(arrival: Arrival, namespace: str, head: HeadView) -> Put:
     before = arrival.heads.get(namespace)
     if before is None:
-        return _head(namespace, head._replace(version=arrival.version), None)
+        return _make_head(namespace, head._replace(version=arrival.version), None)
     version = successor(before.version, head.checkpoint_id)
-    return _head(namespace, head._replace(version=version), before.version)
+    return _make_head(namespace, head._replace(version=version), before.version)
 
 
-def _head(namespace: str, head: HeadView, expected: int | None) -> Put:
+def _make_head(namespace: str, head: HeadView, expected: int | None) -> Put:
     fields = {"checkpoint_id": head.checkpoint_id, "seq": head.seq}
     expect = Expect.ABSENT if expected is None else expected
     return Put(HEAD, (namespace,), fields, expect=expect, version=head.version)

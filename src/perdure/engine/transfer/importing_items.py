@@ -1,4 +1,5 @@
-"""Arrival of a store's items from another store: they keep their times, and the newer of two counts."""
+"""Arrival of a store's items from another store: they keep their times, and of two with one key the newer is
+kept."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class ArrivingItem(NamedTuple):
     version: int
 
     def put(self, stored: Record | None) -> Put:
-        """Return the operation that stores it in place of an existing one."""
+        """Return the operation that stores the item in place of ``stored``, if there is one."""
         fields = {
             "created_at": self.created_at,
             "updated_at": self.updated_at,
@@ -52,24 +53,24 @@ def put_items(
         ops: list[Op] = []
         for item, found in zip(items, answers, strict=True):
             stored = found[0] if found else None
-            if stored is None or is_over(stored, now) or _is_newer(item, stored):
+            if stored is None or is_over(stored, now) or _is_to_replace(item, stored):
                 ops.append(item.put(stored))
         if dry_run:
             return len(ops)
-        refused = False
+        is_refused = False
         for batch in batches(ops, budget):
             outcome = yield from ask(Commit(partition, tuple(batch)))
-            refused = refused or not isinstance(outcome, Committed)
-        if not refused:
+            is_refused = is_refused or not isinstance(outcome, Committed)
+        if not is_refused:
             return len(ops)
     raise Contention(
         f"the store's namespace {labels_of(partition.thread)!r} keeps being written to; run the import again"
     )
 
 
-def _is_newer(item: ArrivingItem, stored: Record) -> bool:
-    """Return True if an item is to replace the stored one. The stock stores' times may have whole seconds, so
-    a different value of the same time replaces it, too."""
+def _is_to_replace(item: ArrivingItem, stored: Record) -> bool:
+    """Return True if an item is to replace the stored one. The times of LangGraph's own stores may be whole
+    seconds, so an item with a different value and the same time replaces the stored one, too."""
     if stored.fields["updated_at"] > item.updated_at:
         return False
     expiry = stored.fields["expires_at"]

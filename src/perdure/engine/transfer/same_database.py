@@ -1,7 +1,7 @@
 """Refuses a transfer from a database to itself, whatever names the database was opened by.
 
-A thread that is written to differs from itself a moment later: replacing it would remove it, and handing over
-its waits would end them.
+In such a transfer a thread that is written to would differ from itself: replacing it would remove it, and
+handing over its waits would end them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from perdure.model.records import THREADS, Partition
 def refuse_same_database(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
     """Raise ``Conflict`` if a claim that is made at the target is seen at the source.
 
-    The claim is on a name of its own, and removed again; a sweep removes that of a process that died. A
-    thread may be moved to another name of its database, and a file in place of a database has none.
+    The claim is on a name of its own, and removed again; a sweep removes that of a process that died. Nothing
+    is refused if the thread gets another name, which may be in the same database, or if one side is a file.
     """
     if partition != target or terms.is_from_archive or terms.is_to_archive:
         return

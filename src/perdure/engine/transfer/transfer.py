@@ -1,15 +1,15 @@
 """Transfer of a thread: read at one database, written at another, and verified there by content digest.
 
 The order of arrival is chunks, checkpoints oldest to newest, writes, tags, heads of subgraphs, documents,
-each after its earlier versions. Then the thread is read back and its digest compared. Only after that one
-commit adds the root's head, the thread's own document and the collection generation. Until then the thread
-does not exist at the target: it has no latest state, a graph that is called on it finds nothing, and any
-writer to it stops the transfer. An interrupted transfer can be repeated: records that have arrived intact are
-not written twice. A thread that is replaced is copied within the target first, and the copy removed when the
-replacement has arrived.
+each document after its earlier versions. Then the thread is read back and its digest compared. Only after
+that, one commit adds the root's head, the thread's own document and the collection generation. Until then the
+thread does not exist at the target: it has no latest state, a graph that is called on it finds nothing, and
+any writer to it stops the transfer. An interrupted transfer can be repeated: records that have arrived intact
+are not written twice. A thread that is replaced is copied within the target first, and the copy removed when
+the replacement has arrived.
 
-Leases and queues are not transferred: the arrived thread has its epoch and no open run, and a thread is moved
-only while its queue is at rest. The run whose question it waits on is transferred, too
+Leases and queues are not transferred: the arrived thread keeps its epoch, without an open run, and a thread
+is moved only while its queue is at rest. The run whose question it waits on is transferred, too
 (``engine.transfer.transfer_waits``).
 """
 
@@ -103,7 +103,7 @@ LEFT: tuple[Kind, ...] = (SEAL, LANE, INBOX, DEDUPE, RUN, OUTBOX, EFFECT, EVENT)
 work, except the run that waits, and its events are of finished runs."""
 
 _OF_COPY = re.compile(r"[0-9a-f]{16}\)")
-"""End of the name of a copy of a thread that is replaced, after the thread's own."""
+"""End of the name of the copy of a replaced thread, after the thread's own name."""
 
 _ROWS = (CHECKPOINT, WRITE, TAG, HEAD, DOCUMENT)
 _ROOT: Key = ("",)
@@ -126,20 +126,21 @@ def compare_thread(
 
 
 def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
-    def whole(contents: Contents) -> None:
+    def refuse_headless(contents: Contents) -> None:
         _refuse_headless(partition, contents)
 
     digest = yield from at(
-        Side.SOURCE, thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=whole)
+        Side.SOURCE,
+        thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=refuse_headless),
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone_error(partition)
     view = yield from at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
-        there = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
-        return TransferResult(State.SAME if there.agrees(digest) else State.DIFFERENT, digest)
-    held = yield from at(Side.TARGET, _hold(target, terms.target))
-    return TransferResult(held.state, digest)
+        target_digest = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
+        return TransferResult(State.SAME if target_digest.agrees(digest) else State.DIFFERENT, digest)
+    at_target = yield from at(Side.TARGET, _read_target(target, terms.target))
+    return TransferResult(at_target.state, digest)
 
 
 def move_thread(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
@@ -149,8 +150,8 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     records that have arrived.
 
     Raises:
-        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were so before,
-            others write to the target, or the target is the source.
+        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were handed
+            over before, others write to the target, or the target is the source.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
         Contention: the source keeps being written to.
@@ -188,7 +189,8 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
 def _bring(
     partition: Partition, target: Partition, terms: TransferOptions, found: State | None
 ) -> Program[TransferResult]:
-    """Transfer a thread to a name at which none is; ``found`` is what was there, if that is known."""
+    """Transfer a thread to a name at which there is no thread; ``found`` is the target's state before, if
+    that is known."""
     written = 0
     for _ in range(ATTEMPTS):
         reading = yield from at(Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target))
@@ -198,28 +200,28 @@ def _bring(
             raise _gone_error(partition)
         _refuse_headless(partition, reading.contents)
         yield from at(Side.TARGET, _claim(target, terms.first_version))
-        held = yield from at(Side.TARGET, _hold(target, terms.target))
-        found = found or held.state
-        sent = yield from _send_chunks(partition, target, reading, held, terms)
+        at_target = yield from at(Side.TARGET, _read_target(target, terms.target))
+        found = found or at_target.state
+        sent = yield from _send_chunks(partition, target, reading, at_target, terms)
         if sent is None:
             continue
         written += sent.written
         digest = thread_digest.digest_of(reading, sent.read)
-        written += yield from at(Side.TARGET, _send_rows(target, reading, held, terms))
+        written += yield from at(Side.TARGET, _send_rows(target, reading, at_target, terms))
         arrived = yield from at(
             Side.TARGET, thread_digest.compute_thread_digest(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
-            yield from at(Side.TARGET, _refuse_foreign(target, _rows(reading, terms), terms))
+            yield from at(Side.TARGET, _refuse_foreign(target, _make_rows(reading, terms), terms))
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
         taken = yield from take_waits(partition, terms)
-        # A signal that came before they were taken is a part of the thread.
+        # A signal that came before the waits were taken is a part of the thread: read it again.
         if taken is None or (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
             continue
-        yield from at(Side.TARGET, _arrive(target, reading, held, terms, taken.waiting))
+        yield from at(Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting))
         yield from note_arrival(partition, taken.waiting, terms)
         return TransferResult(found, digest, written)
     raise Contention(
@@ -230,7 +232,7 @@ def _bring(
 
 def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
-    a name of its own. A transfer that was cut short before may have done so."""
+    a name of its own. An earlier transfer that was cut short may have made the copy already."""
     digest = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
     name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
     view = yield from at(Side.TARGET, load_view(name, ""))
@@ -274,7 +276,7 @@ def _refuse_headless(partition: Partition, contents: Contents) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _AtTarget:
     """Contents of the target for a thread that has not arrived: records by kind and key, names of chunks, and
     the newest generation of the chunks."""
 
@@ -309,7 +311,7 @@ def _has_documents(target: Partition) -> Program[bool]:
     return bool(documents) and not claims
 
 
-def _hold(target: Partition, digest: Digester) -> Program[_Held]:
+def _read_target(target: Partition, digest: Digester) -> Program[_AtTarget]:
     *found, blobs = yield from read_all(target, *map(Range, _ROWS), Range(BLOB, bodies=False))
     reader = ChunkReader(target, digest)
     yield from reader.read()
@@ -320,12 +322,12 @@ def _hold(target: Partition, digest: Digester) -> Program[_Held]:
         if record.kind is not HEAD or record.key != _ROOT
     }
     names = {*reader.bodies, *(r.key[0] for r in blobs)}
-    return _Held(rows, names, max((reader.newest, *(r.fields["generation"] for r in blobs))))
+    return _AtTarget(rows, names, max((reader.newest, *(r.fields["generation"] for r in blobs))))
 
 
 def _withdraw(target: Partition, view: View, version: int) -> Program[None]:
-    """Remove a thread's root head and generation, and claim its name: it is absent then, and the rest is an
-    incomplete copy."""
+    """Remove a thread's root head and generation, and claim its name: the thread is then absent, and the rest
+    of it is an incomplete copy."""
     fence, _ = guards(target, view, None)
     ops: list[Op] = [fence, transfer_claim.make_claim(version, (yield from ask(Now())), Expect.ANY)]
     ops.append(Delete(GC, (), view.generation) if view.generation else Check(GC, (), Expect.ABSENT))
@@ -339,7 +341,11 @@ def _claim(target: Partition, version: int) -> Program[None]:
 
 
 def _send_chunks(
-    partition: Partition, target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
+    partition: Partition,
+    target: Partition,
+    reading: ThreadContent,
+    at_target: _AtTarget,
+    terms: TransferOptions,
 ) -> Program[_Sent | None]:
     """Send payloads as they are read, then the nodes; ``None`` if some are gone at the source."""
     graft = reading.graft
@@ -355,87 +361,91 @@ def _send_chunks(
             fresh[graft.arrive(name, body)] = body
             read += len(body)
             terms.report(len(body))
-        written += yield from at(Side.TARGET, _stage(target, fresh, held, terms.budget))
+        written += yield from at(Side.TARGET, _stage(target, fresh, at_target, terms.budget))
     for ref in references(reading.contents):
         graft.reference(ref)
-    written += yield from at(Side.TARGET, _stage(target, graft.fresh, held, terms.budget))
+    written += yield from at(Side.TARGET, _stage(target, graft.fresh, at_target, terms.budget))
     return _Sent(read, written)
 
 
-def _stage(target: Partition, chunks: dict[bytes, bytes], held: _Held, budget: Budget) -> Program[int]:
-    fresh = {name: body for name, body in chunks.items() if name not in held.chunks}
+def _stage(
+    target: Partition, chunks: dict[bytes, bytes], at_target: _AtTarget, budget: Budget
+) -> Program[int]:
+    fresh = {name: body for name, body in chunks.items() if name not in at_target.chunks}
     for batch in batches(pack_puts(fresh), budget):
         yield from ask(Stage(target, tuple(batch)))
     return sum(map(len, fresh.values()))
 
 
 def _send_rows(
-    target: Partition, reading: ThreadContent, held: _Held, terms: TransferOptions
+    target: Partition, reading: ThreadContent, at_target: _AtTarget, terms: TransferOptions
 ) -> Program[int]:
     """Write rows that are missing or differ, oldest first, then remove those that do not belong there."""
-    wanted = _rows(reading, terms)
-    ops: list[Op] = [put for put in wanted if not _is_same(held.rows.get((put.kind.name, put.key)), put)]
+    wanted = _make_rows(reading, terms)
+    ops: list[Op] = [put for put in wanted if not _is_same(at_target.rows.get((put.kind.name, put.key)), put)]
     written = sum(len(op.body) for op in ops if isinstance(op, Put))
     names = {(put.kind.name, put.key) for put in wanted}
-    ops += [Delete(r.kind, r.key) for name, r in held.rows.items() if name not in names]
+    ops += [Delete(r.kind, r.key) for name, r in at_target.rows.items() if name not in names]
     ours = transfer_claim.checks(terms.first_version)
     for batch in batches(ops, terms.budget, reserve=len(ours)):
         yield from commit_at_target(target, [*ours, *batch])
     return written
 
 
-def _rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
+def _make_rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
     rows = [
         thread_digest.rename_references(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)
     ]
     rows += make_new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]
-    rows += [_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
+    rows += [_make_head(ns, head, head.version) for ns, head in contents.heads.items() if ns != ""]
     # The versions of a document, which are in folders, come before it.
     documents = sorted(reading.documents, key=lambda d: "/" not in d.key[0])
-    rows += [_document(d, terms) for d in documents if d.key != OF_THREAD]
+    rows += [_make_document_put(d, terms) for d in documents if d.key != OF_THREAD]
     return rows
 
 
-def _document(record: Record, terms: TransferOptions) -> Put:
-    # No reader of an earlier document of this name expects this version.
+def _make_document_put(record: Record, terms: TransferOptions) -> Put:
+    # The version is new: no reader of an earlier document of this name expects it.
     return Put(DOCUMENT, record.key, record.fields, record.body, version=terms.first_version)
 
 
 def _arrive(
     target: Partition,
     reading: ThreadContent,
-    held: _Held,
+    at_target: _AtTarget,
     terms: TransferOptions,
     waiting: WaitingRun | None,
 ) -> Program[None]:
     """Make the thread visible, and remove the chunks that an earlier attempt left."""
     view, root = reading.contents.view, reading.contents.heads.get("")
-    generation = max(terms.first_version, held.generation + 1)
+    generation = max(terms.first_version, at_target.generation + 1)
     ops: list[Op] = [
         Put(GC, (), expect=Expect.ABSENT, version=generation),
         transfer_claim.release(terms.first_version),
     ]
     if root is not None:
-        ops.append(_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
+        ops.append(_make_head("", root, terms.first_version)._replace(expect=Expect.ABSENT))
     ops += [
-        _document(d, terms)._replace(expect=Expect.ABSENT) for d in reading.documents if d.key == OF_THREAD
+        _make_document_put(d, terms)._replace(expect=Expect.ABSENT)
+        for d in reading.documents
+        if d.key == OF_THREAD
     ]
-    there = yield from load_view(target, "")
-    if view.epoch and not there.epoch:
-        # The holder of the open run's lease belongs to the old place and is fenced out of the new one.
+    target_view = yield from load_view(target, "")
+    if view.epoch and not target_view.epoch:
+        # The holder of an open run's lease belongs to the source: a raised epoch keeps it from writing here.
         epoch = view.epoch + (view.open_run is not None)
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
     waits = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
     if waits is None:
         raise busy_target_error(target)
     yield from commit_at_target(target, [*ops, *waits])
-    if not held.chunks <= reading.graft.names:
+    if not at_target.chunks <= reading.graft.names:
         yield from collect(target, generation, terms.target, terms.budget)
 
 
-def _head(namespace: str, head: HeadView, version: int) -> Put:
+def _make_head(namespace: str, head: HeadView, version: int) -> Put:
     return Put(HEAD, (namespace,), {"checkpoint_id": head.checkpoint_id, "seq": head.seq}, version=version)
 
 
@@ -444,9 +454,9 @@ def _is_same(stored: Record | None, put: Put) -> bool:
 
 
 def _refuse_foreign(target: Partition, wanted: Iterable[Put], terms: TransferOptions) -> Program[None]:
-    """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: the writes of a
-    task, of a run that began on the thread before, check no claim."""
+    """Raise ``Conflict`` if the target was removed meanwhile, or has rows that were not sent: if a run began
+    on the earlier thread of this name, the writes of its tasks check no claim."""
     yield from commit_at_target(target, transfer_claim.checks(terms.first_version))
-    held = yield from _hold(target, terms.target)
-    if held.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
+    at_target = yield from _read_target(target, terms.target)
+    if at_target.rows.keys() - {(put.kind.name, put.key) for put in wanted}:
         raise busy_target_error(target)

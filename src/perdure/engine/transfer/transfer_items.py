@@ -65,9 +65,9 @@ def compare_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
     """Compare a namespace with the target's; nothing is changed."""
-    mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
-    there = yield from at(Side.TARGET, _survey(target, now()))
-    return _compare(mine, there, now())
+    source_items = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+    target_items = yield from at(Side.TARGET, _survey(target, now()))
+    return _compare(source_items, target_items, now())
 
 
 def move_items(
@@ -81,14 +81,14 @@ def move_items(
     written = 0
     sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
-        mine = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+        source_items = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
         # Read before the comparison, so that writes to the target in between are refused.
         stored = yield from at(Side.TARGET, _read_stored(target))
-        there = yield from at(Side.TARGET, _find_living(target, stored, now()))
-        compared = _compare(mine, there, now())
+        target_items = yield from at(Side.TARGET, _find_living(target, stored, now()))
+        compared = _compare(source_items, target_items, now())
         if first is None:
             first = compared
-            sent = {key: item.record.version for key, item in there.items()}
+            sent = {key: item.record.version for key, item in target_items.items()}
             if compared.found is State.DIFFERENT and not terms.replace:
                 raise Exists(
                     f"{name(target)} is at the target already and has other items than the source; it was "
@@ -96,20 +96,20 @@ def move_items(
                 )
             if compared.found is State.DIFFERENT:
                 yield from refuse_same_database(partition, target, terms)
-        elif _has_foreign_items(mine, there, sent, now()):
+        elif _has_foreign_items(source_items, target_items, sent, now()):
             raise _busy_target_error(target)
         if compared.found is State.SAME:
             return TransferResult(first.found, compared.digest, written)
-        written += yield from _send(partition, target, mine, (stored, there), terms, sent)
+        written += yield from _send(partition, target, source_items, (stored, target_items), terms, sent)
         arrived = yield from at(Side.TARGET, _survey(target, now()))
         edge = now() + MARGIN
-        lasting = {k: i.record.version for k, i in mine.items() if not is_over(i.record, edge)}
+        lasting = {k: i.record.version for k, i in source_items.items() if not is_over(i.record, edge)}
         present = yield from at(Side.SOURCE, _survey(partition, now(), bodies=False))
         if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
-        settled = _compare(mine, arrived, now())
+        settled = _compare(source_items, arrived, now())
         if settled.found is not State.SAME:
-            if _is_altered(mine, arrived, sent):
+            if _is_altered(source_items, arrived, sent):
                 raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
             raise _busy_target_error(target)
         return TransferResult(first.found, settled.digest, written)
@@ -118,13 +118,13 @@ def move_items(
 
 def compute_items_digest(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
     """Compute the digest of the namespace's items that live for more than ``MARGIN``."""
-    return _digest((yield from _survey(partition, now, report)), now + MARGIN)
+    return _compute_digest((yield from _survey(partition, now, report)), now + MARGIN)
 
 
 def _survey(
     partition: Partition, now: int, report: Report = silent, *, bodies: bool = True
 ) -> Program[Items]:
-    """Return the living items in the order of their arrival."""
+    """Return the living items, in the order in which they are to arrive."""
     if partition.space == SESSIONS:
         records = yield from session_histories.records(partition, now)
         for record in records:
@@ -156,9 +156,9 @@ def _read_stored(partition: Partition, report: Report = silent, *, bodies: bool 
         after = records[-1].key
 
 
-def _compare(mine: Items, there: Items, now: int) -> TransferResult:
+def _compare(source_items: Items, target_items: Items, now: int) -> TransferResult:
     edge = now + MARGIN
-    digest = _digest(mine, edge)
+    digest = _compute_digest(source_items, edge)
 
     def agrees(one: Items, other: Items) -> bool:
         return all(
@@ -166,35 +166,39 @@ def _compare(mine: Items, there: Items, now: int) -> TransferResult:
             for key, item in one.items()
         )
 
-    if not agrees(there, mine):
+    if not agrees(target_items, source_items):
         return TransferResult(State.DIFFERENT, digest)
-    if agrees(mine, there) and not any(_ends_early(there.get(key), i) for key, i in mine.items()):
+    if agrees(source_items, target_items) and not any(
+        _ends_early(target_items.get(key), i) for key, i in source_items.items()
+    ):
         return TransferResult(State.SAME, digest)
-    return TransferResult(State.PARTIAL if there else State.ABSENT, digest)
+    return TransferResult(State.PARTIAL if target_items else State.ABSENT, digest)
 
 
-def _ends_early(held: _Item | None, item: _Item) -> bool:
+def _ends_early(target_item: _Item | None, item: _Item) -> bool:
     """Return True if the target's item expires before the source's, which was renewed since it was copied."""
-    if held is None or item.record.fields["expires_at"] is None:
+    if target_item is None or item.record.fields["expires_at"] is None:
         return False
-    ends: int | None = held.record.fields["expires_at"]
+    ends: int | None = target_item.record.fields["expires_at"]
     return ends is not None and ends < item.record.fields["expires_at"]
 
 
-def _has_foreign_items(mine: Items, there: Items, sent: dict[Key, int], now: int) -> bool:
+def _has_foreign_items(source_items: Items, target_items: Items, sent: dict[Key, int], now: int) -> bool:
     """Return True if the target has items that neither the source has nor this transfer has sent."""
     return any(
         sent.get(key) != item.record.version
         and not is_over(item.record, now + MARGIN)
-        and (key not in mine or _sign_item(mine[key]) != _sign_item(item))
-        for key, item in there.items()
+        and (key not in source_items or _sign_item(source_items[key]) != _sign_item(item))
+        for key, item in target_items.items()
     )
 
 
-def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
+def _is_altered(source_items: Items, arrived: Items, sent: dict[Key, int]) -> bool:
     """Return True if an item arrived with a content other than the source's, and was not written since."""
     return any(
-        key in mine and sent.get(key) == item.record.version and _sign_item(mine[key]) != _sign_item(item)
+        key in source_items
+        and sent.get(key) == item.record.version
+        and _sign_item(source_items[key]) != _sign_item(item)
         for key, item in arrived.items()
     )
 
@@ -202,7 +206,7 @@ def _is_altered(mine: Items, arrived: Items, sent: dict[Key, int]) -> bool:
 def _send(
     partition: Partition,
     target: Partition,
-    mine: Items,
+    source_items: Items,
     at_target: tuple[Items, Items],
     terms: TransferOptions,
     sent: dict[Key, int],
@@ -212,33 +216,36 @@ def _send(
     Args:
         at_target: everything that is stored at the target, and what a reader finds there.
     """
-    there, living = at_target
+    target_items, living = at_target
     is_session = partition.space == SESSIONS
     written = 0
     wanted = [
         key
-        for key, item in mine.items()
-        if key not in there or _sign_item(there[key]) != _sign_item(item) or _ends_early(there[key], item)
+        for key, item in source_items.items()
+        if key not in target_items
+        or _sign_item(target_items[key]) != _sign_item(item)
+        or _ends_early(target_items[key], item)
     ]
     for keys in _pages(partition, wanted):
         records = yield from at(Side.SOURCE, _get(partition, keys))
-        if is_session and [r.version for r in records] != [mine[key].record.version for key in keys]:
-            # A head may only arrive with the segments that it names: the session is read again.
+        if is_session and [r.version for r in records] != [source_items[key].record.version for key in keys]:
+            # The session has changed. Its head may arrive only with the segments that it names: read the
+            # session again.
             return written
         found = [] if is_session else [r.key[0] for r in records]
         entries = yield from at(Side.SOURCE, search_index.copies(partition, found))
         puts: list[list[Op]] = []
         for record in records:
-            if record.key in there:
-                held = there[record.key].record.version
+            if record.key in target_items:
+                held_version = target_items[record.key].record.version
             else:
-                held = 0
-            version = max(record.version, held + 1)
-            expect = held or Expect.ABSENT
+                held_version = 0
+            version = max(record.version, held_version + 1)
+            expect = held_version or Expect.ABSENT
             put = Put(ITEM, record.key, record.fields, record.body, expect=expect, version=version)
             entry = entries.get(record.key[0])
             # An existing entry at the target belongs to another value, and the source has none for this item.
-            if held and not is_session:
+            if held_version and not is_session:
                 stale = [search_index.removal(record.key[0])]
             else:
                 stale = []
@@ -246,12 +253,12 @@ def _send(
             sent[record.key] = version
             written += len(record.body)
         if is_session and keys == [session_histories.HEAD]:
-            puts[0] += _check_of_segments(mine, there, living, sent)
+            puts[0] += _check_segments(source_items, target_items, living, sent)
         yield from at(Side.TARGET, _commit(target, puts, terms))
     extra: list[list[Op]] = [
         [Delete(ITEM, key, item.record.version), *(() if is_session else (search_index.removal(key[0]),))]
-        for key, item in there.items()
-        if key not in mine
+        for key, item in target_items.items()
+        if key not in source_items
     ]
     yield from at(Side.TARGET, _commit(target, extra, terms))
     return written
@@ -266,13 +273,17 @@ def _pages(partition: Partition, keys: list[Key]) -> Iterator[list[Key]]:
         yield alone
 
 
-def _check_of_segments(mine: Items, there: Items, living: Items, sent: dict[Key, int]) -> list[Op]:
+def _check_segments(
+    source_items: Items, target_items: Items, living: Items, sent: dict[Key, int]
+) -> list[Op]:
     """Return the check that the target still has the segments that a session's new head names. The first one
     is enough: if a removal takes any of them, it takes the first, too."""
-    loose = min((key for key in mine if key != session_histories.HEAD and key not in living), default=None)
+    loose = min(
+        (key for key in source_items if key != session_histories.HEAD and key not in living), default=None
+    )
     if loose is None:
         return []
-    return [Check(ITEM, loose, sent.get(loose) or there[loose].record.version)]
+    return [Check(ITEM, loose, sent.get(loose) or target_items[loose].record.version)]
 
 
 def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
@@ -281,8 +292,8 @@ def _get(partition: Partition, keys: list[Key]) -> Program[list[Record]]:
 
 
 def _commit(target: Partition, parts: list[list[Op]], terms: TransferOptions) -> Program[None]:
-    """Write parts, an item with its entry in the search index or the removal of both, each within one
-    commit."""
+    """Write parts, each within one commit: an item with its entry in the search index, or the removal of
+    both."""
     for batch in split(parts, weight, terms.budget, reserve=1):
         ops = [op for part in batch for op in part]
         if any(op.kind is not ITEM for op in ops):
@@ -304,7 +315,7 @@ def _sign_item(item: _Item) -> bytes:
     return ormsgpack.packb([key, times, fields["expires_at"] is None, item.digest])
 
 
-def _digest(items: Items, edge: int) -> Digest:
+def _compute_digest(items: Items, edge: int) -> Digest:
     digest = blake2b(digest_size=32, person=b"perdure.items")
     count = size = 0
     for _, item in sorted(items.items()):

@@ -79,8 +79,8 @@ class TransferOptions:
         replace: replace a different thread of the same name.
         report: called with the count of bytes as they are read.
         hand_over: take the waits from the source.
-        is_from_archive: nothing wakes a thread at the source.
-        is_to_archive: nothing wakes a thread at the target.
+        is_from_archive: the source is an archive, in which nothing wakes a thread.
+        is_to_archive: the target is an archive, in which nothing wakes a thread.
         has_queue: the run with which the thread waits is transferred, too.
     """
 

@@ -42,7 +42,8 @@ def refuse_to_wake_twice(
 
 
 def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWaits | None]:
-    """Take what a thread waits with from the source; ``None`` if it changes at that moment."""
+    """Take the run with which a thread waits from the source; ``None`` if the thread changes at that
+    moment."""
     if not terms.has_queue:
         return TakenWaits(None)
     found = yield from at(Side.SOURCE, read_waiting(partition))
@@ -59,7 +60,8 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
 
 
 def bring_waits(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
-    """Let a thread that is at the target already wait there as at the source, if its run is not there."""
+    """Let a thread that is at the target already wait there as at the source, if the run with which it waits
+    is not there."""
     for _ in range(ATTEMPTS):
         found = yield from at(Side.SOURCE, read_waiting(partition))
         if found is None:
@@ -79,7 +81,8 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
 
 
 def note_arrival(partition: Partition, waiting: WaitingRun | None, terms: TransferOptions) -> Program[None]:
-    """Note at the source that its waits have arrived. A file may be lost, and is written again."""
+    """Note at the source that its waits have arrived. Nothing is noted if one side is a file, which may be
+    lost, and is written again."""
     if waiting is not None and terms.hand_over and not (terms.is_from_archive or terms.is_to_archive):
         yield from at(Side.SOURCE, waiting_runs.note_arrival(partition))
 

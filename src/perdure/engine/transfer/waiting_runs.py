@@ -5,8 +5,8 @@ thread, so that an answer goes on with the same graph, channel and options. A qu
 not wake the thread, and may be answered at both places. Other waits end by themselves and would do so at both
 places, so they are handed over: one commit removes them from the source, unless the thread changed meanwhile,
 and the commit with which the thread arrives adds them. In between they are kept in the note of the source's
-run, from which an interrupted transfer continues. Nothing wakes the thread at the source any more, or answers
-its question there.
+run, from which an interrupted transfer continues. From then on nothing wakes the thread at the source, and
+its question cannot be answered there.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WaitingRun(NamedTuple):
 
     @property
     def has_arrived(self) -> bool:
-        """True if they are known to have arrived there."""
+        """True if the waits that were handed over are known to have arrived."""
         return self.is_handed_over and bool(self.run.note[HANDED_OVER]["has_arrived"])
 
     def with_waits(self) -> WaitingRun:
@@ -90,7 +90,8 @@ def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
 def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
     """Take the waits from a thread; ``False`` if it has changed since it was read."""
     ops: list[Op] = [
-        # With its new version: writes planned on the previous one, such as an answer, are refused.
+        # The inbox gets a new version, so that writes planned on the previous one, such as an answer, are
+        # refused.
         found.inbox.put(0),
         replace(found.run, note=hand_over(found.run.note)).put(),
     ]
@@ -104,7 +105,7 @@ def note_arrival(partition: Partition) -> Program[None]:
     found = yield from read_waiting(partition)
     if found is not None and found.is_handed_over and not found.has_arrived:
         note = hand_over(found.run.note, has_arrived=True)
-        # If it is refused, the thread went on at the source without them.
+        # If this is refused, the thread went on at the source without the waits.
         yield from ask(Commit(partition, (replace(found.run, note=note).put(),)))
 
 
@@ -121,7 +122,9 @@ def arrive(
         fresh: start of the versions of new records.
     """
     runs = () if waiting is None else (Get(RUN, (waiting.run.id,)),)
-    inboxes, timers, *held = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (WAITS,)), *runs)))
+    inboxes, timers, *stored_runs = yield from ask(
+        Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (WAITS,)), *runs))
+    )
     inbox, timer = Lane.read(IN, inboxes), Lane.read(WAITS, timers)
     if waiting is None:
         # The waits of the replaced thread are over.
@@ -131,12 +134,14 @@ def arrive(
         return []
     if inbox.run_id is not None or inbox.pending:
         return None
-    before = next(read_each(partition, Run.read, held[0]), None)
-    number = inbox.last + 1 if before is None else before.first
+    stored_run = next(read_each(partition, Run.read, stored_runs[0]), None)
+    number = inbox.last + 1 if stored_run is None else stored_run.first
     last = max(inbox.last, number)
-    run = replace(waiting.run, first=number, last=number, version=0 if before is None else before.version)
+    run = replace(
+        waiting.run, first=number, last=number, version=0 if stored_run is None else stored_run.version
+    )
     ops: list[Op] = [inbox._replace(last=last, bound=last, waiting=run.id).put(fresh), run.put()]
-    if before is None and waiting.message is not None:
+    if stored_run is None and waiting.message is not None:
         message = replace(waiting.message, seq=number)
         ops.append(message.put())
         if message.dedupe:

@@ -1,7 +1,7 @@
 """Conversations as neutral JSON, both ways: the messages of a thread, and threads made of messages.
 
 A file is one JSON array of messages, or has a line for each thread: ``{"thread_id": …, "messages": […]}``. A
-thread has one line; a conversation that grows, by a message or by turns, goes on where its last import ended.
+thread has one line. When a conversation has grown, the next import continues it where the last one ended.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_history(
 
     Raises:
         NotFound: There is no such thread, or it has no such channel.
-        NotAllowed: The channel is a DeltaChannel, or holds something else than messages.
+        NotAllowed: The channel is a DeltaChannel, or holds something other than messages.
         Unserialisable: A message has no neutral form.
     """
     handle, partition = handle_of(database), Partition(tenant, thread)
@@ -72,30 +72,30 @@ def read_history(
             )
         raise NotFound(f"thread {thread!r} has no channel {channel!r}; it has {', '.join(record.refs)}")
     trees, _ = handle.run(chunk_reads.resolve(partition, {channel: ref}, handle.digest))
-    held = _LISTED.value(*join_tree(trees[channel]))
-    if not isinstance(held, list):
+    messages = _LISTED.value(*join_tree(trees[channel]))
+    if not isinstance(messages, list):
         raise NotAllowed(f"thread {thread!r}: {channel!r} holds no list of messages")
-    return to_neutral(held)
+    return to_neutral(messages)
 
 
-class _Held:
+class _Conversation:
     """A conversation: its messages, packed as a saver stores them, and the position of each by the id of its
     checkpoint."""
 
     def __init__(self, thread: str, channel: str, messages: list[NeutralMessage]) -> None:
         self.thread = thread
         self.packed: list[Any] = SERDE.value(*_LISTED.payload(to_langchain(messages)))
-        self.names: dict[str, int] = {}
+        self.positions: dict[str, int] = {}
         digest = blake2b(f"perdure.history {channel}".encode(), digest_size=16)
-        for place, message in enumerate(messages):
+        for position, message in enumerate(messages):
             digest.update(json.dumps(message, sort_keys=True).encode() + b"\n")
-            self.names[str(UUID(bytes=digest.digest(), version=5))] = place
+            self.positions[str(UUID(bytes=digest.digest(), version=5))] = position
 
 
 class HistorySource:
-    """Conversations in a file of neutral JSON. Each becomes a thread with a checkpoint after every message,
-    whose ids come from the messages: the same conversation gets the same ids, and a longer one continues
-    them, wherever the shorter one ended.
+    """Conversations in a file of neutral JSON. Each becomes a thread with a checkpoint after every message.
+    The checkpoints' ids are derived from the messages: a conversation always gets the same ids, and when it
+    has grown, the same ids and further ones.
 
     Args:
         path: The file.
@@ -112,24 +112,24 @@ class HistorySource:
             raise BadUrl(f"{path} is not a file; pass a file of neutral JSON")
         with path.open("rb") as file:
             self._is_array = file.read(64).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
-        self._places: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
         lines: dict[str, int] = {}
-        for line, thread, place in self._scan():
+        for line, thread, offset in self._scan():
             if thread in lines:
                 raise BadUrl(
                     f"{self.name}, line {line}: thread {thread!r} is on line {lines[thread]} already; join "
                     "the messages of the two lines, or give one of them another thread_id"
                 )
-            lines[thread], self._places[thread] = line, place
-        self._held: _Held | None = None
+            lines[thread], self._offsets[thread] = line, offset
+        self._loaded: _Conversation | None = None
 
     def _scan(self) -> Iterator[tuple[int, str, int]]:
-        """Yield the number, the thread and the place of every line of the file."""
+        """Yield the number, the thread and the byte offset of every line of the file."""
         if self._is_array:
             yield 1, self._path.stem, 0
             return
         with self._path.open("rb") as file:
-            place = 0
+            offset = 0
             for number, line in enumerate(file, 1):
                 if line.strip():
                     found = self._parse(line, f"line {number}")
@@ -141,8 +141,8 @@ class HistorySource:
                             f"{self.name}, line {number}: not an object with thread_id and messages; a file "
                             "has one array of messages, or such an object a line"
                         )
-                    yield number, thread, place
-                place += len(line)
+                    yield number, thread, offset
+                offset += len(line)
 
     def _parse(self, text: bytes, where: str) -> Any:
         try:
@@ -154,16 +154,16 @@ class HistorySource:
 
     def count(self) -> int | None:
         """Return the number of conversations."""
-        return len(self._places)
+        return len(self._offsets)
 
     def threads(self) -> Iterator[str]:
         """Return the ids of the conversations in the order of the file."""
-        return iter(self._places)
+        return iter(self._offsets)
 
-    def _conversation(self, thread: str) -> _Held:
-        if self._held is None or self._held.thread != thread:
+    def _load_conversation(self, thread: str) -> _Conversation:
+        if self._loaded is None or self._loaded.thread != thread:
             with self._path.open("rb") as file:
-                file.seek(self._places[thread])
+                file.seek(self._offsets[thread])
                 found = self._parse(file.read() if self._is_array else file.readline(), "a conversation")
             if self._is_array:
                 messages = found
@@ -171,27 +171,27 @@ class HistorySource:
                 messages = found.get("messages")
             if not isinstance(messages, list):
                 raise Unserialisable("a conversation is a list of messages")
-            self._held = _Held(thread, self._channel, to_neutral(messages))
-        return self._held
+            self._loaded = _Conversation(thread, self._channel, to_neutral(messages))
+        return self._loaded
 
     def outline(self, thread: str) -> Outline:
         """Return a checkpoint for each message of a conversation."""
         entries: list[CheckpointEntry] = []
-        for name in self._conversation(thread).names if thread in self._places else ():
+        for name in self._load_conversation(thread).positions if thread in self._offsets else ():
             entries.append(CheckpointEntry("", name, entries[-1].id if entries else None))
         return Outline(entries)
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
-        held = self._conversation(thread)
+        conversation = self._load_conversation(thread)
         written = datetime.fromtimestamp(self._path.stat().st_mtime, UTC).isoformat()
         for entry in wanted:
-            step = held.names[entry.id]
+            step = conversation.positions[entry.id]
             checkpoint: dict[str, Any] = {
                 "v": 4,
                 "ts": written,
                 "id": entry.id,
-                "channel_values": {self._channel: held.packed[: step + 1]},
+                "channel_values": {self._channel: conversation.packed[: step + 1]},
                 "channel_versions": {self._channel: step + 1},
                 "versions_seen": {},
                 "updated_channels": [self._channel],
@@ -203,7 +203,7 @@ class HistorySource:
         return iter(())
 
     def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield the checkpoints as they are made here."""
+        """Yield the checkpoints as they are made here: no saver has them."""
         return (as_tuple(thread, found, (), SERDE) for found in self.checkpoints(thread, wanted))
 
     def latest(self, thread: str, namespace: str, outline: Outline) -> str:

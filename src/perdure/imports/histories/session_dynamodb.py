@@ -31,7 +31,7 @@ class DynamoSessions:
         self.name, self._table, self._names = str(target), target.table, names
         self._client = open_client(target)
         self._check()
-        self._expires = self._expiry()
+        self._expiry_attribute = self._find_expiry_attribute()
 
     @reading
     def _check(self) -> None:
@@ -42,7 +42,7 @@ class DynamoSessions:
             )
 
     @reading
-    def _expiry(self) -> str | None:
+    def _find_expiry_attribute(self) -> str | None:
         """Return the attribute with the time at which an item expires, if the table has one."""
         found = self._client.describe_time_to_live(TableName=self._table)["TimeToLiveDescription"]
         if found.get("TimeToLiveStatus") not in ("ENABLED", "ENABLING"):
@@ -52,28 +52,28 @@ class DynamoSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions, in no order, without those that have expired and are not removed yet."""
-        for item in read_items(self._page):
+        for item in read_items(self._scan_page):
             if not self._has_expired(item):
-                yield self._session(item)
+                yield self._read_session(item)
 
     @reading
-    def _page(self, **parameters: Any) -> Any:
+    def _scan_page(self, **parameters: Any) -> Any:
         return self._client.scan(TableName=self._table, **parameters)
 
     def _has_expired(self, item: Mapping[str, Any]) -> bool:
-        at = item.get(self._expires or "", {}).get("N")
-        return at is not None and float(at) <= time.time()
+        expires_at = item.get(self._expiry_attribute or "", {}).get("N")
+        return expires_at is not None and float(expires_at) <= time.time()
 
-    def _session(self, item: Mapping[str, Any]) -> SourceSession:
+    def _read_session(self, item: Mapping[str, Any]) -> SourceSession:
         ((kind, key),) = item[self._names.key].items()
         if kind not in ("S", "N"):
             return SourceSession(repr(key), why="its key is neither text nor a number")
         named = (self._names.column,) if self._names.column else COLUMNS
-        held = next((item[name] for name in named if name in item), None)
-        if held is None:
+        history = next((item[name] for name in named if name in item), None)
+        if history is None:
             return SourceSession(key, why=f"it has no {' or '.join(map(str, named))}")
         try:
-            return SourceSession(key, read_value(held, decodes=True))
+            return SourceSession(key, read_value(history, decodes=True))
         except DAMAGED as error:
             return SourceSession(key, why=f"its history cannot be read ({type(error).__name__})")
 

@@ -24,14 +24,14 @@ class PostgresSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of their keys."""
-        query, further = self._query
+        first_query, next_query = self._query
         self._rows.begin()
-        page = self._rows(f"{query} LIMIT {PAGE}")
+        page = self._rows(f"{first_query} LIMIT {PAGE}")
         while page:
             for text, _, messages in page:
                 yield session_of(text, messages, repr(text))
             self._rows.begin()
-            page = self._rows(f"{further} LIMIT {PAGE}", page[-1][1])
+            page = self._rows(f"{next_query} LIMIT {PAGE}", page[-1][1])
 
     def close(self) -> None:
         """Close the connection."""

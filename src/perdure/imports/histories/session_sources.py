@@ -19,13 +19,14 @@ def open_sessions(where: str, names: SessionTable) -> SessionSource:
     """Open a source for reading; the caller closes it.
 
     Args:
-        where: A file of lines or of SQLite, or the URL of a PostgreSQL database or a DynamoDB table.
-        names: The names of the table; that of a DynamoDB table is in its URL.
+        where: A file with a line for each session, a SQLite file, or the URL of a PostgreSQL database or a
+            DynamoDB table.
+        names: The names of the table and its columns; the name of a DynamoDB table is in its URL.
 
     Raises:
         BadUrl: There is no such source, or it has another form.
         MissingExtra: The client library of the source is not installed.
-        Unavailable: It does not answer.
+        Unavailable: The source does not answer.
     """
     for name in (*names.table.split("."), names.key, *([names.column] if names.column else [])):
         if not _NAME.fullmatch(name):

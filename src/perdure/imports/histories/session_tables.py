@@ -16,7 +16,7 @@ from perdure.imports.histories.sessions import SourceSession
 from perdure.imports.sqlite_rows import SqliteRows, is_utf8
 
 PAGE = 100
-"""Rows of one request."""
+"""Number of rows of one request."""
 KEY = "session_id"
 COLUMNS = ("history", "messages")
 """Default names for the column of the messages; a table has one of them unless another column is named."""
@@ -42,10 +42,10 @@ class FileSessions:
     def __init__(self, path: Path) -> None:
         self.name = str(path)
         self._path = path
-        for _ in self._lines():
+        for _ in self._read_lines():
             """Each line is checked before the first is imported."""
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _read_lines(self) -> Iterator[dict[str, Any]]:
         seen: dict[str, int] = {}
         with self._path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -68,7 +68,7 @@ class FileSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of the file."""
-        for line in self._lines():
+        for line in self._read_lines():
             yield SourceSession(line[KEY], line["messages"], line.get("budget"))
 
     def close(self) -> None:
@@ -90,12 +90,12 @@ class SqliteSessions:
 
     def sessions(self) -> Iterator[SourceSession]:
         """Yield the sessions in the order of their keys."""
-        query, further = self._query
-        page = self._rows(f"{query} LIMIT {PAGE}")
+        first_query, next_query = self._query
+        page = self._rows(f"{first_query} LIMIT {PAGE}")
         while page:
             for kind, key, messages in page:
                 yield session_of(key if kind in ("text", "integer") else None, messages, repr(key))
-            page = self._rows(f"{further} LIMIT {PAGE}", page[-1][1])
+            page = self._rows(f"{next_query} LIMIT {PAGE}", page[-1][1])
 
     def close(self) -> None:
         """Close the file."""
@@ -103,7 +103,7 @@ class SqliteSessions:
 
 
 def write_page_queries(name: str, names: SessionTable, columns: set[str], key: str) -> tuple[str, str]:
-    """Return the queries for the first page of a table and for a further one.
+    """Return the queries for the first page of a table, and for the page after a key.
 
     Raises:
         BadUrl: There is no such table, or it lacks a column.

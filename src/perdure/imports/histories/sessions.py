@@ -2,7 +2,8 @@
 
 A session at the source is a list of messages, at the target a history of ``Database.history``. Messages that
 only the source has are added in one conditional write, so an import can be stopped at any time and repeated,
-and a later one brings the messages since. A session that differs is left as it is at the target.
+and a later import adds the messages that came since. A session that differs at the target is left as it is,
+or replaced on request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SessionState = Literal["imported", "extended", "replaced", "unchanged", "skipped
 
 class SourceSession(NamedTuple):
     """A session as a source has it: ``messages`` may be of any content, and ``budget`` is that of its task.
-    An unreadable session has the reason ``why``."""
+    If the session cannot be read, ``why`` is the reason."""
 
     id: str
     messages: Any = None
@@ -42,7 +43,7 @@ class SessionSource(Protocol):
         ...
 
     def sessions(self) -> Iterator[SourceSession]:
-        """Yield every session, as it is when it is yielded."""
+        """Yield every session, in its state at that moment."""
         ...
 
     def close(self) -> None:
@@ -76,7 +77,7 @@ class SessionCounts:
 
 
 class SessionImporter:
-    """Brings sessions to a database.
+    """Imports sessions into a database.
 
     Args:
         histories: The histories of the target's tenant.
@@ -90,22 +91,22 @@ class SessionImporter:
         self._dry_run = dry_run
 
     def run(self, sessions: Iterable[SourceSession]) -> Iterator[SessionReport]:
-        """Import sessions one after the other, and yield what became of each.
+        """Import sessions one after the other, and yield the result of each.
 
         Raises:
             Unavailable: The source or the target does not answer.
         """
         for session in sessions:
-            yield self._session(session)
+            yield self._import_session(session)
 
-    def _session(self, session: SourceSession) -> SessionReport:
+    def _import_session(self, session: SourceSession) -> SessionReport:
         if session.why:
             return SessionReport(session.id, "skipped", why=session.why)
         try:
-            messages, budget = _read(session)
+            messages, budget = _parse(session)
             for left in reversed(range(_ATTEMPTS)):
                 try:
-                    return self._bring(session.id, messages, budget)
+                    return self._add_missing(session.id, messages, budget)
                 except Conflict:
                     if not left:
                         raise
@@ -118,37 +119,37 @@ class SessionImporter:
             return SessionReport(session.id, "skipped", why=why)
         raise AssertionError("the last attempt returns or raises")
 
-    def _bring(
+    def _add_missing(
         self, session_id: str, messages: list[NeutralMessage], budget: TaskBudget | None
     ) -> SessionReport:
-        there = self._histories.load(session_id)
-        known = len(there.messages)
-        alike = _alike(there.messages, messages)
-        if there.version and alike == len(messages):
-            # The target has it all, and may have gone on.
+        stored = self._histories.load(session_id)
+        stored_count = len(stored.messages)
+        same = _count_common(stored.messages, messages)
+        if stored.version and same == len(messages):
+            # The target has all messages of the source, and maybe further ones.
             return SessionReport(session_id, "unchanged")
-        if there.version:
+        if stored.version:
             state: SessionState = "extended"
         else:
             state = "imported"
-        if alike < known:
+        if same < stored_count:
             if not self._replaces:
                 raise Conflict(
-                    f"message {alike + 1} differs from the one at the target, which went on by itself or was "
+                    f"message {same + 1} differs from the one at the target, which went on by itself or was "
                     "written otherwise; what is there stays as it is (--replace replaces it)"
                 )
-            state, alike = "replaced", 0
+            state, same = "replaced", 0
         if not self._dry_run:
             if state == "replaced":
                 store = self._histories.replace
             else:
                 store = self._histories.commit
-            store(there, messages[alike:], budget=budget)
-        return SessionReport(session_id, state, len(messages) - alike)
+            store(stored, messages[same:], budget=budget)
+        return SessionReport(session_id, state, len(messages) - same)
 
 
 def export_session(histories: SyncHistories, session_id: str) -> dict[str, Any] | None:
-    """Return a session as a line of a file has it, ``None`` if there is none."""
+    """Return a session in the form of a line of a file; ``None`` if there is no such session."""
     found = histories.load(session_id)
     if not found.version:
         return None
@@ -158,7 +159,7 @@ def export_session(histories: SyncHistories, session_id: str) -> dict[str, Any] 
     return line
 
 
-def _read(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | None]:
+def _parse(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | None]:
     messages = session.messages
     if isinstance(messages, str | bytes):
         try:
@@ -179,7 +180,7 @@ def _read(session: SourceSession) -> tuple[list[NeutralMessage], TaskBudget | No
     return to_neutral(messages), TaskBudget(task, used)
 
 
-def _alike(one: list[NeutralMessage], other: list[NeutralMessage]) -> int:
+def _count_common(one: list[NeutralMessage], other: list[NeutralMessage]) -> int:
     """Return how many messages at the start of two histories are the same."""
     count = 0
     for left, right in zip(one, other, strict=False):

@@ -22,14 +22,14 @@ SCHEMES = ("http://", "https://")
 """Beginnings of a server's URL."""
 
 PAGE = 100
-"""Threads, assistants, crons or items of one request."""
+"""Number of threads, assistants, crons or items of one request."""
 
 STATES = 20
-"""States of one request: each holds the whole conversation up to it."""
+"""Number of states of one request: few, as each has the whole conversation up to it."""
 
 _DENIED = (401, 403)
 _ABSENT = (404, 405, 501)
-_LATER = (408, 425, 429)
+_TEMPORARY = (408, 425, 429)
 _REASON_MOST = 300
 R = TypeVar("R")
 
@@ -52,12 +52,12 @@ class ServerApi:
         self.name = redact(url)
         self._is_selecting = True
         try:
-            with get_sync_client(url=url.rstrip("/"), headers=headers) as plain:
-                held = plain.http.client
+            with get_sync_client(url=url.rstrip("/"), headers=headers) as default_client:
+                http_client = default_client.http.client
                 client = httpx.Client(
-                    base_url=held.base_url,
+                    base_url=http_client.base_url,
                     # Only compressions whose output can be bounded are accepted.
-                    headers={**held.headers, "accept-encoding": "gzip, deflate"},
+                    headers={**http_client.headers, "accept-encoding": "gzip, deflate"},
                     timeout=httpx.Timeout((10, 120, 60, 10)),
                     transport=BoundedTransport(httpx.HTTPTransport(retries=5)),
                 )
@@ -99,7 +99,7 @@ class ServerApi:
         reason = f"{self.name} answers {status}: {' '.join(str(error.message).split())[:_REASON_MOST]}"
         if status in _ABSENT:
             return NotFound(reason)
-        if status >= 500 or status in _LATER:
+        if status >= 500 or status in _TEMPORARY:
             return Unavailable(reason)
         if status == 409:
             return Conflict(reason)
@@ -110,7 +110,8 @@ class ServerApi:
         return self._pages(self._search_threads)
 
     def _search_threads(self, limit: int, offset: int) -> Any:
-        """Return a page of threads. Aegra refuses a choice of fields, and shows no values in any case."""
+        """Return a page of threads. Aegra refuses a choice of fields, but never shows values, so it is
+        asked without one."""
         if self._is_selecting:
             try:
                 return self.client.threads.search(
@@ -140,19 +141,19 @@ class ServerApi:
         path = f"/threads/{quote(thread, safe='')}/history"
         while True:
             try:
-                found = self._list(lambda: self.client.http.post(path, json=dict(body)))
+                found = self._request_list(lambda: self.client.http.post(path, json=dict(body)))
             except TooLarge:
                 if body["limit"] == 1:
                     raise
                 body["limit"] //= 2
                 continue
-            fresh = [state for state in found if state.get("checkpoint") and _id(state) not in seen]
+            fresh = [state for state in found if state.get("checkpoint") and _get_id(state) not in seen]
             yield from fresh
-            seen.update(map(_id, fresh))
+            seen.update(map(_get_id, fresh))
             if len(found) < body["limit"] or not fresh:
                 return
-            # The one form that every server takes.
-            last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _id(fresh[-1])}
+            # Every server takes ``before`` in this form.
+            last = {"thread_id": thread, "checkpoint_ns": namespace, "checkpoint_id": _get_id(fresh[-1])}
             body["before"] = {"configurable": last}
 
     def latest(self, thread: str) -> Mapping[str, Any]:
@@ -163,7 +164,7 @@ class ServerApi:
         return found
 
     def graph_of(self, thread: str) -> str | None:
-        """Return the graph that the metadata of a thread name, None if they name none."""
+        """Return the name of the graph in a thread's metadata, None without one."""
         found = self.call(lambda: self.client.threads.get(thread))
         return (found.get("metadata") or {}).get("graph_id")
 
@@ -197,7 +198,7 @@ class ServerApi:
         limit, offset = PAGE, 0
         while True:
             try:
-                page = self._list(lambda most=limit, at=offset: read(most, at))  # type: ignore[misc]
+                page = self._request_list(lambda most=limit, at=offset: read(most, at))  # type: ignore[misc]
             except NotFound:
                 return
             except TooLarge:
@@ -210,8 +211,8 @@ class ServerApi:
             if len(page) < limit:
                 return
 
-    def _list(self, request: Callable[[], Any]) -> list[Mapping[str, Any]]:
-        """Return the objects that a request yields. ``Unavailable`` for anything else."""
+    def _request_list(self, request: Callable[[], Any]) -> list[Mapping[str, Any]]:
+        """Return the objects that a request yields; raise ``Unavailable`` for anything else."""
         found = self.call(request)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise Unavailable(f"{self.name} sends something else than a list of objects; check its URL")
@@ -222,5 +223,5 @@ class ServerApi:
         self.client.close()
 
 
-def _id(state: Mapping[str, Any]) -> str:
+def _get_id(state: Mapping[str, Any]) -> str:
     return str(state["checkpoint"]["checkpoint_id"])

@@ -1,4 +1,4 @@
-"""Bounds what an HTTP server may answer: bytes, as they are after decompression, and seconds."""
+"""Limits the answers of an HTTP server, in bytes after decompression and in seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 from perdure.errors import TooLarge, Unavailable
 
 _PACKED = ("", "identity", "gzip", "deflate")
-"""Encodings under which a piece of an answer grows by a factor of about a thousand at most."""
+"""Encodings that are accepted: with them a piece of an answer grows at most about a thousandfold."""
 
 
 class Bounds(NamedTuple):
@@ -35,18 +35,20 @@ class BoundedTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request."""
-        found = self._transport.handle_request(request)
-        packed = found.headers.get("content-encoding", "").strip().lower()
+        response = self._transport.handle_request(request)
+        packed = response.headers.get("content-encoding", "").strip().lower()
         if packed not in _PACKED:
-            found.close()
+            response.close()
             raise Unavailable(f"{request.url.host} packs its answers with {packed[:30]!r}, unasked")
         headers = [
             (name, value)
-            for name, value in found.headers.raw
+            for name, value in response.headers.raw
             if name.lower() not in (b"content-encoding", b"content-length")
         ]
-        stream = _BoundedStream(found, self._bounds, request.url.host)
-        return httpx.Response(found.status_code, headers=headers, stream=stream, extensions=found.extensions)
+        stream = _BoundedStream(response, self._bounds, request.url.host)
+        return httpx.Response(
+            response.status_code, headers=headers, stream=stream, extensions=response.extensions
+        )
 
     def close(self) -> None:
         """Close the connections."""
@@ -54,12 +56,12 @@ class BoundedTransport(httpx.BaseTransport):
 
 
 class _BoundedStream(httpx.SyncByteStream):
-    def __init__(self, found: httpx.Response, bounds: Bounds, host: str) -> None:
-        self._found, self._bounds, self._host = found, bounds, host
+    def __init__(self, response: httpx.Response, bounds: Bounds, host: str) -> None:
+        self._response, self._bounds, self._host = response, bounds, host
 
     def __iter__(self) -> Iterator[bytes]:
         size, until = 0, time.monotonic() + self._bounds.seconds
-        for piece in self._found.iter_bytes():
+        for piece in self._response.iter_bytes():
             size += len(piece)
             if size > self._bounds.size:
                 raise TooLarge(
@@ -72,4 +74,4 @@ class _BoundedStream(httpx.SyncByteStream):
             yield piece
 
     def close(self) -> None:
-        self._found.close()
+        self._response.close()

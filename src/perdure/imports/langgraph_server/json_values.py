@@ -1,6 +1,6 @@
 """Restores the types of values in JSON: messages by their form, other values by the types of a graph.
 
-JSON has no types. A message is recognised, as its own fields name its class. For anything else a server sends
+JSON has no types. A message is recognised by its own fields, which name its class. Any other value comes as
 plain data: a date is text, a set or a tuple a list, a model a dict, bytes are base64.
 """
 
@@ -62,7 +62,7 @@ def revive(value: Any) -> Any:
 
 
 def coerce(channel: str, value: Any, expected: Any) -> Any:
-    """Return a value of a channel as its type has it.
+    """Return a channel's value, converted to the channel's type.
 
     Args:
         channel: The channel, for the error.
@@ -72,7 +72,7 @@ def coerce(channel: str, value: Any, expected: Any) -> Any:
     Raises:
         Unserialisable: The value is not one of that type.
     """
-    build = _builder(expected) if _is_hashable(expected) else None
+    build = _make_builder(expected) if _is_hashable(expected) else None
     if build is None or value is None:
         return value
     try:
@@ -85,7 +85,7 @@ def coerce(channel: str, value: Any, expected: Any) -> Any:
 
 
 @cache
-def _builder(expected: Any) -> Callable[[Any], Any] | None:
+def _make_builder(expected: Any) -> Callable[[Any], Any] | None:
     if expected is bytes:
         return lambda value: base64.b64decode(value, validate=True) if isinstance(value, str) else value
     for config in (ConfigDict(arbitrary_types_allowed=True), None):

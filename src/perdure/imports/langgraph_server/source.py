@@ -37,7 +37,7 @@ from perdure.langgraph.values.serde import Serde
 from perdure.model.times import read_time
 
 Key = tuple[str, str]
-_UNKNOWN = "1970-01-01T00:00:00Z"
+_UNKNOWN_TIME = "1970-01-01T00:00:00Z"
 
 
 class ServerSource:
@@ -45,7 +45,7 @@ class ServerSource:
 
     Args:
         api: The server.
-        graphs: The graphs of its threads by their names at the server, or under ``""`` for all.
+        graphs: The graphs of its threads, by their names at the server; the name ``""`` is for all threads.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ServerSource:
         self.api = api
         self.name = self.verifier = api.name
         self._steps = {name: GraphSteps(graph) for name, graph in (graphs or {}).items()}
-        # A graph may make any of its own types; without one there are messages alone.
+        # With graphs, values may have any of their types; without them only messages have a type.
         if graphs:
             self._serde = Serde("imported")
         else:
@@ -76,13 +76,13 @@ class ServerSource:
                 yield name
 
     def outline(self, thread: str) -> Outline:
-        """Read the states of a thread, and return what there is of it."""
+        """Read the states of a thread into the file, and return the thread's outline."""
         self._thread = thread
         self._places.clear()
         self._file.seek(0)
         self._file.truncate()
         outline = Outline()
-        waiting, known = [""], {""}
+        waiting, queued_before = [""], {""}
         graph: GraphSteps | None = None
         while waiting:
             namespace = waiting.pop(0)
@@ -90,28 +90,28 @@ class ServerSource:
             if not raw:
                 continue
             if namespace == "":
-                graph = self._find_steps(thread, self._raw(next(iter(raw.values()))))
-            steps = self._steps_in(graph, namespace)
+                graph = self._find_steps(thread, self._load_state(next(iter(raw.values()))))
+            steps = self._find_steps_in(graph, namespace)
             for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
                 outline.writes += [write.slot for write in built.writes]
                 self._keep(built)
             for entry in raw:
-                for inner in find_namespaces(self._raw(raw[entry])):
-                    if inner not in known:
-                        known.add(inner)
+                for inner in find_namespaces(self._load_state(raw[entry])):
+                    if inner not in queued_before:
+                        queued_before.add(inner)
                         waiting.append(inner)
         outline.checkpoints.sort(key=lambda entry: entry.id)
         return outline
 
     def _find_steps(self, thread: str, state: Mapping[str, Any]) -> GraphSteps | None:
-        """Return the graph of a thread by the name in its state or, as of Aegra, in the thread's metadata."""
+        """Return the graph of a thread, by the name in its state or, with Aegra, in the thread's metadata."""
         if not self._steps:
             return None
         name = (state.get("metadata") or {}).get("graph_id") or self.api.graph_of(thread)
         return self._steps.get(str(name)) or self._steps.get("")
 
-    def _steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
+    def _find_steps_in(self, graph: GraphSteps | None, namespace: str) -> GraphSteps | None:
         if graph is None or namespace == "":
             return graph
         inner = graph.subgraph(namespace)
@@ -139,10 +139,10 @@ class ServerSource:
         parents = {
             entry.parent_id
             for entry, place in raw.items()
-            if (self._raw(place).get("metadata") or {}).get("source") == "loop"
+            if (self._load_state(place).get("metadata") or {}).get("source") == "loop"
         }
         for entry in find_missing(raw, {}):
-            yield states.build(self._raw(raw[entry]), is_leaf=entry.id not in parents)
+            yield states.build(self._load_state(raw[entry]), is_leaf=entry.id not in parents)
 
     def _keep(self, built: Built) -> None:
         body = {
@@ -164,7 +164,7 @@ class ServerSource:
         self._file.seek(place[0])
         return self._file.read(place[1])
 
-    def _raw(self, place: tuple[int, int]) -> Any:
+    def _load_state(self, place: tuple[int, int]) -> Any:
         return orjson.loads(self._read(place))
 
     def _read_kept(self, thread: str, key: Key) -> Any:
@@ -177,25 +177,25 @@ class ServerSource:
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""
         for entry in wanted:
-            held = self._read_kept(thread, entry[:2])
-            yield SourceCheckpoint(entry, held["checkpoint"], held["metadata"])
+            kept = self._read_kept(thread, entry[:2])
+            yield SourceCheckpoint(entry, kept["checkpoint"], kept["metadata"])
 
     def writes(self, thread: str, wanted: Sequence[WriteSlot]) -> Iterator[SourceWrite]:
         """Yield pending writes in the given order."""
         key: Key | None = None
-        held: dict[WriteSlot, SourceWrite] = {}
+        writes_by_slot: dict[WriteSlot, SourceWrite] = {}
         for slot in wanted:
             if slot[:2] != key:
                 key = slot[:2]
-                held = {write.slot: write for write in self._writes(thread, key)}
-            yield held[slot]
+                writes_by_slot = {write.slot: write for write in self._writes(thread, key)}
+            yield writes_by_slot[slot]
 
     def _writes(self, thread: str, key: Key) -> Iterator[SourceWrite]:
         for slot, *rest in self._read_kept(thread, key)["writes"]:
             yield SourceWrite(WriteSlot(*slot), *rest)
 
     def read_expected(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints as they were made of the states."""
+        """Yield checkpoints as they were made from the states."""
         for found in self.checkpoints(thread, wanted):
             yield as_tuple(thread, found, self._writes(thread, found.entry[:2]), SERDE)
 
@@ -217,9 +217,9 @@ class ServerSource:
                     tuple(item["namespace"]),
                     item["key"],
                     item["value"],
-                    # Aegra shows no times: what was changed at the target since is the newer one then.
-                    read_time(item.get("created_at") or _UNKNOWN),
-                    read_time(item.get("updated_at") or _UNKNOWN),
+                    # Aegra shows no times: an item that was changed at the target then counts as newer.
+                    read_time(item.get("created_at") or _UNKNOWN_TIME),
+                    read_time(item.get("updated_at") or _UNKNOWN_TIME),
                 )
             except DAMAGED as error:
                 yield DamagedItem(f"an item of {self.name} cannot be read ({type(error).__name__})")

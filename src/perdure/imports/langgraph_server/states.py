@@ -2,8 +2,8 @@
 
 A state has the values, and the names of the next tasks, but not the channels that start them. Each node of a
 graph has a channel ``branch:to:NODE``, which starts it; so the names are enough, unless a task is a ``Send``,
-or has finished while others of its step wait. The server does not show the arguments of such tasks: the graph
-makes them again.
+or has finished while others of its step wait. The server does not show the argument of a ``Send``, nor where
+a finished task leads, so these are computed with the graph.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def entry_of(state: Mapping[str, Any]) -> CheckpointEntry:
 def find_namespaces(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the namespaces of the subgraphs that the next tasks of a state run."""
     for task in state.get("tasks") or ():
-        # Aegra shows the place as the state.
+        # Aegra has the subgraph's config in place of its state.
         if place := task.get("checkpoint") or (task.get("state") or {}).get("configurable"):
             yield place.get("checkpoint_ns") or ""
 
 
 class NamespaceStates:
-    """The states of one namespace of a thread, made to checkpoints, parents before children.
+    """The states of one namespace of a thread, from which checkpoints are made, parents before children.
 
     Args:
         steps: The graph of the namespace; without it a state that needs it is refused.
@@ -96,7 +96,7 @@ class NamespaceStates:
 
         Args:
             state: The state.
-            is_leaf: No run has gone on from it.
+            is_leaf: True if no run has gone on from the state.
 
         Raises:
             Unserialisable: The server does not show what is needed to go on from the state.
@@ -104,8 +104,8 @@ class NamespaceStates:
         entry = entry_of(state)
         parent = self._known.get(entry.parent_id or "")
         metadata: dict[str, Any] = dict(state.get("metadata") or {})
-        tasks = _with_paths(entry, metadata, state.get("tasks") or ())
-        values = self._values(state.get("values"))
+        tasks = _add_paths(entry, metadata, state.get("tasks") or ())
+        values = self._read_values(state.get("values"))
         if self._steps is not None:
             values = self._steps.coerce(values)
         is_loop = metadata.get("source") == "loop"
@@ -120,11 +120,11 @@ class NamespaceStates:
             "channel_versions": known.versions,
             "versions_seen": {},
         }
-        writes = self._writes(entry, tasks, known, checkpoint, is_leaf=is_leaf)
+        writes = self._make_writes(entry, tasks, known, checkpoint, is_leaf=is_leaf)
         self._known[entry.id] = known
         return Built(entry, checkpoint, metadata, writes)
 
-    def _values(self, values: Any) -> dict[str, Any]:
+    def _read_values(self, values: Any) -> dict[str, Any]:
         made = revive(values)
         if isinstance(made, dict):
             return made
@@ -135,13 +135,14 @@ class NamespaceStates:
     def _find_hidden(
         self, entry: CheckpointEntry, tasks: Sequence[Mapping[str, Any]], following: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the channels that start the next tasks, and those in which a graph waits for several."""
+        """Return the channels that start the next tasks, and those in which a graph waits for several
+        tasks."""
         hidden = {name: value for name, value in following.items() if not name.startswith(BRANCH)}
         sends = list(hidden.pop(SENDS, ()))
-        pushed = [task["name"] for task in tasks if _path(task)[:1] == (_PUSH,)]
+        pushed = [task["name"] for task in tasks if _get_path(task)[:1] == (_PUSH,)]
         for task in tasks:
             name = task["name"]
-            if _path(task)[:1] == (_PUSH,):
+            if _get_path(task)[:1] == (_PUSH,):
                 continue
             if name == START:
                 if task.get("result") is None:
@@ -170,7 +171,7 @@ class NamespaceStates:
         return hidden
 
     def _count_versions(self, channels: Mapping[str, Any], parent: _Known | None) -> _Known:
-        """Count the versions: a value that did not change from the parent's keeps its own."""
+        """Count the versions: a value that equals the parent's keeps its version."""
         depth = parent.depth + 1 if parent is not None else 1
         versions: dict[str, int] = {}
         digests: dict[str, bytes] = {}
@@ -185,7 +186,7 @@ class NamespaceStates:
                 versions[channel] = depth
         return _Known(versions, digests, depth)
 
-    def _writes(
+    def _make_writes(
         self,
         entry: CheckpointEntry,
         tasks: Sequence[Mapping[str, Any]],
@@ -197,7 +198,8 @@ class NamespaceStates:
         finished = [task for task in tasks if task.get("result") is not None]
         by_task: Mapping[str, list[tuple[str, Any]]] = {}
         if self._steps is not None and tasks and not (is_leaf and not finished):
-            # A task without writes has no result either: the following state shows that it ran.
+            # A task that ran may have no result, as it wrote nothing: if the state has a successor, all tasks
+            # ran, except those that wait for an answer.
             if is_leaf:
                 ran = finished
             else:
@@ -214,15 +216,15 @@ class NamespaceStates:
                 f"task {finished[0]['name']!r} of checkpoint {entry.id} has finished while others wait, and "
                 "a server does not show where it leads; pass the graph with --graph"
             )
-        return [write for task in tasks for write in _writes_of(entry, task, by_task.get(task["id"]))]
+        return [write for task in tasks for write in _make_task_writes(entry, task, by_task.get(task["id"]))]
 
 
-def _writes_of(
-    entry: CheckpointEntry, task: Mapping[str, Any], known: list[tuple[str, Any]] | None
+def _make_task_writes(
+    entry: CheckpointEntry, task: Mapping[str, Any], rebuilt: list[tuple[str, Any]] | None
 ) -> Iterator[ServerWrite]:
-    name, path = str(task["id"]), task_path_str(_path(task))
+    name, path = str(task["id"]), task_path_str(_get_path(task))
     result = task.get("result")
-    pairs = known
+    pairs = rebuilt
     if pairs is None and result is not None:
         made = revive(result)
         if isinstance(made, dict):
@@ -235,12 +237,12 @@ def _writes_of(
         slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[ERROR])
         yield ServerWrite(slot, path, ERROR, task["error"])
     if task.get("interrupts"):
-        asked = [_interrupt(one) for one in task["interrupts"]]
+        interrupts = [_read_interrupt(one) for one in task["interrupts"]]
         slot = WriteSlot(entry.namespace, entry.id, name, WRITES_IDX_MAP[INTERRUPT])
-        yield ServerWrite(slot, path, INTERRUPT, asked)
+        yield ServerWrite(slot, path, INTERRUPT, interrupts)
 
 
-def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
+def _read_interrupt(shown: Mapping[str, Any]) -> Interrupt:
     name = shown.get("id") or shown.get("interrupt_id")
     if not isinstance(name, str):
         raise Unserialisable(
@@ -249,11 +251,11 @@ def _interrupt(shown: Mapping[str, Any]) -> Interrupt:
     return Interrupt(value=revive(shown.get("value")), id=name)
 
 
-def _with_paths(
+def _add_paths(
     entry: CheckpointEntry, metadata: Mapping[str, Any], tasks: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """Return tasks with their paths. A server that does not show them, as Aegra, shows ids, which LangGraph
-    makes of the paths: that of a ``Send`` has its number."""
+    """Return tasks with their paths. Aegra does not show them, but LangGraph makes a task's id from its path:
+    the path of a ``Send`` is found by trying its numbers, and any other task has the path of its node."""
     if all("path" in task for task in tasks):
         return tasks
     start, step = UUID(entry.id).bytes, str(int(metadata.get("step", -1)) + 1)
@@ -266,7 +268,7 @@ def _with_paths(
     return [{**task, "path": pushed.get(task["id"], (_PULL, task["name"]))} for task in tasks]
 
 
-def _path(task: Mapping[str, Any]) -> tuple[Any, ...]:
+def _get_path(task: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(task.get("path") or ())
 
 

@@ -1,4 +1,4 @@
-"""Makes with a graph what a server does not show: types, Sends, joins, and where a finished task leads.
+"""Computes with a graph what a server does not show: types, Sends, joins, and where a finished task leads.
 
 A step that has run is applied again by ``update_state`` to a copy in memory. Nodes are not run, but the
 functions of conditional edges are, as they are whenever a state is updated as a node.
@@ -35,9 +35,9 @@ class GraphSteps:
         self._graph = graph.copy(update={"checkpointer": self._saver, "store": None, "cache": None})
         shown = graph.stream_channels_asis
         if isinstance(shown, str):
-            self._shown = {shown}
+            self._state_channels = {shown}
         else:
-            self._shown = set(shown)
+            self._state_channels = set(shown)
         self.output = shown if isinstance(shown, str) else "__root__"
 
     def coerce(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class GraphSteps:
         return None
 
     def start_value(self, channel: str) -> Any:
-        """Return the value of a channel that starts its node."""
+        """Return the value with which a channel starts its node."""
         if channel not in self._graph.channels:
             return None
         channel_spec: Any = self._graph.channels[channel]
@@ -72,7 +72,7 @@ class GraphSteps:
         """Apply the results of a step's tasks, each with its id and node.
 
         Returns:
-            What follows; None for the step that takes an input, which has nothing to apply.
+            The rebuilt step; None for the step that takes an input, which has nothing to apply.
 
         Raises:
             Unserialisable: The graph does not have such a node, or fails.
@@ -91,19 +91,19 @@ class GraphSteps:
             for name, value in checkpoint["channel_values"].items()
             if name not in consumed or not name.startswith(_JOIN)
         }
-        # As the saver in memory counts them.
+        # Versions in the form of ``InMemorySaver``.
         versions: Any = {name: f"{checkpoint['channel_versions'][name]:032}.0" for name in values}
-        own: Any = {
+        copied: Any = {
             **checkpoint,
             "channel_values": values,
             "channel_versions": versions,
             "updated_channels": None,
         }
         try:
-            before = self._saver.put({"configurable": base}, own, {"source": "loop", "step": 0}, versions)
-            updates = [StateUpdate(self._input(result), node, task) for task, node, result in ran]
+            before = self._saver.put({"configurable": base}, copied, {"source": "loop", "step": 0}, versions)
+            updates = [StateUpdate(self._convert_result(result), node, task) for task, node, result in ran]
             after = self._graph.bulk_update_state(before, [updates])
-            held, made = self._saver.get_tuple(before), self._saver.get_tuple(after)
+            base_tuple, next_tuple = self._saver.get_tuple(before), self._saver.get_tuple(after)
         except Exception as error:
             nodes = ", ".join(sorted({node for _, node, _ in ran}))
             # Whatever a function of the user's graph raises concerns this thread alone.
@@ -113,22 +113,22 @@ class GraphSteps:
             ) from error
         finally:
             self._saver.delete_thread(base["thread_id"])
-        if held is None or made is None:
+        if base_tuple is None or next_tuple is None:
             raise Unserialisable(f"the graph of --graph leaves nothing after checkpoint {checkpoint['id']}")
         writes: dict[str, list[tuple[str, Any]]] = {}
-        for task, channel, value in held.pending_writes or ():
+        for task, channel, value in base_tuple.pending_writes or ():
             writes.setdefault(task, []).append((channel, value))
-        for task, channel, value in made.pending_writes or ():
+        for task, channel, value in next_tuple.pending_writes or ():
             if channel == _SENDS:
                 writes.setdefault(task, []).append((channel, value))
-        channels = made.checkpoint["channel_values"]
+        channels = next_tuple.checkpoint["channel_values"]
         return RebuiltStep(
-            {name: value for name, value in channels.items() if name not in self._shown}, writes
+            {name: value for name, value in channels.items() if name not in self._state_channels}, writes
         )
 
-    def _input(self, result: Any) -> Any:
+    def _convert_result(self, result: Any) -> Any:
         if isinstance(result, dict):
-            if len(self._shown) > 1:
+            if len(self._state_channels) > 1:
                 return self.coerce(result)
             return result
         return result

@@ -40,33 +40,33 @@ class ServerTarget:
         """Create a thread with the history of its latest state.
 
         Args:
-            graph: The graph of the thread, with the checkpointer that has it.
+            graph: The graph of the thread, with the checkpointer that has the thread.
             thread: The thread's id.
             metadata: Its metadata, with its ``graph_id`` at the server.
 
         Raises:
             NotFound: The thread has no state.
-            NotAllowed: Its history has a change that the API cannot repeat, or the server repeats none.
+            NotAllowed: Its history has a change that the API cannot repeat, or the server cannot repeat any.
             Conflict: The server has another thread with this id, or the steps lead to another state there.
             Unserialisable: A value has no form in JSON.
         """
         config: Any = {"configurable": {"thread_id": thread}}
-        states = {_id(state): state for state in graph.get_state_history(config)}
+        states = {_get_id(state): state for state in graph.get_state_history(config)}
         head = graph.get_state(config)
         if head.created_at is None:
             raise NotFound(f"thread {thread!r} has no state to export")
-        state = states.get(_id(head), head)
+        state = states.get(_get_id(head), head)
         wanted = {"values": state.values, "next": sorted(state.next)}
-        there: Mapping[str, Any] | None = None
+        existing: Mapping[str, Any] | None = None
         with suppress(NotFound):
-            there = self._api.call(lambda: self._client.threads.get_state(thread))
-        if there is not None and _has_state(there):
-            self._compare(thread, wanted, there)
+            existing = self._api.call(lambda: self._client.threads.get_state(thread))
+        if existing is not None and _has_state(existing):
+            self._compare(thread, wanted, existing)
             return "unchanged"
-        if there is not None:
+        if existing is not None:
             # A thread without a state was left by an export that was stopped.
             self._api.call(lambda: self._client.threads.delete(thread))
-        steps = _steps(thread, states, _id(head))
+        steps = _list_steps(thread, states, _get_id(head))
         self._api.call(
             lambda: self._client.threads.create(thread_id=thread, metadata=dict(metadata), supersteps=steps)
         )
@@ -79,22 +79,22 @@ class ServerTarget:
         self._compare(thread, wanted, made)
         return "written"
 
-    def _compare(self, thread: str, wanted: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-        found = {"values": there["values"], "next": sorted(there["next"])}
+    def _compare(self, thread: str, wanted: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+        found = {"values": shown["values"], "next": sorted(shown["next"])}
         for part, value in wanted.items():
-            if _normalize(_json(value)) != _normalize(_sort_sets(value, found[part])):
+            if _normalize(_to_json_data(value)) != _normalize(_sort_sets(value, found[part])):
                 raise Conflict(
                     f"thread {thread!r} differs at {self._api.name}: its {part} differ; nothing was "
                     "changed there"
                 )
 
     def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
-        """Write an item of the store. ``Conflict`` if the server has another one under this name."""
-        there: Mapping[str, Any] | None = None
+        """Write an item of the store. Raise ``Conflict`` if the server has another item under this name."""
+        existing: Mapping[str, Any] | None = None
         with suppress(NotFound):
-            there = self._api.call(lambda: self._client.store.get_item(namespace, key))
-        if there is not None:
-            if there["value"] != _json(value):
+            existing = self._api.call(lambda: self._client.store.get_item(namespace, key))
+        if existing is not None:
+            if existing["value"] != _to_json_data(value):
                 raise Conflict(f"item {key!r} of {list(namespace)!r} differs at {self._api.name}")
             return "unchanged"
         self._api.call(lambda: self._client.store.put_item(namespace, key, dict(value), index=None))
@@ -105,39 +105,39 @@ def _has_state(shown: Mapping[str, Any]) -> bool:
     return bool((shown.get("checkpoint") or {}).get("checkpoint_id"))
 
 
-def _id(state: StateSnapshot) -> str:
+def _get_id(state: StateSnapshot) -> str:
     return str(state.config.get("configurable", {})["checkpoint_id"])
 
 
-def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[dict[str, Any]]:
+def _list_steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[dict[str, Any]]:
     """Return the steps from the first input to a state."""
-    way: list[StateSnapshot] = []
-    at: str | None = head
-    while at is not None and at in states:
-        way.append(states[at])
-        parent = states[at].parent_config
-        at = None
+    path: list[StateSnapshot] = []
+    checkpoint_id: str | None = head
+    while checkpoint_id is not None and checkpoint_id in states:
+        path.append(states[checkpoint_id])
+        parent = states[checkpoint_id].parent_config
+        checkpoint_id = None
         if parent is not None:
-            at = str(parent.get("configurable", {})["checkpoint_id"])
-    way.reverse()
+            checkpoint_id = str(parent.get("configurable", {})["checkpoint_id"])
+    path.reverse()
     steps: list[dict[str, Any]] = []
     before: StateSnapshot | None = None
-    for state in way:
+    for state in path:
         source = (state.metadata or {}).get("source")
         if source == "input":
-            after = _after(states, state)
-            inputs = [_with_ids(task.result, after) for task in state.tasks if task.name == _START]
-            updates = [{"as_node": _INPUT, "values": _json(each)} for each in inputs]
+            after = _find_values_after(states, state)
+            inputs = [_add_message_ids(task.result, after) for task in state.tasks if task.name == _START]
+            updates = [{"as_node": _INPUT, "values": _to_json_data(each)} for each in inputs]
         elif source == "loop" and before is not None:
             updates = [
-                {"as_node": task.name, "values": _json(_with_ids(task.result, state.values))}
+                {"as_node": task.name, "values": _to_json_data(_add_message_ids(task.result, state.values))}
                 for task in before.tasks
             ]
         else:
             raise NotAllowed(
                 f"thread {thread!r} was changed by update_state or imported as a conversation (checkpoint "
-                f"{_id(state)}), and LangGraph's API cannot repeat that; export it to a stock saver, or with "
-                "--as history"
+                f"{_get_id(state)}), and LangGraph's API cannot repeat that; export it to a stock saver, or "
+                "with --as history"
             )
         if updates:
             steps.append({"updates": updates})
@@ -145,16 +145,16 @@ def _steps(thread: str, states: Mapping[str, StateSnapshot], head: str) -> list[
     return steps
 
 
-def _after(states: Mapping[str, StateSnapshot], state: StateSnapshot) -> Any:
-    """Return the values of the state that follows one, by the first of its children."""
+def _find_values_after(states: Mapping[str, StateSnapshot], state: StateSnapshot) -> Any:
+    """Return the values of the first child of a state; an empty dict without a child."""
     for each in states.values():
         parent = each.parent_config
-        if parent is not None and str(parent.get("configurable", {})["checkpoint_id"]) == _id(state):
+        if parent is not None and str(parent.get("configurable", {})["checkpoint_id"]) == _get_id(state):
             return each.values
     return {}
 
 
-def _with_ids(result: Any, after: Any) -> Any:
+def _add_message_ids(result: Any, after: Any) -> Any:
     """Return a task's result, its messages with the ids that they got when they were added to the state."""
     if not isinstance(result, dict) or not isinstance(after, dict):
         return result
@@ -162,21 +162,21 @@ def _with_ids(result: Any, after: Any) -> Any:
 
 
 def _add_ids(value: Any, after: Any) -> Any:
-    said = convert_to_messages(value) if _is_said(value) else None
-    if said is None or not isinstance(after, list) or len(after) < len(said):
+    messages = convert_to_messages(value) if _is_message_list(value) else None
+    if messages is None or not isinstance(after, list) or len(after) < len(messages):
         return value
-    added = after[len(after) - len(said) :]
+    added = after[len(after) - len(messages) :]
     same = all(
         isinstance(there, BaseMessage) and here.id in (None, there.id) and here.content == there.content
-        for here, there in zip(said, added, strict=True)
+        for here, there in zip(messages, added, strict=True)
     )
     if same:
         return added
     return value
 
 
-def _is_said(value: Any) -> bool:
-    """Return True for a list of messages in one of the forms in which an input has them."""
+def _is_message_list(value: Any) -> bool:
+    """Return True for a list of messages in one of the forms that an input may have."""
 
     def is_message(each: Any) -> bool:
         if isinstance(each, list | tuple):
@@ -188,17 +188,17 @@ def _is_said(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
-def _json(value: Any) -> Any:
-    """Return a value as it is in JSON."""
+def _to_json_data(value: Any) -> Any:
+    """Return a value as JSON data."""
     try:
-        return orjson.loads(orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS))
+        return orjson.loads(orjson.dumps(value, default=_convert_for_json, option=orjson.OPT_NON_STR_KEYS))
     except (TypeError, ValueError) as error:
         raise Unserialisable(f"a value has no form in JSON ({type(error).__name__})") from error
 
 
-def _plain(value: Any) -> Any:
+def _convert_for_json(value: Any) -> Any:
     if isinstance(value, BaseMessage):
-        # A server takes an unknown field for one of the provider's, even if it is empty.
+        # A server takes an unknown field for the provider's even if it is empty, so leave empty ones out.
         dumped = value.model_dump(mode="json")
         return {key: each for key, each in dumped.items() if key == "content" or each not in (None, [], {})}
     if hasattr(value, "model_dump"):
@@ -209,7 +209,8 @@ def _plain(value: Any) -> Any:
 
 
 def _sort_sets(ours: Any, theirs: Any) -> Any:
-    """Return a value of a server; lists that are sets here have the order in which sets are sent."""
+    """Return a server's value; a list that is a set in our value is sorted in the order in which sets are
+    sent."""
     if isinstance(ours, set | frozenset) and isinstance(theirs, list):
         return sorted(theirs, key=repr)
     if isinstance(ours, dict) and isinstance(theirs, dict):

@@ -15,7 +15,7 @@ from perdure.model.times import read_time, to_datetime
 Outcome = Literal["written", "unchanged", "over"]
 
 EXPORTED = "exported_cron"
-"""Key of a cron's metadata with the id that it had where it was exported: a server gives it another one."""
+"""Key in a cron's metadata for the id that the cron had where it was exported; a server gives it a new id."""
 
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
 _RUN = (
@@ -60,31 +60,31 @@ class RecordsTarget:
             NotAllowed: The server refuses a version.
             NotFound: The server does not have its graph.
         """
-        there = self._versions(name)
+        server_versions = self._read_versions(name)
         outcome: Outcome = "unchanged"
-        for held, shown in zip(versions, there, strict=False):
-            self._compare(name, held, shown)
-        for held in versions[len(there) :]:
-            self._write(name, held.body, is_new=held is versions[0])
+        for own, shown in zip(versions, server_versions, strict=False):
+            self._compare(name, own, shown)
+        for own in versions[len(server_versions) :]:
+            self._write(name, own.body, is_new=own is versions[0])
             outcome = "written"
         if outcome == "written":
-            there = self._versions(name)
-            if len(there) != len(versions):
+            server_versions = self._read_versions(name)
+            if len(server_versions) != len(versions):
                 raise Conflict(f"assistant {name} was changed at {self._api.name} meanwhile; export it again")
-            for held, shown in zip(versions, there, strict=True):
-                self._compare(name, held, shown)
-        elif len(there) > len(versions):
+            for own, shown in zip(versions, server_versions, strict=True):
+                self._compare(name, own, shown)
+        elif len(server_versions) > len(versions):
             raise Conflict(f"assistant {name} was changed at {self._api.name}; it stays as it is there")
         shown = self._api.call(lambda: self._client.assistants.get(name))
         if shown["version"] != current:
             self._api.call(lambda: self._client.assistants.set_latest(name, current))
             shown = self._api.call(lambda: self._client.assistants.get(name))
             outcome = "written"
-        # `langgraph dev` keeps the context of the previous version when another version is chosen.
+        # Compare, as `langgraph dev` keeps the previous version's context when another version is chosen.
         self._compare(name, versions[current - 1], shown)
         return outcome
 
-    def _versions(self, name: str) -> list[Mapping[str, Any]]:
+    def _read_versions(self, name: str) -> list[Mapping[str, Any]]:
         """Return the versions that the server has, the oldest first."""
         try:
             self._api.call(lambda: self._client.assistants.get(name))
@@ -95,7 +95,8 @@ class RecordsTarget:
     def _write(self, name: str, body: Mapping[str, Any], *, is_new: bool) -> None:
         parts: dict[str, Any] = {part: body.get(part) for part in _PARTS}
         if parts["context"]:
-            # A server mirrors the config and the context in each other, and refuses a request with both.
+            # A server copies the config and the context to each other and refuses both: send the context
+            # alone.
             config = parts["config"] or {}
             parts["config"] = {key: held for key, held in config.items() if key != "configurable"}
         if is_new:
@@ -103,13 +104,13 @@ class RecordsTarget:
         else:
             self._api.call(lambda: self._client.assistants.update(name, **parts))
 
-    def _compare(self, name: str, held: Versioned, shown: Mapping[str, Any]) -> None:
-        if (held.body.get("metadata") or {}).get("created_by") == "system":
-            return  # Each server derives it from its graph.
-        ours, theirs = _comparable(held.body), _comparable(shown)
+    def _compare(self, name: str, own: Versioned, shown: Mapping[str, Any]) -> None:
+        if (own.body.get("metadata") or {}).get("created_by") == "system":
+            return  # Each server makes such an assistant from its graph.
+        ours, theirs = _select_compared(own.body), _select_compared(shown)
         if different := [part for part, value in ours.items() if theirs[part] != value]:
             raise Conflict(
-                f"version {held.number} of assistant {name} differs at {self._api.name}: "
+                f"version {own.number} of assistant {name} differs at {self._api.name}: "
                 f"{', '.join(different)} differ; nothing was changed there"
             )
 
@@ -121,7 +122,7 @@ class RecordsTarget:
             now: The time in microseconds since 1970: a cron that has ended is skipped.
 
         Raises:
-            Conflict: The server has it already, and it was changed since on either side.
+            Conflict: The server already has the cron, and either side has changed it since.
             NotAllowed: The server refuses it.
             NotFound: The server does not have its thread or assistant.
         """
@@ -129,7 +130,7 @@ class RecordsTarget:
         schedule: Mapping[str, Any] = body["schedule"]
         if schedule["end"] is not None and schedule["end"] <= now:
             return "over"
-        there = self._find(cron.id)
+        existing = self._find(cron.id)
         wanted: dict[str, Any] = {
             "assistant_id": body["assistant_id"],
             "thread_id": body["thread_id"],
@@ -139,11 +140,11 @@ class RecordsTarget:
             "input": body["payload"].get("input"),
             "enabled": body["enabled"],
         }
-        if there is not None:
-            found = _show_cron(there)
+        if existing is not None:
+            found = _show_cron(existing)
             if different := [part for part, value in wanted.items() if found[part] != value]:
                 raise Conflict(
-                    f"cron {cron.id} differs at {self._api.name}, as {there['cron_id']}: "
+                    f"cron {cron.id} differs at {self._api.name}, as {existing['cron_id']}: "
                     f"{', '.join(different)} differ; nothing was changed there"
                 )
             return "unchanged"
@@ -177,7 +178,7 @@ class RecordsTarget:
                 yield str(exported), shown
 
 
-def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
+def _select_compared(body: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = dict(body.get("config") or {})
     configurable = config.pop("configurable", {})
     return {
@@ -188,7 +189,7 @@ def _comparable(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _show_cron(shown: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a cron as a server shows it."""
+    """Return the parts of a server's cron that are compared."""
     payload = shown.get("payload") or {}
     end = shown.get("end_time")
     return {

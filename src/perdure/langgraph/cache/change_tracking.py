@@ -4,7 +4,7 @@ A template holds decoded elements to which nothing outside the cache refers. Cop
 from an object that a caller may change. A watch lists everything mutable inside the copies that were returned
 last, and the content of each container then: an element is unchanged exactly when its containers still hold
 the same objects. Only copies are watched. Objects that a caller made are packed at every put, so no object
-that may change meanwhile is ever walked in Python.
+that another OS thread may change is ever walked in Python.
 
 The work is done in columns over the whole list: a copy costs a microsecond an element, a check a fraction.
 """
@@ -40,11 +40,11 @@ _IMMUTABLE = frozenset(
 _MODELS = frozenset({AIMessage, ChatMessage, FunctionMessage, HumanMessage, SystemMessage, ToolMessage})
 
 _IS_ATOMIC = sys.implementation.name == "cpython" and getattr(sys, "_is_gil_enabled", lambda: True)()
-"""True if other threads see a call into C as one step. Elsewhere nothing is watched."""
+"""True if other OS threads see a call into C as one step. On other interpreters nothing is watched."""
 
-_inside = attrgetter("__dict__")
-_extra = attrgetter("__pydantic_extra__")
-_given = attrgetter("__pydantic_fields_set__")
+_get_fields = attrgetter("__dict__")
+_get_extra = attrgetter("__pydantic_extra__")
+_get_given = attrgetter("__pydantic_fields_set__")
 _drain: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 _new: Callable[[type], Any] = object.__new__
 
@@ -62,9 +62,8 @@ _set_fields, _set_extra, _set_given, _set_private = map(
 
 
 class Template(NamedTuple):
-    """Decoded elements that only the cache refers to, in columns. The cycle collector walks whatever lives as
-    long as a template, again and again: so the columns are tuples, of which it leaves out those that hold
-    nothing mutable.
+    """Decoded elements that only the cache refers to, in columns. The cycle collector scans whatever lives as
+    long as a template again and again. So the columns are tuples: it skips those that hold nothing mutable.
 
     The containers inside are numbered across all elements: dicts from 0 upwards, lists from -1 downwards, so
     that dicts and, behind them, lists in reverse are one sequence, each kind copied in one call. Opaque
@@ -73,20 +72,20 @@ class Template(NamedTuple):
 
     Attributes:
         values: the elements, ``None`` for opaque ones.
-        opaque: positions of these.
+        opaque: positions of the opaque ones.
         dicts: all dicts.
         lists: all lists.
         children: numbers of the containers that are inside others.
-        parents: numbers of those others.
-        keys: the keys in those others.
+        parents: for each child, the number of the container that it is in.
+        keys: for each child, its key there.
         bare: elements that are containers themselves: position and number.
         models: positions of the elements that are objects.
         roots: number of the fields of each object; its extra fields have the number after it.
         filled_dicts: numbers of the dicts that are not empty.
-        names: keys of these, one dict after another.
-        sizes: number of keys of each.
+        names: keys of the dicts that are not empty, one dict after another.
+        sizes: number of keys of each of these dicts.
         filled_lists: numbers of the lists that are not empty.
-        lengths: number of items of each.
+        lengths: number of items of each of these lists.
         empty: numbers of the dicts and lists that are empty.
     """
 
@@ -108,8 +107,8 @@ class Template(NamedTuple):
     empty: tuple[int, ...] = ()
 
     def extend(self, values: Iterable[Any]) -> Template:
-        """Return the template of this one's elements and more, to which nothing else refers."""
-        columns = _columns(values, len(self.values), len(self.dicts), len(self.lists))
+        """Return a template of these elements and of more ``values``, to which nothing else may refer."""
+        columns = _make_columns(values, len(self.values), len(self.dicts), len(self.lists))
         return Template(*_append_columns(self, map(tuple, columns)))
 
     def messages(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -128,17 +127,21 @@ class Template(NamedTuple):
             is_watched: Make the watch, too.
 
         Returns:
-            The elements, and their watch: ``None`` on interpreters where nothing can be watched, too.
+            The elements, and their watch: ``None`` without ``is_watched``, and on interpreters where nothing
+            is watched.
         """
         made: list[Any] = list(map(dict.copy, self.dicts))
         made += reversed(list(map(list.copy, self.lists)))
-        at = made.__getitem__
-        _drain(map(setitem, map(at, self.parents), self.keys, map(at, self.children)))
+        get_made = made.__getitem__
+        _drain(map(setitem, map(get_made, self.parents), self.keys, map(get_made, self.children)))
         originals = self.messages(self.values)
         models = list(map(_new, map(type, originals)))
-        roots, extras = tuple(map(at, self.roots)), tuple(map(at, map(add, self.roots, repeat(1))))
+        roots, extras = (
+            tuple(map(get_made, self.roots)),
+            tuple(map(get_made, map(add, self.roots, repeat(1)))),
+        )
         _drain(map(_set_fields, models, roots))
-        _drain(map(_set_given, models, map(set.copy, map(_given, originals))))
+        _drain(map(_set_given, models, map(set.copy, map(_get_given, originals))))
         _drain(map(_set_extra, models, extras))
         _drain(map(_set_private, models, repeat(None)))
         values = list(self.values)
@@ -150,7 +153,7 @@ class Template(NamedTuple):
             values[place] = opaque(place)
         if not (_IS_ATOMIC and is_watched):
             return values, None
-        dicts, lists = tuple(map(at, self.filled_dicts)), tuple(map(at, self.filled_lists))
+        dicts, lists = tuple(map(get_made, self.filled_dicts)), tuple(map(get_made, self.filled_lists))
         places = dict(zip(map(id, watched), range(len(watched)), strict=True))
         if self.opaque:
             places.pop(id(None), None)
@@ -160,7 +163,7 @@ class Template(NamedTuple):
             watched,
             roots,
             extras,
-            tuple(map(at, self.empty)),
+            tuple(map(get_made, self.empty)),
             dicts,
             tuple(chain.from_iterable(map(dict.values, dicts))),
             lists,
@@ -174,11 +177,12 @@ def _append_columns(columns: Iterable[Any], more: Iterable[Any]) -> Iterator[Any
 
 
 class Watch(NamedTuple):
-    """Copies that were returned to a caller, with everything mutable inside them as it was then.
+    """Copies that were returned to a caller, with everything mutable inside them as it was when
+    they were returned.
 
     ``places`` maps the identity of each copy to its position; the watch keeps the copies alive, so that no
     identity is used again. ``empty`` holds the dicts and lists without content; the content of the others is
-    kept in columns, and its names and numbers in the ``template`` of the same elements.
+    kept in columns, and their keys and sizes in the ``template`` of the same elements.
     """
 
     template: Template
@@ -193,13 +197,14 @@ class Watch(NamedTuple):
     list_items: tuple[Any, ...]
 
     def find_unchanged(self) -> Iterator[bool]:
-        """Yield True for everything that is unchanged. Exhausted by one call into C, it is one snapshot."""
+        """Yield for each thing whether it is unchanged. If one call into C exhausts the iterator, all answers
+        are of one moment."""
         template = self.template
         models = template.messages(self.values)
         columns: tuple[Iterator[bool], ...] = (
             map(is_, map(type, models), map(type, template.messages(template.values))),
-            map(is_, map(_inside, models), self.roots),
-            map(is_, map(_extra, models), self.extras),
+            map(is_, map(_get_fields, models), self.roots),
+            map(is_, map(_get_extra, models), self.extras),
             map(not_, map(any, (self.empty,))),
             # Sizes first: a container whose size has changed would shift the columns that follow.
             map(eq, map(len, self.dicts), template.sizes),
@@ -211,7 +216,7 @@ class Watch(NamedTuple):
         return map(all, columns)
 
 
-def _columns(values: Iterable[Any], start: int, dicts: int, lists: int) -> tuple[list[Any], ...]:
+def _make_columns(values: Iterable[Any], start: int, dicts: int, lists: int) -> tuple[list[Any], ...]:
     """Return the columns of a template's further elements.
 
     Args:
@@ -279,13 +284,13 @@ def _inner(value: Any) -> list[Inner] | None:
         found.append((value, None, None))
     else:
         return None
-    # More are appended while they are walked.
+    # Containers are appended to the list while it is walked.
     for at, (container, _, _) in enumerate(found):
         for key, inner in container.items() if type(container) is dict else enumerate(container):
-            within = type(inner)
-            if within in _IMMUTABLE:
+            inner_kind = type(inner)
+            if inner_kind in _IMMUTABLE:
                 continue
-            if within is not dict and within is not list:
+            if inner_kind is not dict and inner_kind is not list:
                 return None
             found.append((inner, at, key))
     return found

@@ -70,7 +70,7 @@ def decode_into_cache(
 
 
 def recall(serde: Serde, held: KnownValue, generation: int) -> tuple[Any, KnownValue]:
-    """Return a held value for a new owner, and the record that replaces ``held``.
+    """Return a cached value for a new owner, and the record that replaces ``held`` in the cache.
 
     Args:
         serde: Unpacks the value.
@@ -88,13 +88,13 @@ def _build_list(
     serde: Serde, elements: Elements, ref: bytes, generation: int
 ) -> tuple[list[Any], KnownValue]:
     """Build a list for a new owner, which shares nothing mutable with any other."""
-    sources, before = elements.sources, elements.last_load
+    sources, earlier = elements.sources, elements.last_load
     new = iter(_unpack(serde, [source for source in sources if isinstance(source, bytes)]))
     template, opaque, start = Template(), dict[int, bytes](), 0
-    if before is not None and count_common_start(list(sources), list(range(len(before.refs)))) == len(
-        before.refs
+    if earlier is not None and count_common_start(list(sources), list(range(len(earlier.refs)))) == len(
+        earlier.refs
     ):
-        template, opaque, start = before.template, before.opaque.copy(), len(before.refs)
+        template, opaque, start = earlier.template, earlier.opaque.copy(), len(earlier.refs)
     fresh: dict[int, Any] = {}
     rest: list[Any] = []
     for place, source in enumerate(sources[start:], start):
@@ -102,8 +102,8 @@ def _build_list(
             opaque[place] = source
             fresh[place] = next(new)
             rest.append(fresh[place])
-        elif before is not None:
-            rest.append(before.template.values[source])
+        elif earlier is not None:
+            rest.append(earlier.template.values[source])
 
     def make(place: int) -> Any:
         if place in fresh:
@@ -112,10 +112,10 @@ def _build_list(
 
     template = template.extend(rest)
     values, watch = template.copies(make)
-    if before is not None:
-        # As many objects are freed as were made, both while the collector pauses, so it need not run
-        # afterwards.
-        before = elements.last_load = before._replace(watch=None)
+    if earlier is not None:
+        # Dropping the old watch frees as many objects as were made, both while the collector pauses, so it
+        # need not run afterwards.
+        earlier = elements.last_load = earlier._replace(watch=None)
     bodies = {place: opaque[place] for place in template.opaque}
     last_load = LastLoad(template, bodies, watch, elements.refs, elements.sizes)
     new_elements = Elements(
@@ -159,7 +159,8 @@ class ListingDecoder:
         missing = [ref for ref in dict.fromkeys(tree.refs) if ref not in self._places]
         is_shared = len(self._places) + len(missing) <= 2 * len(tree.refs)
         if not is_shared or len(set(tree.refs)) < len(tree.refs):
-            # It has little in common with the others, or an element twice, which is two objects.
+            # The list has little in common with the others, or has an element twice, which must be two
+            # objects.
             return self._copy(Template().extend(known[ref][0] for ref in tree.refs), tree.refs)
         if missing:
             self._template = self._template.extend(known[ref][0] for ref in missing)

@@ -71,7 +71,7 @@ class Encoding:
         serde: Packs the values.
         digest: Names the chunks.
         cache: The thread's cache.
-        basis: The thread as the write is planned on it.
+        basis: The state of the thread on which the write is planned.
         reuse: The known chunks that may be left out.
     """
 
@@ -95,7 +95,7 @@ class Encoding:
             stored=frozenset() if reuse is Reuse.NONE else self._known.stored.keys(),
             recent=self._known.recent.keys() if reuse is Reuse.ALL else frozenset(),
         )
-        self._held: dict[tuple[str, str], KnownValue] = {}
+        self._encoded: dict[tuple[str, str], KnownValue] = {}
 
     @property
     def chunks(self) -> Mapping[bytes, bytes]:
@@ -115,7 +115,7 @@ class Encoding:
         else:
             ref, payload = self._encode_other(value)
             held = KnownValue(ref, self._generation, payload=payload)
-        self._held[slot] = held
+        self._encoded[slot] = held
         return held.ref
 
     def freeze(self) -> dict[tuple[str, str], Frozen]:
@@ -124,13 +124,13 @@ class Encoding:
             slot: Frozen(payload=held.payload or (refs.NULL, b""))
             if held.elements is None
             else Frozen(elements=held.elements.bodies(self._serde))
-            for slot, held in self._held.items()
+            for slot, held in self._encoded.items()
         }
 
     def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
-        before = self._current(slot, self._cache.values.get(slot))
-        last_load = None if before is None else before.last_load
+        proved = self._find_proved_elements(slot, self._cache.values.get(slot))
+        last_load = None if proved is None else proved.last_load
         found: list[bytes] = []
         sizes: list[int] = []
         sources: list[Source] = []
@@ -139,13 +139,13 @@ class Encoding:
             places: list[int | None] = [None] * len(bodies)
         else:
             places, bodies = self._pack(value, None if last_load is None else last_load.watch)
-        known = 0
+        common = 0
         if last_load is not None and places:
             # Most lists start with the elements of the last load.
-            known = count_common_start(places, list(range(len(last_load.refs))))
-            found, sizes, sources = last_load.refs[:known], last_load.sizes[:known], list(range(known))
+            common = count_common_start(places, list(range(len(last_load.refs))))
+            found, sizes, sources = last_load.refs[:common], last_load.sizes[:common], list(range(common))
         new = iter(bodies)
-        for place in places[known:]:
+        for place in places[common:]:
             if place is not None and last_load is not None:
                 found.append(last_load.refs[place])
                 sizes.append(last_load.sizes[place])
@@ -155,16 +155,16 @@ class Encoding:
                 found.append(part.ref)
                 sizes.append(len(part.body))
                 sources.append(part.body)
-        if before is not None:
-            shape, same = (before.shape, count_common_start(found, before.refs))
+        if proved is not None:
+            shape, same_count = (proved.shape, count_common_start(found, proved.refs))
         else:
-            shape, same = (None, 0)
-        ref, shape = self._builder.list_like(found, shape, same)
+            shape, same_count = (None, 0)
+        ref, shape = self._builder.list_like(found, shape, same_count)
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
     def _pack(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
         """Return for each element its position in the watch if it is unchanged, and the packed form of the
-        others: all of one moment, as far as they are plain data."""
+        others: all as of one moment, as far as the elements are plain data."""
         if watch is not None:
             values = value.copy()
             places = list(map(watch.places.get, map(id, values)))
@@ -186,9 +186,9 @@ class Encoding:
         bodies = self._serde.pack_each(value) or []
         return [None] * len(bodies), bodies
 
-    def _current(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
-        """Return a held list's elements if the commit proves that their chunks are stored: it is refused
-        when the generation or the head of the namespace has changed."""
+    def _find_proved_elements(self, slot: tuple[str, str], held: KnownValue | None) -> Elements | None:
+        """Return a held list's elements if the commit proves that their chunks are stored: the commit is
+        refused when the generation or the head of the namespace has changed."""
         if held is None or held.elements is None or held.generation != self._generation:
             return None
         basis = self._basis
@@ -228,12 +228,12 @@ class Encoding:
         else:
             known.recent.update(places)
         known.note_end()
-        self._cache.hold(self._held)
+        self._cache.hold(self._encoded)
         if record is not None:
             self._cache.see(record.namespace, HeadRefs(record.id, record.refs))
 
     def _element(self, body: bytes) -> PackedValue:
-        """Return the reference of a packed element, and its whole body."""
+        """Return the reference of a packed element, and its packed form."""
         if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
             return self._split(self._serde.plain(body), 1)
         return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
@@ -261,7 +261,8 @@ class Encoding:
 
     def _split_dict(self, value: dict[str, Any], depth: int) -> PackedValue:
         keys = [self._serde.key(key) for key in value]
-        # A list that is a channel's direct value is split like the channel that it may become.
+        # A list directly in a written dict, such as a run's input, is split like the channel that it may
+        # become.
         parts = [
             self._split(item, depth + 1, always=depth == 0 and type(item) is list) for item in value.values()
         ]

@@ -12,7 +12,7 @@ from threading import Lock
 
 
 class _Pause:
-    """A pause that several threads may hold at once; the last to leave ends it."""
+    """A pause that several OS threads may hold at once; the last to leave ends it."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,8 +1,8 @@
 """The chunks of a thread that a process takes for stored, and the checks that prove it in the commit.
 
 A write leaves out the chunks that are stored already. This process knows them from its earlier loads and
-writes, and that knowledge can be wrong: the database may have been restored to an earlier state. So nothing
-is relied on that the commit itself does not prove. A checkpoint that is present proves all that was stored
+writes, and that knowledge can be wrong: the database may have been restored to an earlier state. So a write
+relies only on what its commit proves. A checkpoint that is present proves all that was stored
 before it; a chunk that was stored since is checked by itself.
 """
 
@@ -20,7 +20,7 @@ from perdure.model.records import CHECKPOINT
 from perdure.model.values.packs import Place
 
 _DIGESTS_MAX = 4096
-"""Most digests that are known of a thread whose state has few chunks."""
+"""Maximum number of digests that are remembered of a thread whose state has few chunks."""
 _STATES_MAX = 4
 """The same for a thread whose state has more chunks: a multiple of their number."""
 _PAST_MAX = 8
@@ -28,9 +28,9 @@ _CHECKS_MAX = 64
 
 
 class WriteBasis(NamedTuple):
-    """The thread as a write in ``namespace`` is planned on it: its collection generation, the checkpoints
-    that are heads of this namespace and of the root, and ``is_guarded``: True if the commit is refused when
-    the namespace's head has changed."""
+    """The state of the thread on which a write in ``namespace`` is planned: its collection generation, the
+    checkpoints that are heads of this namespace and of the root, and ``is_guarded``: True if the commit is
+    refused when the namespace's head has changed."""
 
     generation: int
     namespace: str
@@ -61,7 +61,7 @@ class KnownChunks:
     their digests.
 
     All of ``stored`` is present if the checkpoint ``root`` is; each of ``recent`` has to be checked by
-    itself. ``past`` holds earlier values of ``root``, as this process moved it. ``first`` is the number of
+    itself. ``past`` holds the earlier heads that this process has replaced. ``first`` is the number of
     digests after the first load or write, which may have needed all of the thread's state; 0 before.
     """
 
@@ -91,10 +91,12 @@ class KnownChunks:
             places: Chunks that are stored besides the known ones.
         """
         if replaced != self.root:
-            # Another move was recorded in between: this checkpoint does not prove what came with that one.
+            # Another move was recorded in between: this checkpoint does not prove the chunks that came with
+            # that move.
             self.recent.update(places)
             return
-        # First the proof, then what it proves: another thread may be planning a write with this instance.
+        # First the checkpoint that proves, then the chunks that it proves: another OS thread may be planning
+        # a write with this instance.
         self.past.append(self.root)
         self.root = root
         self.stored.update(places)
@@ -103,8 +105,8 @@ class KnownChunks:
 
     def move(self, places: Mapping[bytes, Place]) -> None:
         """Record that chunks are in other records now."""
-        for known in (self.stored, self.recent):
-            known.update((name, place) for name, place in places.items() if name in known)
+        for chunks in (self.stored, self.recent):
+            chunks.update((name, place) for name, place in places.items() if name in chunks)
 
     def note_end(self) -> None:
         """Note the end of a load or a write."""
@@ -153,7 +155,8 @@ def proof(
     Returns:
         The checks, ``None`` if there are more of them than ``room`` or ``_CHECKS_MAX``.
     """
-    # A chunk that another thread has stored with a checkpoint meanwhile is no longer among the recent ones.
+    # A chunk that another OS thread has stored with a checkpoint meanwhile is no longer among the recent
+    # ones.
     places = dict.fromkeys(known.recent.get(name) or known.stored[name] for name in sorted(relied))
     checks = [Check(*place, Expect.PRESENT) for place in places]
     if leans and not basis.guards_root and known.root is not None:

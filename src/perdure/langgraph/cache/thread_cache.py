@@ -33,7 +33,7 @@ _UNIT = 512
 """Bytes that weigh 1, as each element does at least."""
 
 Source = int | bytes
-"""The source of an element's decoded form: its position among those of the last load, or its bytes."""
+"""The source of an element's decoded form: its position among the elements of the last load, or its bytes."""
 
 
 class LastLoad(NamedTuple):
@@ -131,7 +131,7 @@ class ThreadCache:
             while len(self.seen) > _SLOTS_MAX:
                 self.seen.popitem(last=False)
 
-    def is_of_head(self, slot: tuple[str, str], held: KnownValue, head: str | None) -> bool:
+    def is_of_head(self, slot: tuple[str, str], known_value: KnownValue, head: str | None) -> bool:
         """Return True if a value belongs to the head of its namespace.
 
         Args:
@@ -141,12 +141,12 @@ class ThreadCache:
         """
         namespace, channel = slot
         seen = self.seen.get(namespace)
-        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == held.ref
+        return seen is not None and seen.checkpoint_id == head and seen.refs.get(channel) == known_value.ref
 
-    def hold(self, held: Mapping[tuple[str, str], KnownValue]) -> None:
+    def hold(self, values: Mapping[tuple[str, str], KnownValue]) -> None:
         """Remember values. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
-            for slot, value in held.items():
+            for slot, value in values.items():
                 self.values.pop(slot, None)
                 self.values[slot] = value
             while len(self.values) > _SLOTS_MAX:
@@ -156,21 +156,21 @@ class ThreadCache:
         """Return the size in bytes of each channel's value that is remembered under its reference."""
         sizes: dict[str, int] = {}
         for channel, ref in references.items():
-            held = self.values.get((namespace, channel))
-            if held is not None and held.ref == ref:
-                sizes[channel] = held.size
+            known_value = self.values.get((namespace, channel))
+            if known_value is not None and known_value.ref == ref:
+                sizes[channel] = known_value.size
         return sizes
 
     def weight(self) -> int:
         """Return roughly the memory that is held, in units of 512 bytes."""
         weight = _EMPTY + self.known.count // 8 + len(self.known.nodes) // 2
-        for held in list(self.values.values()):
-            if held.elements is not None:
-                weight += _weigh(held.elements.sizes)
-                if (last_load := held.elements.last_load) is not None:
+        for known_value in list(self.values.values()):
+            if known_value.elements is not None:
+                weight += _weigh(known_value.elements.sizes)
+                if (last_load := known_value.elements.last_load) is not None:
                     weight += _weigh(last_load.sizes)
-            if held.payload:
-                weight += len(held.payload[1]) // _UNIT
+            if known_value.payload:
+                weight += len(known_value.payload[1]) // _UNIT
         return weight
 
 
@@ -194,7 +194,7 @@ class Caches:
             return cache
 
     def weigh(self, partition: Partition) -> None:
-        """Update the account of a thread's cache, and drop the least recently used threads over the bound."""
+        """Update the weight of a thread's cache, and drop the least recently used threads over the bound."""
         with self._lock:
             cache = self._threads.get(partition)
             if cache is None:
@@ -219,7 +219,7 @@ def _weigh(sizes: Sequence[int]) -> int:
 def count_common_start(left: list[Any], right: list[Any]) -> int:
     """Count the elements that two lists have in common at their start."""
     most = min(len(left), len(right))
-    # Usually it is one of them as a whole, which one comparison tells.
+    # Usually one list begins with the whole other one, which one comparison shows.
     if left[:most] == right[:most]:
         return most
     return sum(takewhile(bool, map(eq, left, right)))

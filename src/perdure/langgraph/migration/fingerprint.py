@@ -1,8 +1,8 @@
 """Fingerprint of a compiled graph: everything that a stored thread depends on, in plain data.
 
 It consists of every channel with its type and its reducer, the fields of the program's own types, the names
-of the nodes, and the declared interrupts; of subgraphs only those that are checkpointed. The code of nodes,
-and the edges between them, may change without a new version.
+of the nodes, and the declared interrupts. Only subgraphs that are checkpointed are included. The code of
+nodes, and the edges between them, may change without a new version.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ _PATH = "/"
 def fingerprint(graph: Pregel[Any, Any, Any, Any]) -> Fingerprint:
     """Return the fingerprint of a compiled graph."""
     out: Fingerprint = {"channels": {}, "types": {}, "nodes": [], "interrupts": []}
-    _add(out, graph, "", set())
+    _add_graph(out, graph, "", set())
     return {
         name: sorted(held) if isinstance(held, list) else dict(sorted(held.items()))
         for name, held in out.items()
     }
 
 
-def _add(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, seen: set[int]) -> None:
+def _add_graph(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, seen: set[int]) -> None:
     if id(graph) in seen:
         return
     seen.add(id(graph))
     facts = read(graph)
     for channel in facts.channels:
-        out["channels"][path + channel.name] = _channel(channel)
+        out["channels"][path + channel.name] = _describe_channel(channel)
         for cls in within(bare(channel.annotation)):
             _add_type(out["types"], cls)
     for node in facts.nodes:
         out["nodes"].append(path + node.name)
         for inner in node.graphs:
             if inner.checkpointer is not False:
-                _add(out, inner, f"{path}{node.name}{_PATH}", seen)
+                _add_graph(out, inner, f"{path}{node.name}{_PATH}", seen)
     for when in ("before", "after"):
         names: Any = getattr(graph, f"interrupt_{when}_nodes")
         out["interrupts"] += [
@@ -66,7 +66,7 @@ def _add(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, seen: s
         ]
 
 
-def _channel(facts: ChannelFacts) -> str:
+def _describe_channel(facts: ChannelFacts) -> str:
     kind = write_type_text(facts.annotation)
     if facts.reducer is not None:
         if facts.kind is ChannelKind.DELTA:
@@ -130,7 +130,7 @@ def write_type_text(annotation: Any) -> str:
     if origin is typing.Literal:
         return f"Literal[{', '.join(sorted(map(repr, arguments)))}]"
     if origin is not None:
-        inner = ", ".join(_argument(each) for each in arguments)
+        inner = ", ".join(_write_argument_text(each) for each in arguments)
         if inner:
             return f"{write_type_text(origin)}[{inner}]"
         return write_type_text(origin)
@@ -143,7 +143,7 @@ def write_type_text(annotation: Any) -> str:
     return str(annotation)
 
 
-def _argument(each: Any) -> str:
+def _write_argument_text(each: Any) -> str:
     if each is Ellipsis:
         return "..."
     if isinstance(each, list):

@@ -1,7 +1,7 @@
-"""Name of the version of a graph's code, for those who look at runs: which ones ran before a deploy?
+"""Name of the version of a graph's code, which shows which runs were made before a deploy.
 
-Two processes that loaded the same code have the same name. It follows what the fingerprint has, the edges,
-and the code of nodes, of tools and of functions that choose the next node. What these call, and values such
+Two processes that loaded the same code have the same name. It changes with the fingerprint, the edges, and
+the code of nodes, of tools and of functions that choose the next node. What these call, and values such
 as prompts, may change without a new name.
 """
 
@@ -25,23 +25,25 @@ def name_graph(graph: Pregel[Any, Any, Any, Any]) -> str:
     """Return the name of a compiled graph's version: 12 hexadecimal digits."""
     parts = [json.dumps(fingerprint(graph))]
     for facts in read_all(graph):
-        parts += [repr(facts.path), *_edges(facts)]
+        parts += [repr(facts.path), *_describe_edges(facts)]
         for node in facts.nodes:
             parts.append(node.name)
-            parts += [text for function in (*node.functions, *node.tools) for text in _function(function)]
+            parts += [
+                text for function in (*node.functions, *node.tools) for text in _describe_function(function)
+            ]
     return _digest(parts)
 
 
 def name_function(function: Callable[..., Any]) -> str:
     """Return the name of the version of a function that makes a graph for each use."""
-    return _digest(list(_function(function)))
+    return _digest(list(_describe_function(function)))
 
 
 def _digest(parts: list[str]) -> str:
     return blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=_SIZE).hexdigest()
 
 
-def _edges(facts: GraphFacts) -> Iterator[str]:
+def _describe_edges(facts: GraphFacts) -> Iterator[str]:
     """Yield the edges of a ``StateGraph``, and the functions that choose among several."""
     builder = getattr(facts.graph, "builder", None)
     yield repr(sorted(getattr(builder, "edges", ())))
@@ -51,10 +53,10 @@ def _edges(facts: GraphFacts) -> Iterator[str]:
             yield f"{node} {name} {sorted((branch.ends or {}).items(), key=repr)}"
             for which in ("func", "afunc"):
                 if (function := getattr(branch.path, which, None)) is not None:
-                    yield from _function(function)
+                    yield from _describe_function(function)
 
 
-def _function(function: Callable[..., Any]) -> Iterator[str]:
+def _describe_function(function: Callable[..., Any]) -> Iterator[str]:
     function = unwrap(function)
     yield getattr(function, "__qualname__", type(function).__qualname__)
     if isinstance(code := getattr(function, "__code__", None), CodeType):
@@ -69,10 +71,10 @@ def _describe_code(code: CodeType) -> Iterator[str]:
         if isinstance(constant, CodeType):
             yield from _describe_code(constant)
         else:
-            yield _constant(constant)
+            yield _describe_constant(constant)
 
 
-def _constant(value: Any) -> str:
+def _describe_constant(value: Any) -> str:
     # The order of a set differs from process to process.
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(repr, value)))}}}"

@@ -1,4 +1,5 @@
-"""Migration of checkpoints in memory: what an older version stored, as the present version would have.
+"""Migration of checkpoints in memory: what an older version stored, as the present version would have
+stored it.
 
 Nothing here writes. A loop that starts from a migrated checkpoint stores the result with its next one.
 """
@@ -45,7 +46,7 @@ _Edit = Callable[[Any], Any]
 
 @dataclass(slots=True)
 class _Write:
-    """A stored write during a migration: its present name, and the conversions of its value."""
+    """A stored write during a migration: its present names, and the conversions of its value."""
 
     stored: PendingWrite
     task_id: str
@@ -103,14 +104,15 @@ class Migration:
         return at._replace(namespace=stored)
 
     def find_present_namespace(self, partition: Partition, stored: str) -> str:
-        """Return the present name of a stored namespace; with task ids, as far as this process has met it."""
+        """Return the present name of a stored namespace. One with task ids is returned unchanged unless this
+        process has met its present name."""
         if is_by_name(stored):
             return self._names.present(stored)
         met = self._aliases.items()
         return next((name for (where, name), s in met if s == stored and where == partition), stored)
 
     def find_namespace(self, at: Address) -> Program[bool]:
-        """Look for a namespace under the names that it had before, as nothing is stored under its own.
+        """Look for a namespace under its former names, as nothing is stored under the present one.
 
         Returns:
             True if it was found; ``find_stored_address`` knows it then.
@@ -125,10 +127,10 @@ class Migration:
                     self._aliases[partition, name] = former
                     return True
         elif ROOT not in (at.configurable.get("checkpoint_map") or ()):
-            # No run asks, which would have loaded the root before.
+            # The caller is not a run, which would have loaded the root before and so know the namespace.
             root = yield from checkpoint_loading.load(partition, ROOT, None)
             if root.checkpoint is not None and self.is_due(root.checkpoint):
-                yield from self._moves(partition, root.checkpoint, root.writes, ROOT)
+                yield from self._find_moves(partition, root.checkpoint, root.writes, ROOT)
                 return (partition, name) in self._aliases
         return False
 
@@ -167,13 +169,13 @@ class Migration:
             yield from schema_pin.require_unpinned(partition, self.schema.version)
 
     def moved_interrupts(self, at: Address) -> Program[dict[str, str]]:
-        """Return the ids of a thread's interrupts that had others before a node was renamed, old to new."""
+        """Return the ids of a thread's interrupts that changed when a node was renamed, old to present."""
         if not self.schema.since(0).rename_nodes:
             return {}
         root = yield from checkpoint_loading.load(at.partition, ROOT, at.checkpoint_id)
         if root.checkpoint is None or not self.is_due(root.checkpoint):
             return {}
-        moves = yield from self._moves(at.partition, root.checkpoint, root.writes, ROOT)
+        moves = yield from self._find_moves(at.partition, root.checkpoint, root.writes, ROOT)
         out: dict[str, str] = {}
         for _, _, tasks in moves:
             out = {old: tasks.interrupts.get(new, new) for old, new in out.items()} | tasks.interrupts
@@ -193,7 +195,7 @@ class Migration:
             generation: The thread's collection generation when the checkpoint was read.
 
         Raises:
-            Corrupt: Something is missing, or was removed since.
+            Corrupt: A part of the history is missing, or was removed since.
         """
         self.require_readable(partition, record)
         replays = yield from read_replays(
@@ -274,24 +276,26 @@ class Migration:
                 shown = record._replace(namespace=namespace)
             return shown, (yield from read_values(record, writes))
         changes = self.schema.since(record.schema)
-        moves = yield from self._moves(partition, record, writes, namespace)
+        moves = yield from self._find_moves(partition, record, writes, namespace)
         moved = self._move_writes(writes, moves)
-        left = {c: ref for c, ref in record.refs.items() if changes.channel(c) is not None}
-        plain = {c: ref for c, ref in left.items() if changes.conversions(c)}
-        typed = {c: ref for c, ref in left.items() if c not in plain}
-        straight = [w for w in moved if not w.steps]
-        values = yield from read_values(record._replace(refs=typed), tuple(w.stored for w in straight))
-        turned = [w for w in moved if w.steps]
-        wanted = {f"c{c}": ref for c, ref in plain.items()}
-        wanted.update({f"w{i}": w.stored.ref for i, w in enumerate(turned)})
+        remaining = {c: ref for c, ref in record.refs.items() if changes.channel(c) is not None}
+        to_convert = {c: ref for c, ref in remaining.items() if changes.conversions(c)}
+        unconverted = {c: ref for c, ref in remaining.items() if c not in to_convert}
+        unconverted_writes = [w for w in moved if not w.steps]
+        values = yield from read_values(
+            record._replace(refs=unconverted), tuple(w.stored for w in unconverted_writes)
+        )
+        writes_to_convert = [w for w in moved if w.steps]
+        wanted = {f"c{c}": ref for c, ref in to_convert.items()}
+        wanted.update({f"w{i}": w.stored.ref for i, w in enumerate(writes_to_convert)})
         trees, _ = yield from resolve(partition, wanted, self._digest)
         with error_context(partition, record.id):
-            channels = {c: self._edit(changes, c, value) for c, value in values.channels.items()}
-            for channel in plain:
+            channels = {c: self._rename_inside(changes, c, value) for c, value in values.channels.items()}
+            for channel in to_convert:
                 steps = changes.conversions(channel)
                 channels[channel] = self._converted.value(join_tree(trees[f"c{channel}"]), steps)
-            out = {id(w): value for w, (_, _, value) in zip(straight, values.writes, strict=True)}
-            for i, write in enumerate(turned):
+            out = {id(w): value for w, (_, _, value) in zip(unconverted_writes, values.writes, strict=True)}
+            for i, write in enumerate(writes_to_convert):
                 out[id(write)] = self._converted.update(join_tree(trees[f"w{i}"]), write.steps)
             pending: list[tuple[str, str, Any]] = []
             for write in moved:
@@ -300,8 +304,10 @@ class Migration:
                     value = edit(value)
                 pending.append((write.task_id, write.channel or "", value))
             shown = self._rename_record(record, changes)._replace(namespace=namespace)
-            named = Values({new: channels[old] for new, old in _origins(left, changes).items()}, pending)
-        return self._with_metadata(shown, changes), named
+            named = Values(
+                {new: channels[old] for new, old in _find_former_names(remaining, changes).items()}, pending
+            )
+        return self._rename_counters(shown, changes), named
 
     def _is_rebuilt(self, changes: Changes, channel: str) -> bool:
         """Return True if the value of a channel is another one after the steps."""
@@ -343,7 +349,7 @@ class Migration:
             updated = tuple(dict.fromkeys(n for c in updated if (n := changes.channel(c)) is not None))
         return record._replace(versions=versions, versions_seen=seen, updated=updated)
 
-    def _with_metadata(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
+    def _rename_counters(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
         """Return a checkpoint whose metadata count the writes of DeltaChannels by their present names."""
         metadata = self.serde.unpack(record.metadata)
         counters = metadata.get(COUNTERS)
@@ -352,8 +358,8 @@ class Migration:
         named = _rename_channels(counters, changes)
         return record._replace(metadata=self.serde.pack({**metadata, COUNTERS: named}))
 
-    def _edit(self, changes: Changes, channel: str, value: Any) -> Any:
-        """Return a value in which LangGraph keeps names, with the present ones."""
+    def _rename_inside(self, changes: Changes, channel: str, value: Any) -> Any:
+        """Return a value in which LangGraph keeps names of channels or nodes, with the present names."""
         if channel == START and isinstance(value, dict):
             out: dict[Any, Any] = {}
             for key, held in value.items():
@@ -390,12 +396,12 @@ class Migration:
             write = _Write(stored, stored.task_id, stored.task_path, stored.channel, schema_of(stored.nonce))
             for before, changes, tasks in moves:
                 if before >= write.version and write.channel is not None:
-                    self._move(write, changes, tasks)
+                    self._move_write(write, changes, tasks)
             if write.channel is not None:
                 slots[write.task_id, stored.idx] = write
         return sorted(slots.values(), key=lambda write: write.sort_key)
 
-    def _move(self, write: _Write, changes: Changes, tasks: TaskMoves) -> None:
+    def _move_write(self, write: _Write, changes: Changes, tasks: TaskMoves) -> None:
         channel = write.channel or ""
         write.task_id = tasks.ids.get(write.task_id, write.task_id)
         write.task_path = tasks.write_path(write.task_path)
@@ -408,7 +414,7 @@ class Migration:
         elif channel == ERROR_SOURCE or channel.startswith(_JOIN):
             write.edits.append(lambda value: _rename_nodes(value, changes))
 
-    def _moves(
+    def _find_moves(
         self,
         partition: Partition,
         record: CheckpointRecord,
@@ -435,19 +441,21 @@ class Migration:
                 continue
             if names is None:
                 names = yield from history.namespaces(partition)
-                sends = yield from self._sends(partition, record)
+                sends = yield from self._read_sends(partition, record)
                 tasks = out[-1][2].with_sends(sends)
                 out[-1] = before, changes, tasks
             tasks.add_writes(w for w in writes if schema_of(w.nonce) <= before)
             tasks.add_namespaces(names)
             if record.namespace == ROOT:
                 yield from self._follow_names_below(partition, tasks, names)
-            yield from self._below(partition, tasks, names)
+            yield from self._follow_tasks_below(partition, tasks, names)
             sends = _rename_sends(sends, changes)
             known, stored = self._rename_record(known, changes), present
         return out
 
-    def _below(self, partition: Partition, tasks: TaskMoves, names: Iterable[str]) -> Program[None]:
+    def _follow_tasks_below(
+        self, partition: Partition, tasks: TaskMoves, names: Iterable[str]
+    ) -> Program[None]:
         """Follow the tasks into their subgraphs, whose interrupts they have passed up."""
         for name in names:
             for before, now in tasks.namespaces.items():
@@ -457,7 +465,7 @@ class Migration:
                 present = now + rest
                 if present != name:
                     self._aliases[partition, present] = name
-                yield from self._within(partition, tasks, name, present)
+                yield from self._take_interrupts(partition, tasks, name, present)
 
     def _follow_names_below(
         self, partition: Partition, tasks: TaskMoves, names: Iterable[str]
@@ -468,17 +476,19 @@ class Migration:
             if next((stored for stored in self._names.find_stored(present) if stored in names), name) != name:
                 continue
             self._aliases[partition, present] = name
-            yield from self._within(partition, tasks, name, present)
+            yield from self._take_interrupts(partition, tasks, name, present)
 
-    def _within(self, partition: Partition, tasks: TaskMoves, stored: str, present: str) -> Program[None]:
+    def _take_interrupts(
+        self, partition: Partition, tasks: TaskMoves, stored: str, present: str
+    ) -> Program[None]:
         """Take over the ids of the interrupts in a subgraph, given its old and its new name."""
         found = yield from checkpoint_loading.load(partition, stored, None)
         if found.checkpoint is not None and self.is_due(found.checkpoint):
-            inner = yield from self._moves(partition, found.checkpoint, found.writes, present)
+            inner = yield from self._find_moves(partition, found.checkpoint, found.writes, present)
             for _, _, below in inner:
                 tasks.interrupts.update(below.interrupts)
 
-    def _sends(self, partition: Partition, record: CheckpointRecord) -> Program[list[Any]]:
+    def _read_sends(self, partition: Partition, record: CheckpointRecord) -> Program[list[Any]]:
         ref = record.refs.get(SENDS)
         if ref is None:
             return []
@@ -490,14 +500,14 @@ class Migration:
         return []
 
 
-def _origins(held: Iterable[str], changes: Changes) -> dict[str, str]:
+def _find_former_names(held: Iterable[str], changes: Changes) -> dict[str, str]:
     """Return the former names of channels by their present ones."""
     return {new: old for old in held if (new := changes.channel(old)) is not None}
 
 
 def _rename_channels(held: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Return values by channel, under the present names."""
-    return {new: held[old] for new, old in _origins(held, changes).items()}
+    return {new: held[old] for new, old in _find_former_names(held, changes).items()}
 
 
 def _rename_sends(value: Any, changes: Changes) -> Any:
@@ -512,7 +522,7 @@ def _rename_sends(value: Any, changes: Changes) -> Any:
 
 
 def _rename_nodes(value: Any, changes: Changes) -> Any:
-    """Return the names of nodes in a value as they are by now."""
+    """Return a value with the names of nodes in it replaced by their present names."""
     if isinstance(value, str):
         return changes.node(value)
     if isinstance(value, set | frozenset):

@@ -1,9 +1,9 @@
 """New ids of the tasks of a stored checkpoint, for nodes that were renamed since.
 
 LangGraph finds the writes of a task, and the answers to its interrupts, by an id that it computes from the
-checkpoint, the namespace, the step, the node's name and the channels that trigger the node. Tasks of
-subgraphs have the ids of the tasks above them in their namespace. So writes and questions of a renamed node,
-or below one, get the id that LangGraph will look for.
+checkpoint, the namespace, the step, the node's name and the channels that trigger the node. The
+namespace of a subgraph's task contains the ids of the tasks above it. So writes and questions of a renamed
+node, or below one, get the id that LangGraph will look for.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _ANSWERS_MAX = 64
 
 class TaskPlace(NamedTuple):
     """A task of a checkpoint by the parts from which LangGraph computes its id: its node, and the channels
-    that trigger it or the number of its ``Send``. A task that another one called has its number among the
-    calls of that one, whose path is in ``caller``."""
+    that trigger it or the number of its ``Send``. For a task that another task called, ``send`` is its number
+    among the calls of that task, whose path is in ``caller``."""
 
     node: str
     triggers: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class TaskPlace(NamedTuple):
 
         Args:
             record: The checkpoint that it starts from.
-            namespace: The namespace of the checkpoint, by the names that are meant.
+            namespace: The namespace of the checkpoint, by the names, old or new, that the id is to have.
         """
         if namespace:
             level = f"{namespace}|{self.node}"
@@ -77,7 +77,7 @@ class TaskMoves:
     Args:
         record: The checkpoint.
         changes: The changes since.
-        old: The namespace of the checkpoint as its tasks were made in it.
+        old: The namespace of the checkpoint when its tasks were made.
         new: The namespace by its present name.
         sends: The checkpoint's pending ``Send`` objects, with the names of that time.
     """
@@ -88,7 +88,7 @@ class TaskMoves:
         self._record = record
         self._changes = changes
         self._old, self._new = old, new
-        self._sends = _nodes(sends)
+        self._sends = _list_nodes(sends)
         self.ids: dict[str, str] = {}
         self.interrupts: dict[str, str] = {}
         """Ids of interrupts, old to new."""
@@ -96,8 +96,8 @@ class TaskMoves:
         """Namespaces of the tasks' subgraphs, old to new."""
 
     def with_sends(self, sends: Sequence[object]) -> TaskMoves:
-        """Return the same with the checkpoint's pending ``Send`` objects."""
-        self._sends = _nodes(sends)
+        """Take the checkpoint's pending ``Send`` objects, and return this object."""
+        self._sends = _list_nodes(sends)
         return self
 
     def add_writes(self, writes: Iterable[PendingWrite]) -> None:
@@ -107,7 +107,7 @@ class TaskMoves:
                 self._add(task_id, self._list_possible_nodes(path))
 
     def add_namespaces(self, namespaces: Iterable[str]) -> None:
-        """Find the new ids of the tasks whose subgraphs have stored something, though they wrote nothing."""
+        """Find the new ids of the tasks that wrote nothing, but whose subgraphs have stored something."""
         start = f"{self._old}|" if self._old else ""
         for namespace in namespaces:
             node, _, task_id = namespace.removeprefix(start).partition("|")[0].partition(":")
@@ -148,7 +148,9 @@ class TaskMoves:
     def _add(self, task_id: str, nodes: Iterable[str]) -> None:
         if task_id in self.ids:
             return
-        place = next((p for p in self._places(nodes) if p.task_id(self._record, self._old) == task_id), None)
+        place = next(
+            (p for p in self._list_places(nodes) if p.task_id(self._record, self._old) == task_id), None
+        )
         if place is None:
             return
         moved = place.after(self._changes)
@@ -160,29 +162,29 @@ class TaskMoves:
         for answered in range(_ANSWERS_MAX):
             self.interrupts[_interrupt_id(before, answered)] = _interrupt_id(now, answered)
 
-    def _places(self, nodes: Iterable[str]) -> Iterable[TaskPlace]:
+    def _list_places(self, nodes: Iterable[str]) -> Iterable[TaskPlace]:
         for node in nodes:
             yield TaskPlace(node, (START,) if node == START else (f"{BRANCH}{node}",))
             for number, sent in enumerate(self._sends):
                 if sent == node:
                     yield TaskPlace(node, (), number)
-            joins = [name for name in _channels(self._record) if _joins(name, node)][:_JOINS_MAX]
+            joins = [name for name in _list_channels(self._record) if _is_join_of(name, node)][:_JOINS_MAX]
             sizes = range(1, len(joins) + 1)
             for some in chain.from_iterable(combinations(joins, size) for size in sizes):
                 yield TaskPlace(node, tuple(sorted((*some, f"{BRANCH}{node}"))))
                 yield TaskPlace(node, tuple(sorted(some)))
 
 
-def _nodes(sends: Sequence[object]) -> list[str]:
+def _list_nodes(sends: Sequence[object]) -> list[str]:
     return [send.node if isinstance(send, Send) else "" for send in sends]
 
 
-def _channels(record: CheckpointRecord) -> list[str]:
+def _list_channels(record: CheckpointRecord) -> list[str]:
     seen: Iterable[Mapping[str, object]] = record.versions_seen.values()
     return list(dict.fromkeys(chain(record.versions, *seen)))
 
 
-def _joins(channel: str, node: str) -> bool:
+def _is_join_of(channel: str, node: str) -> bool:
     return channel.startswith("join:") and channel.rpartition(":")[2] == node
 
 

@@ -1,4 +1,5 @@
-"""Conversion of stored values by the declared steps: from plain data, to what would be read back."""
+"""Conversion of stored values by the declared steps. A step gets plain data; its result is packed and read
+back as if it had been stored."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ class NeutralSerde(Serde):
     built."""
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
-        built = super()._make_unpack_ext()
+        unpack_typed = super()._make_unpack_ext()
 
         def hook(code: int, data: bytes) -> Any:
             if code == SURROGATES_EXT:
@@ -49,7 +50,7 @@ class NeutralSerde(Serde):
                 return codec.load(inner[1])
             module, name, argument = inner[:3]
             if code == METHOD:
-                return built(code, data)
+                return unpack_typed(code, data)
             found = find_own_type(module, name)
             if found is None:
                 return argument
@@ -75,7 +76,7 @@ class Converted:
         Raises:
             MigrationFailed: A step raised, or its result cannot be stored.
         """
-        return self._after(payload, steps, is_update=False)
+        return self._convert_payload(payload, steps, is_update=False)
 
     def update(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
         """Return a write after some steps. A write that replaces the channel's value (``Overwrite``) stays
@@ -84,13 +85,15 @@ class Converted:
         Raises:
             MigrationFailed: A step raised, or its result cannot be stored.
         """
-        return self._after(payload, steps, is_update=True)
+        return self._convert_payload(payload, steps, is_update=True)
 
     def convert_inner(self, value: Any, steps: Sequence[ChannelConverted]) -> Any:
         """Return a value within another one, e.g. of a graph's input, after some steps."""
-        return self._after(self._serde.payload(value), steps, is_update=True)
+        return self._convert_payload(self._serde.payload(value), steps, is_update=True)
 
-    def _after(self, payload: Payload, steps: Sequence[ChannelConverted], *, is_update: bool) -> Any:
+    def _convert_payload(
+        self, payload: Payload, steps: Sequence[ChannelConverted], *, is_update: bool
+    ) -> Any:
         for step in steps:
             try:
                 # Unpacked again for each step: its function may change what it is given.

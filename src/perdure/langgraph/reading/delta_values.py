@@ -2,8 +2,8 @@
 
 A DeltaChannel is stored in full only from time to time. Updates in between are combined by the rules that the
 reducers of LangGraph and deepagents share: a message with the same id is replaced or removed, other items of
-lists are appended, and dicts are merged, where None removes a key. Updates of another form leave the channel
-out: only its reducer knows what they make.
+lists are appended, and dicts are merged, where None removes a key. A channel with updates of another form
+is left out: only its reducer knows their result.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def whole(tree: Tree) -> Tree:
 
 
 def fold(seed: Tree | None, updates: Sequence[Tree]) -> Tree | None:
-    """Return the value that updates make of an earlier one, ``None`` if it is not known."""
+    """Return the value that updates make of an earlier one, ``None`` if only the reducer knows it."""
     base = None if seed is None else whole(seed)
     begin = 0
     for number, update in enumerate(updates):
-        is_reset, value = _overwrite(update)
+        is_reset, value = _read_overwrite(update)
         if is_reset:
             base, begin = value, number + 1
     rest = updates[begin:]
@@ -116,22 +116,22 @@ def _extend(base: Sequence[Tree], updates: Sequence[Tree]) -> EncodedList | None
     for update in updates:
         if isinstance(update, EncodedList):
             new += update.items
-        elif _identity(update) is not None:
+        elif _identify(update) is not None:
             new.append(update)
         else:
             return None
-    known = [_identity(item) for item in new]
+    identities = [_identify(item) for item in new]
     for number in range(len(new) - 1, -1, -1):
-        if known[number] == (_REMOVE, _REMOVE_ALL):
-            base, new, known = [], new[number + 1 :], known[number + 1 :]
+        if identities[number] == (_REMOVE, _REMOVE_ALL):
+            base, new, identities = [], new[number + 1 :], identities[number + 1 :]
             break
     items: list[Tree | None] = list(base)
     places: dict[str, int] = {}
-    if any(found is not None and found[1] for found in known):
-        old = enumerate(map(_identity, base))
-        places = {found[1]: place for place, found in old if found is not None and found[1]}
-    for item, found in zip(new, known, strict=True):
-        kind, name = found or ("", "")
+    if any(identity is not None and identity[1] for identity in identities):
+        old = enumerate(map(_identify, base))
+        places = {identity[1]: place for place, identity in old if identity is not None and identity[1]}
+    for item, identity in zip(new, identities, strict=True):
+        kind, name = identity or ("", "")
         if name and kind == _REMOVE:
             if name in places:
                 items[places.pop(name)] = None
@@ -141,11 +141,11 @@ def _extend(base: Sequence[Tree], updates: Sequence[Tree]) -> EncodedList | None
             if name:
                 places[name] = len(items)
             items.append(item)
-    held = [item for item in items if item is not None]
-    return EncodedList([b""] * len(held), held)
+    left = [item for item in items if item is not None]
+    return EncodedList([b""] * len(left), left)
 
 
-def _overwrite(update: Tree) -> tuple[bool, Tree | None]:
+def _read_overwrite(update: Tree) -> tuple[bool, Tree | None]:
     """Return whether an update replaces the value, and with what."""
     if isinstance(update, EncodedDict):
         key = _serde.key(_OVERWRITE_KEY)
@@ -161,24 +161,24 @@ def _overwrite(update: Tree) -> tuple[bool, Tree | None]:
     held = plain.get("value")
     value = held.get("value") if isinstance(held, dict) else held
     if isinstance(value, list):
-        items = [_leaf(item) for item in cast("list[object]", value)]
+        items = [_make_leaf(item) for item in cast("list[object]", value)]
         return True, EncodedList([b""] * len(items), cast("list[Tree]", items))
     if isinstance(value, dict):
         pairs = cast("dict[str, object]", value).items()
-        return True, EncodedDict([(ormsgpack.packb(key), _leaf(each)) for key, each in pairs])
-    return True, None if value is None else _leaf(value)
+        return True, EncodedDict([(ormsgpack.packb(key), _make_leaf(each)) for key, each in pairs])
+    return True, None if value is None else _make_leaf(value)
 
 
-def _leaf(value: object) -> Leaf:
+def _make_leaf(value: object) -> Leaf:
     return Leaf(refs.MSGPACK, ormsgpack.packb(value))
 
 
 def plain_of(tree: Tree) -> Any:
-    """Return a value as plain data, its objects as the fields that they were stored with."""
+    """Return a value as plain data; objects become the fields that they were stored with."""
     return _serde.unpack(pack_tree(tree))
 
 
-def _identity(tree: Tree) -> tuple[str, str] | None:
+def _identify(tree: Tree) -> tuple[str, str] | None:
     """Return the kind and id of a message, ``None`` for another value; the id is empty if it has none."""
     fields = read_message_fields(plain_of(tree))
     if not is_message(fields):
@@ -196,8 +196,8 @@ def read_message_fields(value: object) -> Mapping[str, Any]:
     """Return the fields of a message, whatever type it was stored with."""
     if not isinstance(value, dict):
         return {}
-    held = cast("dict[str, Any]", value)
-    inner = held.get("value")
-    if isinstance(inner, dict) and "content" not in held:
+    fields = cast("dict[str, Any]", value)
+    inner = fields.get("value")
+    if isinstance(inner, dict) and "content" not in fields:
         return cast("dict[str, Any]", inner)
-    return held
+    return fields

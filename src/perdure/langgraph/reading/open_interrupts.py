@@ -102,9 +102,9 @@ async def aread_with_questions(
 ) -> StateSnapshot:
     """Return a thread's latest state with all of its open questions.
 
-    LangGraph leaves out the questions of a task that a command has added to the step, and, if a task calls
-    several others in parallel, of all but one of these. Here they are included, each with a task that has the
-    name of its node, or an empty name if the node is not known.
+    LangGraph leaves out the questions of a task that a command has added to the step. If a task calls several
+    others in parallel, LangGraph shows the questions of only one of them. Here all are included, each with a
+    task that has the name of its node, or an empty name if the node is not known.
 
     Args:
         graph: the graph, with its saver.
@@ -145,17 +145,19 @@ def _find_asked(writes: Sequence[LangGraphWrite]) -> Iterator[tuple[str, Interru
 def _node_of(task_id: str, interrupt: Interrupt, writes: Sequence[LangGraphWrite]) -> str:
     """Return the node of a task that a command has added; empty if the command does not name the node."""
     answers: Any = next((value for task, name, value in writes if (task, name) == (task_id, RESUME)), ())
-    most = len(answers) if isinstance(answers, Sequence) else 1
+    answer_count = len(answers) if isinstance(answers, Sequence) else 1
     for task, channel, _ in writes:
         if task == NULL_TASK and channel.startswith(_BRANCH):
             node = channel.removeprefix(_BRANCH)
-            if interrupt.id in {interrupt_id(f"{node}:{task_id}", number) for number in range(most + 1)}:
+            if interrupt.id in {
+                interrupt_id(f"{node}:{task_id}", number) for number in range(answer_count + 1)
+            }:
                 return node
     return ""
 
 
 def interrupt_id(place: str, number: int) -> str:
-    """Return LangGraph's id of a task's interrupt, which includes the number of answers before it.
+    """Return LangGraph's id of a task's interrupt, which depends on the number of answers before it.
 
     Args:
         place: the namespace of the task: the names and ids, ``node:id``, of its parents and its own.

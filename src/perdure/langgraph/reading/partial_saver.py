@@ -44,7 +44,7 @@ class PartialSaver(BaseCheckpointSaver[Any]):
 
     Attributes:
         parts: the parts of the loaded state, in the order in which a graph uses them.
-        channels: the channels of each value and update.
+        channels: the names of the channels of each value and update.
 
     Args:
         saver: the saver.
@@ -129,16 +129,16 @@ class PartialSaver(BaseCheckpointSaver[Any]):
 
     def _make_partial(self, found: CheckpointTuple) -> CheckpointTuple:
         configurable = found.config.get("configurable") or {}
-        namespace, at = configurable.get("checkpoint_ns", ""), found.checkpoint["id"]
+        namespace, found_id = configurable.get("checkpoint_ns", ""), found.checkpoint["id"]
         values = {
             name: value
             for name, value in found.checkpoint["channel_values"].items()
-            if name == TASKS or self._shows(StatePart(namespace, at, "value", name), [name])
+            if name == TASKS or self._admit_part(StatePart(namespace, found_id, "value", name), [name])
         }
         checkpoint: Checkpoint = {**found.checkpoint, "channel_values": values}
-        if not self._shows(StatePart(namespace, at, "tasks", "")):
+        if not self._admit_part(StatePart(namespace, found_id, "tasks", "")):
             values.pop(TASKS, None)
-            # All nodes have seen all channels.
+            # As if all nodes had seen all channels, so that no task comes next.
             checkpoint["versions_seen"] = {name: dict(checkpoint["channel_versions"]) for name in self._nodes}
         pending = list(found.pending_writes or ())
         updates: dict[str, list[str]] = {}
@@ -151,10 +151,11 @@ class PartialSaver(BaseCheckpointSaver[Any]):
                     named += [channel]
         hidden: dict[str, Exception | None] = {}
         for task_id, channels in updates.items():
-            part = StatePart(namespace, at, "update", task_id)
-            if not self._shows(part, channels):
+            part = StatePart(namespace, found_id, "update", task_id)
+            if not self._admit_part(part, channels):
                 hidden[task_id] = self._refused.get(part)
-        # The task's questions before that update were answered.
+        # Of a hidden task, errors and answers are shown, but no questions: they were answered before its
+        # update.
         shown = [
             each
             for each in pending
@@ -170,9 +171,9 @@ class PartialSaver(BaseCheckpointSaver[Any]):
         """Return the channels whose values are admitted, of those that are replayed from writes."""
         configurable = config.get("configurable") or {}
         place = configurable.get("checkpoint_ns", ""), configurable.get("checkpoint_id", "")
-        return [name for name in channels if self._shows(StatePart(*place, "value", name), [name])]
+        return [name for name in channels if self._admit_part(StatePart(*place, "value", name), [name])]
 
-    def _shows(self, part: StatePart, channels: Sequence[str] = ()) -> bool:
+    def _admit_part(self, part: StatePart, channels: Sequence[str] = ()) -> bool:
         if part not in self.channels:
             self.parts.append(part)
         self.channels[part] = channels

@@ -86,10 +86,10 @@ def _load(
         )
     if found.checkpoint is None:
         raise missing_thread(partition)
-    names = yield from _tag_names(partition)
-    view = yield from _full(partition, found.checkpoint, visible(found.writes), names, digest)
+    tag_names = yield from _read_tag_names(partition)
+    view = yield from _read_view(partition, found.checkpoint, visible(found.writes), tag_names, digest)
     deltas = yield from load_deltas(partition, found.checkpoint, digest)
-    replayed = (replace(_channel(name, tree), is_replayed=True) for name, tree in deltas.items())
+    replayed = (replace(_view_channel(name, tree), is_replayed=True) for name, tree in deltas.items())
     return replace(view, channels=(*view.channels, *replayed))
 
 
@@ -120,7 +120,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
     Raises:
         NotFound: The root namespace has no checkpoint, so there is no thread.
     """
-    names = yield from _tag_names(partition)
+    tag_names = yield from _read_tag_names(partition)
     out: list[CheckpointView] = []
     below: int | None = None
     while len(out) < limit:
@@ -128,7 +128,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
         page = yield from history.page(partition, namespace, below=below, limit=size)
         if not page:
             break
-        out.extend(_view(record, names) for record in page)
+        out.extend(_make_view(record, tag_names) for record in page)
         below = page[-1].seq
     if not out and namespace == "":
         raise missing_thread(partition)
@@ -147,14 +147,14 @@ def export(partition: Partition, digest: Digester, most: int | None = None) -> P
 
     Raises:
         NotFound: There is no such thread.
-        TooLarge: It exceeds ``most``.
+        TooLarge: The values exceed ``most``.
     """
     return (yield from read_undisturbed(partition, partial(_export, partition, digest, most)))
 
 
 def _export(partition: Partition, digest: Digester, most: int | None) -> Program[dict[str, Any]]:
     generation = (yield from load_view(partition, "")).generation
-    names = yield from _tag_names(partition)
+    tag_names = yield from _read_tag_names(partition)
     out: list[dict[str, Any]] = []
     size = 0
     for namespace in (yield from history.namespaces(partition)):
@@ -169,43 +169,43 @@ def _export(partition: Partition, digest: Digester, most: int | None) -> Program
             ids = [record.id for record in group]
             writes = yield from history.writes_of(partition, namespace, ids, generation)
             for record in group:
-                view = yield from _full(partition, record, writes[record.id], names, digest)
+                view = yield from _read_view(partition, record, writes[record.id], tag_names, digest)
                 size += sum(channel.size for channel in view.channels)
                 if most is not None and size > most:
                     raise TooLarge(
                         f"the values of all checkpoints of thread {partition.thread!r} exceed {most} bytes; "
                         "export it with `perdure export`"
                     )
-                out.append(_json(view))
+                out.append(_to_json(view))
     if not out:
         raise missing_thread(partition)
     return {
         "format": EXPORT_FORMAT,
         "tenant": partition.tenant,
         "thread_id": partition.thread,
-        "tags": {name: checkpoint for (_, checkpoint), found in names.items() for name in found},
+        "tags": {name: checkpoint for (_, checkpoint), found in tag_names.items() for name in found},
         "checkpoints": out,
     }
 
 
-def _full(
+def _read_view(
     partition: Partition,
     record: CheckpointRecord,
     writes: tuple[PendingWrite, ...],
-    names: Mapping[tuple[str, str], tuple[str, ...]],
+    tag_names: Mapping[tuple[str, str], tuple[str, ...]],
     digest: Digester,
 ) -> Program[CheckpointView]:
     wanted = {f"c{channel}": ref for channel, ref in record.refs.items()}
     wanted.update({f"w{i}": write.ref for i, write in enumerate(writes)})
     trees, _ = yield from resolve(partition, wanted, digest)
-    channels = tuple(_channel(name, trees[f"c{name}"]) for name in record.refs)
-    pending = tuple((w.task_id, w.channel, _plain(trees[f"w{i}"])[0]) for i, w in enumerate(writes))
-    return _view(record, names, channels, pending)
+    channels = tuple(_view_channel(name, trees[f"c{name}"]) for name in record.refs)
+    pending = tuple((w.task_id, w.channel, _to_plain(trees[f"w{i}"])[0]) for i, w in enumerate(writes))
+    return _make_view(record, tag_names, channels, pending)
 
 
-def _channel(name: str, tree: Tree) -> ChannelView:
+def _view_channel(name: str, tree: Tree) -> ChannelView:
     tree = whole(tree)
-    value, size = _plain(tree)
+    value, size = _to_plain(tree)
     if isinstance(tree, EncodedList | EncodedDict):
         length = len(tree.items)
     else:
@@ -213,7 +213,7 @@ def _channel(name: str, tree: Tree) -> ChannelView:
     return ChannelView(name, value, size, length)
 
 
-def _plain(tree: Tree) -> tuple[Any, int]:
+def _to_plain(tree: Tree) -> tuple[Any, int]:
     kind, body = join_tree(tree)
     value: Any = _serde.value(kind, body)
     if kind in (refs.BYTES, refs.BYTEARRAY):
@@ -221,9 +221,9 @@ def _plain(tree: Tree) -> tuple[Any, int]:
     return value, len(body)
 
 
-def _view(
+def _make_view(
     record: CheckpointRecord,
-    names: Mapping[tuple[str, str], tuple[str, ...]],
+    tag_names: Mapping[tuple[str, str], tuple[str, ...]],
     channels: tuple[ChannelView, ...] = (),
     pending: tuple[tuple[str, str, Any], ...] = (),
 ) -> CheckpointView:
@@ -237,13 +237,13 @@ def _view(
         record.run_id,
         _serde.unpack(record.metadata),
         record.updated,
-        names.get((record.namespace, record.id), ()),
+        tag_names.get((record.namespace, record.id), ()),
         channels,
         pending,
     )
 
 
-def _json(view: CheckpointView) -> dict[str, Any]:
+def _to_json(view: CheckpointView) -> dict[str, Any]:
     return {
         "namespace": view.namespace,
         "checkpoint_id": view.checkpoint_id,
@@ -259,7 +259,7 @@ def _json(view: CheckpointView) -> dict[str, Any]:
     }
 
 
-def _tag_names(partition: Partition) -> Program[dict[tuple[str, str], tuple[str, ...]]]:
+def _read_tag_names(partition: Partition) -> Program[dict[tuple[str, str], tuple[str, ...]]]:
     out: dict[tuple[str, str], tuple[str, ...]] = {}
     for record in (yield from tags.list_tags(partition)):
         place = (record.fields["namespace"], record.fields["checkpoint_id"])

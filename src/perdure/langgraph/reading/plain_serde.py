@@ -20,8 +20,11 @@ class PlainSerde(Serde):
                 return data.decode("utf-8", "surrogateescape")
             inner = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
             if code == 65:
-                held = inner[1]
-                return {"type": inner[0], "value": text_of(held) if isinstance(held, bytes) else held}
+                payload = inner[1]
+                return {
+                    "type": inner[0],
+                    "value": text_of(payload) if isinstance(payload, bytes) else payload,
+                }
             if isinstance(inner, list) and len(inner) >= 3 and code < 6:
                 return {"type": f"{inner[0]}.{inner[1]}", "value": inner[2]}
             return {

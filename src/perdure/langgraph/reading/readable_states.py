@@ -3,8 +3,8 @@
 LangGraph stores what a task returned before it applies it. An update that a reducer refuses stays beside the
 checkpoint, and every read of the state applies it again, and raises. A value that a channel or the next nodes
 do not accept has the same effect. Here such parts are left out, each is named in the metadata of the state,
-and everything else is read. Which parts they are is found by reading the state with more and more of them:
-only the graph knows what it refuses.
+and everything else is read. To find these parts, the state is read with more and more of its
+parts: only the graph knows what it refuses.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ of the exception's type, ``channels``, ``namespace``, and for an update ``node``
 
 
 _PAGE = 8
-"""The states of a history that are read at a time: LangGraph has all of those that it lists in memory, and
-builds their values in the event loop."""
+"""Number of states of a history that are read at a time: LangGraph keeps all states of one listing in memory,
+and builds their values in the event loop."""
 
 Graph = Pregel[Any, Any, Any, Any]
 
 
-class _Found(NamedTuple):
+class _PartialState(NamedTuple):
     """A state without the parts that the graph refuses, and the error that each of them raises."""
 
     state: StateSnapshot
@@ -60,7 +60,7 @@ async def aread_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool =
     except PerdureError:
         raise
     except Exception as error:
-        return (await _afind(graph, config, subgraphs, error)).state
+        return (await _afind_refused(graph, config, subgraphs, error)).state
 
 
 def read_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
@@ -70,7 +70,7 @@ def read_state(graph: Graph, config: RunnableConfig, *, subgraphs: bool = False)
     except PerdureError:
         raise
     except Exception as error:
-        search = _search(graph, error)
+        search = _find_refused(graph, error)
         step = advance(search)
         while not isinstance(step, ProgramResult):
             outcome: StateSnapshot | Exception
@@ -98,7 +98,7 @@ async def aread_history(
         graph: the graph, with its saver.
         config: the thread, and optionally the namespace.
         filter: metadata that have to be equal.
-        before: start after this checkpoint.
+        before: yield only states before this checkpoint.
         limit: the most states to yield.
     """
     left = limit
@@ -124,27 +124,27 @@ async def _read_page(
     """Return the next states of a history, each without the parts that the graph refuses."""
     states: list[StateSnapshot] = []
     try:
-        found = graph.aget_state_history(config, filter=filter, before=before, limit=limit)
-        states.extend([state async for state in found])
+        history = graph.aget_state_history(config, filter=filter, before=before, limit=limit)
+        states.extend([state async for state in history])
     except PerdureError:
         raise
     except Exception as error:
-        partial, saver = _with_parts(graph, error, lambda part: False)
-        bare = [
+        partial, saver = _make_partial_graph(graph, error, lambda part: False)
+        stripped = [
             state
             async for state in partial.aget_state_history(config, filter=filter, before=before, limit=limit)
         ]
         if not saver.parts:
             raise
-        states += [await aread_state(graph, state.config) for state in bare[len(states) :]]
+        states += [await aread_state(graph, state.config) for state in stripped[len(states) :]]
     return states
 
 
 async def aupdate_state(
     graph: Graph, config: RunnableConfig, values: Any, as_node: str | None = None
 ) -> RunnableConfig:
-    """Write values to a state as LangGraph's method of this name does, also if the graph refuses the update
-    of a task that is stored beside it, or its next tasks; these are left out of the new state.
+    """Write values to a state as LangGraph's method of this name does, even if the graph refuses a task's
+    update that is stored beside the state, or the state's next tasks; these are left out of the new state.
 
     Messages that a run had taken up after its last checkpoint are written first: the state shows them, and
     LangGraph's method would drop them.
@@ -156,8 +156,8 @@ async def aupdate_state(
         as_node: the node whose update they are.
 
     Raises:
-        Exception: the graph refuses the values, or a stored value, which must not be lost. None of the values
-        is stored.
+        Exception: the graph refuses the values, or a stored value, which must not be lost. Then nothing is
+        stored.
     """
     try:
         if values is None:
@@ -174,18 +174,18 @@ async def aupdate_state(
         try:
             await graph.aget_state(config)
         except Exception as unreadable:
-            found = await _afind(graph, config, False, unreadable)
+            partial_state = await _afind_refused(graph, config, False, unreadable)
         else:
             raise
-        if any(part.kind == "value" for part in found.refused):
+        if any(part.kind == "value" for part in partial_state.refused):
             raise
-        partial, _ = _with_parts(graph, error, lambda part: part not in found.refused)
+        partial, _ = _make_partial_graph(graph, error, lambda part: part not in partial_state.refused)
         return await partial.aupdate_state(config, values, as_node=as_node)
 
 
 async def _find_updates(graph: Graph, config: RunnableConfig) -> list[dict[str, Any]]:
-    """Return the updates beside a thread's latest checkpoint that no task of it made, in order. The state of
-    a checkpoint that is named does not show them."""
+    """Return the updates beside a thread's latest checkpoint that none of its tasks made, in order. There
+    are none if the config names a checkpoint, as the state of a named checkpoint does not show them."""
     saver = graph.checkpointer
     if not isinstance(saver, BaseCheckpointSaver) or "checkpoint_id" in config.get("configurable", {}):
         return []
@@ -201,8 +201,8 @@ async def _find_updates(graph: Graph, config: RunnableConfig) -> list[dict[str, 
 
 
 async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
-    """Return a graph that goes on from a state without the stored updates that it refuses: their tasks run
-    again instead of failing for good; the graph itself if it refuses none.
+    """Return a graph that continues from a state without the stored updates that it refuses: their tasks run
+    again instead of failing for good. If it refuses none, return the given graph.
 
     Args:
         graph: the graph, with its saver.
@@ -214,15 +214,17 @@ async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
     except PerdureError:
         raise
     except Exception as error:
-        found = await _afind(graph, config, False, error)
-        if any(part.kind != "update" for part in found.refused):
+        partial_state = await _afind_refused(graph, config, False, error)
+        if any(part.kind != "update" for part in partial_state.refused):
             return graph
-        partial, _ = _with_parts(graph, error, lambda part: part not in found.refused)
+        partial, _ = _make_partial_graph(graph, error, lambda part: part not in partial_state.refused)
         return partial
 
 
-async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception) -> _Found:
-    search = _search(graph, error)
+async def _afind_refused(
+    graph: Graph, config: RunnableConfig, subgraphs: bool, error: Exception
+) -> _PartialState:
+    search = _find_refused(graph, error)
     step = advance(search)
     while not isinstance(step, ProgramResult):
         outcome: StateSnapshot | Exception
@@ -236,7 +238,9 @@ async def _afind(graph: Graph, config: RunnableConfig, subgraphs: bool, error: E
     return step.result
 
 
-def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | Exception, _Found]:
+def _find_refused(
+    graph: Graph, error: Exception
+) -> Generator[Graph, StateSnapshot | Exception, _PartialState]:
     """Find the parts of a state that its graph refuses. Yields graphs that load only some parts, and is sent
     the state that each reads, or the error that it raises.
 
@@ -250,31 +254,31 @@ def _search(graph: Graph, error: Exception) -> Generator[Graph, StateSnapshot | 
     if not saver.parts:
         raise error
     if isinstance(outcome, Exception):
-        raise _unreadable(error) from error
-    # Values come before the tasks that read them, and those before their updates. The state of a subgraph is
-    # known once its task is admitted.
-    while rest := [part for part in saver.parts if part not in admitted and part not in refused]:
-        outcome, saver = yield from _attempt(graph, error, {*admitted, *rest})
-        low, high = 0, len(rest)
+        raise _make_unreadable_error(error) from error
+    # Values come before the tasks that read them, and tasks before their updates. The parts of a subgraph's
+    # state are known only when its task is admitted.
+    while undecided := [part for part in saver.parts if part not in admitted and part not in refused]:
+        outcome, saver = yield from _attempt(graph, error, {*admitted, *undecided})
+        low, high = 0, len(undecided)
         if isinstance(outcome, Exception):
             cause = outcome
             while high - low > 1:
                 middle = (low + high) // 2
-                outcome, _ = yield from _attempt(graph, error, {*admitted, *rest[:middle]})
+                outcome, _ = yield from _attempt(graph, error, {*admitted, *undecided[:middle]})
                 if isinstance(outcome, Exception):
                     high, cause = middle, outcome
                 else:
                     low = middle
-            refused[rest[low]] = cause
+            refused[undecided[low]] = cause
             high = low
-        admitted.update(rest[:high])
+        admitted.update(undecided[:high])
     outcome, saver = yield from _attempt(graph, error, admitted, refused)
     if isinstance(outcome, Exception):
-        raise _unreadable(error) from error
+        raise _make_unreadable_error(error) from error
     nodes = {task.id: task.name for task in _tasks_of(outcome)}
-    marks = [_mark(part, refused[part], saver.channels.get(part, ()), nodes) for part in refused]
+    marks = [_describe_refusal(part, refused[part], saver.channels.get(part, ()), nodes) for part in refused]
     metadata: Any = {**(outcome.metadata or {}), REFUSED: marks}
-    return _Found(outcome._replace(metadata=metadata) if marks else outcome, refused)
+    return _PartialState(outcome._replace(metadata=metadata) if marks else outcome, refused)
 
 
 def refusals(state: StateSnapshot) -> Sequence[Mapping[str, Any]]:
@@ -290,19 +294,19 @@ def _attempt(
     admitted: set[StatePart],
     refused: Mapping[StatePart, Exception] | None = None,
 ) -> Generator[Graph, StateSnapshot | Exception, tuple[StateSnapshot | Exception, PartialSaver]]:
-    partial, saver = _with_parts(graph, error, admitted.__contains__, refused)
+    partial, saver = _make_partial_graph(graph, error, admitted.__contains__, refused)
     outcome = yield partial
     return outcome, saver
 
 
-def _unreadable(error: Exception) -> Unreadable:
+def _make_unreadable_error(error: Exception) -> Unreadable:
     return Unreadable(
         f"the graph cannot read the stored state ({type(error).__name__}), not even without values and "
         "updates; the thread is unchanged. Look at it with `perdure threads show`"
     )
 
 
-def _mark(
+def _describe_refusal(
     part: StatePart, error: Exception, channels: Sequence[str], nodes: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the description of a part that was left out, without the error's text, which may quote users."""
@@ -327,7 +331,7 @@ def _tasks_of(state: StateSnapshot) -> Iterable[Any]:
             yield from _tasks_of(task.state)
 
 
-def _with_parts(
+def _make_partial_graph(
     graph: Graph,
     error: Exception,
     admits: Callable[[StatePart], bool],

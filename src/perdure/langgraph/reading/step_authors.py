@@ -23,7 +23,8 @@ _MARK = b"additional_kwargs"
 """Field that every stored message has: a value without it need not be decoded."""
 _PULLED, _PUSHED = f"~{PULL}, ", f"~{PUSH}, "
 _INPUT, _UPDATE = f"{_PULLED}{START}", f"~{INTERRUPT}, "
-"""Path of the task that writes a run's input, and the beginning of those that update a state by hand."""
+"""Path of the task that writes a run's input, and prefix of the paths of tasks that update a state by
+hand."""
 _NOTHING = "__no_writes__"
 _CONTROL = frozenset((INTERRUPT, RESUME, ERROR, ERROR_SOURCE, SENDS, _NOTHING))
 _DEPTH = 8
@@ -31,7 +32,7 @@ _serde = PlainSerde()
 
 
 class WrittenMessage(NamedTuple):
-    """A message as a task wrote it: it may have got its ``id`` later."""
+    """A message as a task wrote it: without an ``id`` if it got that only later."""
 
     id: str | None
     kind: str
@@ -94,16 +95,17 @@ class TaskAuthor:
         return "open"
 
     def times(self, start: int | None, end: int | None) -> tuple[int | None, int | None]:
-        """Return when it began and ended: by its own record, or else with its step. A task that another one
-        called began at an unknown time, as all do of a step that ended before it began: two writers' clocks
-        differ."""
-        # Its result comes after its questions, whatever their writers' clocks say.
+        """Return when the task began and ended: by the time stored with its writes, or else as its step did.
+        The begin of a task that another task called is unknown. So is the begin of a task without a stored
+        time if its step ended before it began, as the clocks of two writers differ."""
+        # The result's time counts: it comes after the questions, whatever their writers' clocks say.
         timed = [(write.idx >= 0, sum(write.span), write.span) for write in self.writes if write.span]
         span = max(timed)[2] if timed else None
         is_backward = start is not None and end is not None and end < start
         if span is not None and start is not None:
             start, ended = start + span.waited, start + span.waited + span.took
-            # It was noted in another thread than the end of the step.
+            # The ends of task and step are measured in different OS threads, so the task's may come out
+            # later: limit it to the step's.
             if end is None or is_backward:
                 end = ended
             else:
@@ -111,13 +113,13 @@ class TaskAuthor:
         elif is_backward:
             start = None
         elif any(write.channel == RESUME for write in self.writes):
-            start = None  # It includes the time until the answer.
+            start = None  # The time since then includes the wait for the answer.
         return None if self.is_call else start, None if self.is_call and span is None else end
 
 
 def find_nodes(authors: Iterable[TaskAuthor], record: CheckpointRecord, names: Sequence[str]) -> None:
-    """Find the nodes and namespaces of a checkpoint's tasks. For a task started by ``Send`` or by another
-    task, it is the node from whose name LangGraph computes the task's id."""
+    """Find the nodes and namespaces of a checkpoint's tasks. The node of a task started by ``Send`` or by
+    another task is the one from whose name LangGraph computes the task's id."""
     by_path: dict[str, TaskAuthor] = {}
     for author in sorted(authors, key=lambda each: len(each.path)):
         by_path[author.path] = author

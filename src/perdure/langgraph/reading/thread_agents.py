@@ -52,8 +52,8 @@ class Subagent(NamedTuple):
         task: The beginning of what it was asked.
         state: ``running``; ``asked``, if it waits for an answer; ``failed``; ``open``, if it is not over and
             nothing works on it; or ``done``.
-        began_at: The time of its first checkpoint that is stored.
-        changed_at: The time of its latest one.
+        began_at: The time of its first stored checkpoint.
+        changed_at: The time of its latest checkpoint.
         step: The number of its latest step.
         nodes: The nodes that run now or are next; none if it is done.
     """
@@ -181,8 +181,8 @@ def _state_of(tasks: set[str], *, is_worked_on: bool) -> str:
 
 
 def _is_caller_done(partition: Partition, namespace: str, parents: object) -> Program[bool]:
-    """Return True if the task that called a subgraph is done, as it is if a command to the graph above ended
-    the subgraph."""
+    """Return True if the task that called a subgraph is done. Then the subgraph is, too, even if its last
+    step is open: a command to the parent graph ended it."""
     above, _, place = namespace.rpartition("|")
     if place.isdigit():
         above, _, place = above.rpartition("|")

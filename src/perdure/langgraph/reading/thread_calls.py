@@ -32,9 +32,9 @@ def load_calls(
     limit: int = 200,
     chunks: ChunkReader | None = None,
 ) -> Program[CallsPage]:
-    """Return the calls of models whose answers a part of a thread's writes contains, in all namespaces.
+    """Return the calls of models whose answers are in a part of a thread's writes, of all namespaces.
 
-    The same call may come in several parts; it has the same id there.
+    A call may be in several parts, with the same id in each.
 
     Args:
         partition: The thread.

@@ -27,7 +27,7 @@ CHANNEL = "files"
 FILES = 200
 """Files of one page."""
 TEXT = 128 * 1024
-"""Characters of a file that one answer has."""
+"""Maximum number of characters of a file in one answer."""
 _PATH_MAX = 1024
 _serde = PlainSerde()
 
@@ -95,8 +95,8 @@ def load_files(
         paths = [path for path in sorted(trees) if path > after]
         shown: list[ThreadFile] = []
         for path in paths[:limit]:
-            fields = _fields(trees[path])
-            shown.append(_describe(path, fields, _content(fields)))
+            fields = _read_fields(trees[path])
+            shown.append(_describe(path, fields, _read_content(fields)))
         cursor = paths[limit - 1] if len(paths) > limit else None
         return FilesPage(None if record is None else record.id, shown, len(trees), cursor)
 
@@ -130,8 +130,8 @@ def load_file(
         record, trees = yield from _read(partition, digest, namespace, checkpoint_id)
         if record is None or path not in trees:
             raise NotFound(f"thread {partition.thread!r} has no file {path[:_PATH_MAX]!r}")
-        fields = _fields(trees[path])
-        content = _content(fields)
+        fields = _read_fields(trees[path])
+        content = _read_content(fields)
         text = content if isinstance(content, str) else ""
         part = text[start : start + TEXT]
         return FileText(record.id, _describe(path, fields, content), part, start, len(text))
@@ -142,7 +142,8 @@ def load_file(
 def find_state(
     partition: Partition, namespace: str, checkpoint_id: str | None
 ) -> Program[CheckpointRecord | None]:
-    """Return a checkpoint, the latest of its namespace without an id; ``None`` if the thread has none yet.
+    """Return the checkpoint of an id, or the latest one of a namespace if the id is ``None``. The result is
+    ``None`` if the thread has no checkpoint yet.
 
     Raises:
         NotFound: There is no such checkpoint or namespace.
@@ -177,18 +178,18 @@ def _read(
     items = found.items if isinstance(found, EncodedDict) else []
     named = ((_serde.unpack(key), value) for key, value in items)
     return record, {
-        path: value for path, value in named if isinstance(path, str) and "content" in _fields(value)
+        path: value for path, value in named if isinstance(path, str) and "content" in _read_fields(value)
     }
 
 
-def _fields(tree: Tree) -> Mapping[str, Any]:
+def _read_fields(tree: Tree) -> Mapping[str, Any]:
     value: object = _serde.unpack(pack_tree(tree))
     if isinstance(value, dict):
         return cast("dict[str, Any]", value)
     return {}
 
 
-def _content(fields: Mapping[str, Any]) -> str | bytes:
+def _read_content(fields: Mapping[str, Any]) -> str | bytes:
     """Return the text of a file, or its bytes if it is not text."""
     content = fields.get("content")
     if isinstance(content, list):

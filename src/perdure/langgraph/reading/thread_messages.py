@@ -1,7 +1,7 @@
 """The conversation of a thread as people read it: messages with author, node and time, tool calls, reasoning.
 
-It is the list of messages in the state of the latest checkpoint. Nothing of it is built: messages are read as
-plain data, so no type of the application is needed.
+It is the list of messages in the state of the latest checkpoint. No message object is built: messages are
+read as plain data, so no type of the application is needed.
 """
 
 from __future__ import annotations
@@ -72,65 +72,66 @@ def load_messages(
     limit: int = MESSAGES,
     namespace: str = "",
 ) -> Program[MessagesPage]:
-    """Return a page of the conversation, from its end on.
+    """Return a page of the conversation. The first page has the last messages, the next one those before
+    them.
 
     Args:
         partition: The thread.
         digest: Names the chunks.
         prices: The prices of models.
-        cursor: The cursor of the page before, nothing for the last messages.
+        cursor: The cursor that the page before returned, empty for the first page.
         limit: Maximum number of messages to return.
         namespace: The namespace of the graph or subgraph whose conversation it is.
 
     Raises:
         BadSetting: The cursor is not one that a page returned.
     """
-    place = _place(cursor)
+    position = _parse_cursor(cursor)
 
     def read() -> Program[MessagesPage]:
-        return (yield from _load(partition, digest, prices, place, limit, namespace))
+        return (yield from _load(partition, digest, prices, position, limit, namespace))
 
     return (yield from read_undisturbed(partition, read))
 
 
 def _load(
-    partition: Partition, digest: Digester, prices: Prices, at: _Place, limit: int, namespace: str
+    partition: Partition, digest: Digester, prices: Prices, position: _Position, limit: int, namespace: str
 ) -> Program[MessagesPage]:
-    before, below, skip = at
+    before, below, skip = position
     channel, tree = yield from find_conversation(partition, digest, namespace)
     if tree is None:
         return MessagesPage(None, [], 0, 0, "", None)
     count = len(tree.items)
     end = count if before is None else min(before, count)
     start = max(0, end - limit)
-    found = [read_message_fields(plain_of(item)) for item in tree.items[start:end]]
+    messages = [read_message_fields(plain_of(item)) for item in tree.items[start:end]]
     first = read_message_fields(plain_of(tree.items[0])) if count else {}
-    new, named = list[_Written](), dict[str, _Origin]()
+    written, origin_of_id = list[_Written](), dict[str, _Origin]()
     pages: list[tuple[int, int | None]] = []
     origins: dict[str, _Origin] = {}
-    place = skip
+    used = skip
     for _ in range(_STEP_PAGES):
-        pages.append((len(new), below))
+        pages.append((len(written), below))
         page = yield from load_steps(partition, digest, namespace, before=below)
         for time, node, some in page.written:
             origin = _Origin(time, node)
-            named.update({each.id: origin for each in some if each.id is not None})
+            origin_of_id.update({each.id: origin for each in some if each.id is not None})
             # A task that wrote the whole conversation again is not the author of its messages.
             is_whole = some[0].id is not None and some[0].id == first.get("id")
             if len(some) == 1 or not is_whole:
-                new += [_Written(each, origin) for each in reversed(some)]
-        origins, place = _find_origins(found, new, named, skip)
-        if page.cursor is None or len(origins) >= len(found):
+                written += [_Written(each, origin) for each in reversed(some)]
+        origins, used = _find_origins(messages, written, origin_of_id, skip)
+        if page.cursor is None or len(origins) >= len(messages):
             break
         below = page.cursor
-    begun, below = next(each for each in reversed(pages) if each[0] <= place)
+    page_start, below = next(each for each in reversed(pages) if each[0] <= used)
     return MessagesPage(
         channel,
-        _within([_show(each, origins, prices) for each in found]),
+        _limit_size([_show_message(each, origins, prices) for each in messages]),
         start,
         count,
         _make_title(first),
-        f"{start}:{below or ''}:{place - begun}" if start else None,
+        f"{start}:{below or ''}:{used - page_start}" if start else None,
     )
 
 
@@ -147,34 +148,38 @@ class _Written(NamedTuple):
 
 
 def _find_origins(
-    messages: Sequence[Mapping[str, Any]], new: Sequence[_Written], named: Mapping[str, _Origin], skip: int
+    messages: Sequence[Mapping[str, Any]],
+    written: Sequence[_Written],
+    origin_of_id: Mapping[str, _Origin],
+    skip: int,
 ) -> tuple[dict[str, _Origin], int]:
-    """Return when and where messages were first written, by id, and how many entries of ``new`` belong to
-    them and to later messages.
+    """Return when and where messages were first written, by id, and how many entries of ``written``
+    belong to them and to later messages.
 
-    Messages without an id at the time are recognised by their order, from the end: a task's writes come last.
+    A message that had no id when it was written is recognised by its content and its order from the end, as
+    what a task writes is appended.
 
     Args:
         messages: The messages, in order.
-        new: The newly written messages, newest first.
-        named: The first origins by id.
-        skip: How many entries of ``new`` belong to later messages.
+        written: The messages that tasks wrote, newest first.
+        origin_of_id: The origin of each message that was written with an id.
+        skip: How many entries of ``written`` belong to later messages.
     """
     out: dict[str, _Origin] = {}
-    place = skip
+    used = skip
     for message in reversed(messages):
         name = message.get("id")
         if not isinstance(name, str):
             continue
-        for number in range(place, len(new)):
-            each, origin = new[number]
-            shown = (each.kind, each.content) == (message.get("type"), message.get("content"))
-            if each.id == name or (each.id is None and shown):
-                out[name], place = origin, number + 1
+        for number in range(used, len(written)):
+            each, origin = written[number]
+            is_equal = (each.kind, each.content) == (message.get("type"), message.get("content"))
+            if each.id == name or (each.id is None and is_equal):
+                out[name], used = origin, number + 1
                 break
-        if name in named:
-            out[name] = min(named[name], out.get(name, named[name]), key=lambda each: each.at)
-    return out, place
+        if name in origin_of_id:
+            out[name] = min(origin_of_id[name], out.get(name, origin_of_id[name]), key=lambda each: each.at)
+    return out, used
 
 
 def load_title(partition: Partition, digest: Digester, namespace: str = "") -> Program[str]:
@@ -189,9 +194,9 @@ def load_title(partition: Partition, digest: Digester, namespace: str = "") -> P
 def find_conversation(
     partition: Partition, digest: Digester, namespace: str = ""
 ) -> Program[tuple[str | None, EncodedList | None]]:
-    """Return the channel of the latest state that has the conversation, and its list, as it is stored;
-    ``None`` for both without one. ``Corrupt`` if something of it is missing, which may be due to a removal in
-    between."""
+    """Return the channel of the latest state that has the conversation, and the stored list; ``None`` for
+    both if there is none. Raise ``Corrupt`` if a part of the list is missing, as it may have been removed
+    meanwhile."""
     (heads,) = yield from ask(Fetch(partition, (Get(HEAD, (namespace,)),)))
     record = None
     if heads:
@@ -214,11 +219,13 @@ def find_conversation(
     return None, None
 
 
-def _show(message: Mapping[str, Any], origins: Mapping[str, _Origin], prices: Prices) -> dict[str, Any]:
+def _show_message(
+    message: Mapping[str, Any], origins: Mapping[str, _Origin], prices: Prices
+) -> dict[str, Any]:
     role = message.get("type", message.get("role"))
     name = message.get("id")
     content = message.get("content")
-    texts, reasoning, parts = _parts(content)
+    texts, reasoning, parts = _split_content(content)
     about = message.get("additional_kwargs")
     if isinstance(about, dict) and isinstance(about.get("reasoning_content"), str):
         reasoning.append(about["reasoning_content"])
@@ -230,10 +237,12 @@ def _show(message: Mapping[str, Any], origins: Mapping[str, _Origin], prices: Pr
         "name": message.get("name"),
         "at": None if origin is None else origin.at,
         "node": None if origin is None else origin.node,
-        "text": _cut("\n".join(texts)),
-        "reasoning": _cut("\n".join(reasoning)),
+        "text": _shorten("\n".join(texts)),
+        "reasoning": _shorten("\n".join(reasoning)),
         "parts": parts,
-        "tool_calls": [_tool_call(call) for key in _TOOL_CALLS for call in _select_dicts(message.get(key))],
+        "tool_calls": [
+            _show_tool_call(call) for key in _TOOL_CALLS for call in _select_dicts(message.get(key))
+        ],
         "tool_call_id": message.get("tool_call_id"),
         "status": message.get("status"),
         "usage": show_call(calls[0], prices) if calls else None,
@@ -249,26 +258,26 @@ def _select_dicts(value: object) -> list[dict[str, Any]]:
     return [cast("dict[str, Any]", each) for each in items if isinstance(each, dict)]
 
 
-def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _show_tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the name, id and arguments of a tool call, which has them in ``function`` in OpenAI's form."""
-    held = call.get("function")
-    inner = cast("dict[str, Any]", held) if isinstance(held, dict) else call
+    function = call.get("function")
+    inner = cast("dict[str, Any]", function) if isinstance(function, dict) else call
     return {
         "name": inner.get("name"),
         "id": call.get("id"),
-        "args": inner.get("arguments") if inner is held else call.get("args"),
+        "args": inner.get("arguments") if inner is function else call.get("args"),
     }
 
 
-def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of a page with a limit on its size: other parts and arguments that are large, or
-    for which no room is left (the earliest messages lose first), are replaced by a note of their size."""
+def _limit_size(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a page, limited in size: a part other than text, or the arguments of a call, is
+    replaced by a note of its size if it is too large, or if later messages have left no room for it."""
     left = _PAGE_MAX
     for message in reversed(messages):
         calls = [call for call in message["tool_calls"] if isinstance(call["args"], str | dict | list)]
         places = [(message["parts"], number) for number in range(len(message["parts"]))]
         for holder, key in (*places, *((call, "args") for call in calls)):
-            size = _size(holder[key])
+            size = _measure(holder[key])
             if size > min(_TEXT_MAX, left):
                 value = holder[key]
                 if isinstance(value, dict):
@@ -285,18 +294,20 @@ def _within(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages
 
 
-def _size(value: object) -> int:
+def _measure(value: object) -> int:
     """Return about the length of a value as text."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, list):
-        return 2 + sum(map(_size, cast("list[object]", value)))
+        return 2 + sum(map(_measure, cast("list[object]", value)))
     if isinstance(value, dict):
-        return 2 + sum(_size(key) + _size(item) for key, item in cast("dict[object, object]", value).items())
+        return 2 + sum(
+            _measure(key) + _measure(item) for key, item in cast("dict[object, object]", value).items()
+        )
     return 8
 
 
-def _parts(content: object) -> tuple[list[str], list[str], list[Any]]:
+def _split_content(content: object) -> tuple[list[str], list[str], list[Any]]:
     """Return a message's texts, its reasoning, and its other parts."""
     if isinstance(content, str):
         return [content], [], []
@@ -330,35 +341,35 @@ def _read_thought(part: Mapping[str, Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str))
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     if len(text) <= _TEXT_MAX:
         return text
     return f"{text[:_TEXT_MAX]}… ({len(text):,} characters)"
 
 
 def _make_title(message: Mapping[str, Any]) -> str:
-    texts, _, _ = _parts(message.get("content"))
+    texts, _, _ = _split_content(message.get("content"))
     words = " ".join(" ".join(texts)[: 4 * _TITLE_MAX].split())
     if len(words) <= _TITLE_MAX:
         return words
     return f"{words[: _TITLE_MAX - 1].rstrip()}…"
 
 
-class _Place(NamedTuple):
-    """Where the next page begins: the message before which it ends, the steps to search for times, and how
-    many of their messages belong to later pages."""
+class _Position(NamedTuple):
+    """Where a page ends and its messages are dated: it ends before the message number ``before``; times are
+    searched in the steps before ``below``, whose first ``skip`` messages belong to later pages."""
 
     before: int | None = None
     below: int | None = None
     skip: int = 0
 
 
-def _place(cursor: str) -> _Place:
+def _parse_cursor(cursor: str) -> _Position:
     if not cursor:
-        return _Place()
+        return _Position()
     parts = cursor.split(":")
     numbers = [text for text in parts if text]
-    is_one = len(parts) == 3 and parts[0] and parts[2]
-    if not is_one or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
+    is_cursor = len(parts) == 3 and parts[0] and parts[2]
+    if not is_cursor or any(not (n.isascii() and n.isdigit() and len(n) <= _DIGITS_MAX) for n in numbers):
         raise BadSetting(f"the cursor has to come from an earlier page, not {cursor[:40]!r}")
-    return _Place(int(parts[0]), int(parts[1]) if parts[1] else None, int(parts[2]))
+    return _Position(int(parts[0]), int(parts[1]) if parts[1] else None, int(parts[2]))

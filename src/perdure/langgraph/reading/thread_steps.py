@@ -1,8 +1,8 @@
 """Steps of a thread: the nodes that ran in each, their tasks with times, subgraphs and calls of models.
 
-A step's tasks are the authors of the writes on the checkpoint that it began with, and tokens are in the
-answers of models. A task has the time that is stored with its writes, or else that between the two
-checkpoints of its step, which counts everything in between. No type is built, and no graph is needed.
+A step's tasks are the authors of the writes on the checkpoint with which the step began. Tokens are counted
+in the answers of models. A task has the time that is stored with its writes, or else the time between the two
+checkpoints of its step, which includes everything in between. No type is built, and no graph is needed.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from perdure.schema.changes import BRANCH
 
 STEPS = 50
 """Steps of one page."""
-_OF_SUBGRAPH = 50
-"""Newest steps that are shown of one call of a subgraph."""
+_STEPS_OF_CALL = 50
+"""Maximum number of steps that are shown of one call of a subgraph, the newest."""
 _SUBGRAPHS = 40
 """Calls of subgraphs whose steps one page contains."""
 _DEPTH = 8
 _NAMESPACES = 500
-"""Namespaces that one request lists; those of a longer list are asked for by name."""
+"""Namespaces that one request lists. If a thread has more, they are asked for by name."""
 _TASKS = 100
-"""Tasks of one step that are shown; the step has the number of all."""
+"""Maximum number of a step's tasks that are shown, beside the number of all."""
 _AT_ONCE = 10
 """Checkpoints whose writes are in memory at once."""
 _KEPT_PAGES = 4
@@ -71,7 +71,7 @@ class StepTask:
         caller: The id of that other task, if it is known.
         place: Its own namespace, below which its subgraphs are.
         namespaces: The namespaces of the subgraphs that it called.
-        steps: Their steps, oldest first: the newest ones of each.
+        steps: The newest steps of each of these subgraphs, oldest first.
         is_cut: True if some of these steps are missing.
     """
 
@@ -99,7 +99,7 @@ class ThreadStep:
     """A step: from the checkpoint that it began with, to the one that it made.
 
     Attributes:
-        checkpoint_id: The checkpoint that it made, ``None`` if it is not over.
+        checkpoint_id: The checkpoint that it made, ``None`` if the step is not over.
         source: ``loop``, or what made the checkpoint instead of a step: ``input``, ``update`` or ``fork``.
         nodes: The nodes that ran, in the order in which their results are applied.
     """
@@ -164,10 +164,10 @@ def load_steps(
     def read() -> Program[StepsPage]:
         (heads,) = yield from ask(Fetch(partition, (Range(HEAD, limit=_NAMESPACES),)))
         if len(heads) < _NAMESPACES:
-            known = tuple(head.key[0] for head in heads)
+            namespaces = tuple(head.key[0] for head in heads)
         else:
-            known = None
-        reading = _Reading(partition, digest, known, ChunkReader(partition, digest), with_messages)
+            namespaces = None
+        reading = _Reading(partition, digest, namespaces, ChunkReader(partition, digest), with_messages)
         return (yield from reading.page(namespace, before, limit, 0))
 
     return (yield from read_undisturbed(partition, read))
@@ -175,22 +175,22 @@ def load_steps(
 
 @dataclass(slots=True)
 class _Reading:
-    """One read of a page. ``known`` are all namespaces, ``None`` if there are too many; ``chunks`` keeps the
-    packs that were read, as in a long thread each reader has to look through them from the newest on."""
+    """One read of a page. ``namespaces`` are all of the thread, ``None`` if there are too many. ``chunks``
+    keeps the packs that were read: in a long thread each new reader has to search them from the newest on."""
 
     partition: Partition
     digest: Digester
-    known: tuple[str, ...] | None
+    namespaces: tuple[str, ...] | None
     chunks: ChunkReader
     with_messages: bool = True
-    subgraphs: int = _SUBGRAPHS
+    subgraphs_left: int = _SUBGRAPHS
     reader: MessageReader = field(default_factory=MessageReader)
     kept: dict[str, list[tuple[int, frozenset[object]]]] = field(default_factory=dict)
     """Checkpoints of the subgraphs that keep their state, newest first: the number of each, and the
     checkpoints above it."""
 
     def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
-        # One more, as the parent of the last.
+        # One more checkpoint than steps: it is the parent of the last one.
         found = yield from history.page(self.partition, namespace, below=before, limit=limit + 1)
         by_id = {record.id: record for record in found}
         records = found[:limit]
@@ -201,27 +201,32 @@ class _Reading:
         parents = [by_id.get(record.parent_id or "") for record in records if record.source in _STEPPED]
         ids = list(dict.fromkeys(parent.id for parent in parents if parent is not None))
         if records and before is None and records[0].id not in ids:
-            open_at = records[0]
+            open_parent = records[0]
         else:
-            open_at = None
-        if open_at is not None:
-            ids.insert(0, open_at.id)
+            open_parent = None
+        if open_parent is not None:
+            ids.insert(0, open_parent.id)
         tasks: dict[str, dict[str, TaskAuthor]] = {}
         for at in range(0, len(ids), _AT_ONCE):
-            tasks |= yield from self._authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
+            tasks |= yield from self._load_authors([by_id[name] for name in ids[at : at + _AT_ONCE]], names)
         steps: list[ThreadStep] = []
-        if open_at is not None and (open_step := _open_step(open_at, tasks[open_at.id])) is not None:
+        if (
+            open_parent is not None
+            and (open_step := _make_open_step(open_parent, tasks[open_parent.id])) is not None
+        ):
             steps.append(open_step)
-        steps += [_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
+        steps += [_make_step(record, by_id.get(record.parent_id or ""), tasks) for record in records]
         is_rest = len(found) > limit
-        steps = yield from self._without_repeated(steps, by_id, tasks, is_rest=is_rest)
-        below = yield from self._below(task.place for step in steps for task in step.tasks if task.place)
+        steps = yield from self._drop_repeated_calls(steps, by_id, tasks, is_rest=is_rest)
+        subgraphs = yield from self._find_subgraphs(
+            task.place for step in steps for task in step.tasks if task.place
+        )
         filled: list[ThreadStep] = []
         for step in steps:
-            filled.append((yield from self._with_subgraphs(step, below, depth)))  # noqa: PERF401 - it yields
+            filled.append((yield from self._add_subgraphs(step, subgraphs, depth)))  # noqa: PERF401 - it yields
         return StepsPage(filled, records[-1].seq if is_rest else None, _date_messages(steps, by_id, tasks))
 
-    def _without_repeated(
+    def _drop_repeated_calls(
         self,
         steps: Sequence[ThreadStep],
         records: Mapping[str, CheckpointRecord],
@@ -229,22 +234,22 @@ class _Reading:
         *,
         is_rest: bool,
     ) -> Program[list[ThreadStep]]:
-        """Return steps, newest first, without the calls of earlier ones: a node may write again what the
-        state holds already, as one that calls a subgraph does."""
-        known: set[str] = set()
+        """Return steps, newest first, without calls of models that belong to earlier steps: a node may write
+        again messages that the state has already, as one that calls a subgraph does."""
+        earlier: set[str] = set()
         out: list[ThreadStep] = []
         for step in reversed(steps):
             authors = tasks.get(step.parent_id or "", {}).values()
-            most = max((len(dedupe_calls(author.calls)) for author in authors), default=0)
-            if is_rest and most > 1:
-                # Earlier messages are in the state.
-                known |= yield from self._read_stored_ids(records[step.parent_id or ""])
+            most_calls = max((len(dedupe_calls(author.calls)) for author in authors), default=0)
+            if is_rest and most_calls > 1:
+                # A task may have repeated messages of steps before this page: the state has their ids.
+                earlier |= yield from self._read_stored_ids(records[step.parent_id or ""])
                 is_rest = False
             new = [
-                replace(task, calls=tuple(call for call in task.calls if call.id not in known))
+                replace(task, calls=tuple(call for call in task.calls if call.id not in earlier))
                 for task in step.tasks
             ]
-            known |= {call.id for author in authors for call in author.calls if call.id is not None}
+            earlier |= {call.id for author in authors for call in author.calls if call.id is not None}
             out.append(replace(step, tasks=tuple(new)))
         return out[::-1]
 
@@ -255,7 +260,7 @@ class _Reading:
         calls = (call for tree in trees.values() for call in self.reader.read(tree)[0])
         return {call.id for call in calls if call.id is not None}
 
-    def _authors(
+    def _load_authors(
         self, records: Sequence[CheckpointRecord], names: Sequence[str]
     ) -> Program[dict[str, dict[str, TaskAuthor]]]:
         """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
@@ -290,76 +295,76 @@ class _Reading:
             out[record.id] = authors
         return out
 
-    def _with_subgraphs(
-        self, step: ThreadStep, below: Mapping[str, Sequence[str]], depth: int
+    def _add_subgraphs(
+        self, step: ThreadStep, subgraphs: Mapping[str, Sequence[str]], depth: int
     ) -> Program[ThreadStep]:
         tasks: list[StepTask] = []
         for task in step.tasks:
-            below_it = below.get(task.place, ())
-            tasks.append((yield from self._with_steps(task, step.parent_id, below_it, depth)))
+            names = subgraphs.get(task.place, ())
+            tasks.append((yield from self._add_steps(task, step.parent_id, names, depth)))
         return replace(step, tasks=tuple(tasks))
 
-    def _with_steps(
-        self, task: StepTask, began_with: str | None, below: Sequence[str], depth: int
+    def _add_steps(
+        self, task: StepTask, began_with: str | None, subgraphs: Sequence[str], depth: int
     ) -> Program[StepTask]:
         steps: list[ThreadStep] = []
         called: list[str] = []
         is_cut = False
-        for number, name in enumerate(below):
-            if self.subgraphs <= 0 or depth >= _DEPTH:
+        for number, name in enumerate(subgraphs):
+            if self.subgraphs_left <= 0 or depth >= _DEPTH:
                 is_cut = True
-                called += below[number:]
+                called += subgraphs[number:]
                 break
-            before, count, is_part = None, _OF_SUBGRAPH, not name.startswith(task.place)
-            if is_part:
+            before, count, keeps_state = None, _STEPS_OF_CALL, not name.startswith(task.place)
+            if keeps_state:
                 before, count = yield from self._locate_call(name, began_with)
                 if not count:
                     continue
-            self.subgraphs -= 1
-            page = yield from self.page(name, before, min(count, _OF_SUBGRAPH), depth + 1)
+            self.subgraphs_left -= 1
+            page = yield from self.page(name, before, min(count, _STEPS_OF_CALL), depth + 1)
             called.append(name)
             steps += (_end_with_caller(step, task) for step in reversed(page.steps))
-            is_cut = is_cut or (count > _OF_SUBGRAPH if is_part else page.cursor is not None)
+            is_cut = is_cut or (count > _STEPS_OF_CALL if keeps_state else page.cursor is not None)
         return replace(task, namespaces=tuple(called), steps=tuple(steps), is_cut=is_cut)
 
     def _locate_call(self, namespace: str, began_with: str | None) -> Program[tuple[int | None, int]]:
-        """Locate the checkpoints of one call of a subgraph that keeps its state between calls: the cursor of
-        their page, and their number.
+        """Return where the checkpoints of one call of a subgraph are that keeps its state between calls: the
+        cursor of their page, and their number.
 
         Args:
             namespace: The subgraph's namespace.
             began_with: The checkpoint with which the step of the call began.
         """
         if namespace not in self.kept:
-            known: list[tuple[int, frozenset[object]]] = []
+            kept: list[tuple[int, frozenset[object]]] = []
             for _ in range(_KEPT_PAGES):
-                below = known[-1][0] if known else None
+                below = kept[-1][0] if kept else None
                 found = yield from history.page(self.partition, namespace, below=below, limit=history.PAGE)
-                known += ((record.seq, _list_above(record)) for record in found)
+                kept += ((record.seq, _list_above(record)) for record in found)
                 if len(found) < history.PAGE:
                     break
-            self.kept[namespace] = known
-        known = self.kept[namespace]
-        part = [seq for seq, above in known if began_with in above]
+            self.kept[namespace] = kept
+        kept = self.kept[namespace]
+        part = [seq for seq, above in kept if began_with in above]
         if not part:
             return None, 0
-        return None if part[0] == known[0][0] else part[0] + 1, len(part)
+        return None if part[0] == kept[0][0] else part[0] + 1, len(part)
 
-    def _below(self, places: Iterable[str]) -> Program[dict[str, list[str]]]:
-        """Return the namespaces of the subgraphs that tasks called, by the tasks' own."""
+    def _find_subgraphs(self, places: Iterable[str]) -> Program[dict[str, list[str]]]:
+        """Return the namespaces of the subgraphs that tasks called, by the tasks' own namespaces."""
         wanted = list(dict.fromkeys(places))
         keeping: dict[str, list[str]] = {}
         for place in wanted:
             # The namespace of the subgraphs of a task that keep their state between calls.
-            kept = "|".join(part.partition(":")[0] for part in place.split("|") if not part.isdigit())
-            keeping.setdefault(kept, []).append(place)
-        known = self.known
-        if known is None and wanted:
+            shared = "|".join(part.partition(":")[0] for part in place.split("|") if not part.isdigit())
+            keeping.setdefault(shared, []).append(place)
+        namespaces = self.namespaces
+        if namespaces is None and wanted:
             names = (*wanted, *keeping)
             answers = yield from ask(Fetch(self.partition, tuple(Get(HEAD, (name,)) for name in names)))
-            known = tuple(head.key[0] for answer in answers for head in answer)
+            namespaces = tuple(head.key[0] for answer in answers for head in answer)
         out: dict[str, list[str]] = {place: [] for place in wanted}
-        for name in known or ():
+        for name in namespaces or ():
             start, _, number = name.rpartition("|")
             if name in out:
                 out[name].append(name)
@@ -383,11 +388,11 @@ def _list_above(record: CheckpointRecord) -> frozenset[object]:
 
 def _is_own(write: PendingWrite, child: CheckpointRecord) -> bool:
     """Return True if a write is part of the history of a checkpoint: a run that lost the race for it may have
-    left others beside it."""
+    left other writes on the same parent."""
     return not child.nonce or not is_loop(write.nonce) or write.nonce in (child.nonce, *child.seen)
 
 
-def _step(
+def _make_step(
     record: CheckpointRecord,
     parent: CheckpointRecord | None,
     tasks: Mapping[str, Mapping[str, TaskAuthor]],
@@ -400,16 +405,16 @@ def _step(
             for author in tasks.get(parent.id, {}).values()
             if any(_is_own(write, record) for write in author.writes)
         ]
-    shown = tuple(_task(author, start, end) for author in authors if is_of_node(author.path))
-    own = [task.began_at for task in shown if not task.is_call]
-    if not own:
+    shown = tuple(_make_task(author, start, end) for author in authors if is_of_node(author.path))
+    begin_times = [task.began_at for task in shown if not task.is_call]
+    if not begin_times:
         began = start
-    elif None in own:
+    elif None in begin_times:
         began = None
     else:
-        began = min(at for at in own if at is not None)
+        began = min(at for at in begin_times if at is not None)
     if began is not None and end is not None and end < began:
-        began = None  # By the clocks of two writers.
+        began = None  # The clocks of two writers differ.
     nodes = [task.node for task in shown if task.node is not None and not task.is_call]
     if not authors and parent is not None and record.source == "loop":
         nodes = [
@@ -432,7 +437,7 @@ def _step(
     )
 
 
-def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
+def _make_task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
     """Return the task of a step that began and ended at these times."""
     began, ended = author.times(start, end)
     return StepTask(
@@ -448,10 +453,11 @@ def _task(author: TaskAuthor, start: int | None, end: int | None) -> StepTask:
     )
 
 
-def _open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> ThreadStep | None:
-    """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` without one."""
+def _make_open_step(head: CheckpointRecord, authors: Mapping[str, TaskAuthor]) -> ThreadStep | None:
+    """Return the step that follows a namespace's latest checkpoint and is not over, ``None`` if there is
+    none."""
     start = head.made_at
-    tasks = [_task(author, start, None) for author in authors.values() if is_of_node(author.path)]
+    tasks = [_make_task(author, start, None) for author in authors.values() if is_of_node(author.path)]
     begun = {task.node for task in tasks}
     tasks += [
         StepTask("", node, "open", began_at=start) for node in _find_triggered(head) if node not in begun
@@ -486,8 +492,8 @@ def _date_messages(
 
 
 def _end_with_caller(step: ThreadStep, caller: StepTask) -> ThreadStep:
-    """Return a step of a subgraph. If the calling task is done, so are its open tasks: a command to the
-    parent graph ended them, which LangGraph stores only there."""
+    """Return a step of a subgraph. If the calling task is done, the open tasks of the step are done, too: a
+    command to the parent graph ended them, and LangGraph stores that only with the parent."""
     if caller.state != "done" or step.checkpoint_id is not None:
         return step
     tasks = (replace(task, state="done") if task.state == "open" else task for task in step.tasks)

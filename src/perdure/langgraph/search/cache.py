@@ -32,14 +32,14 @@ MOST_BYTES = 256 << 20
 
 
 class Part(NamedTuple):
-    """A segment and the items of it that are still indexed so; ``None`` for all of them."""
+    """A segment, and which of its items are still indexed as it has them; ``None`` if all are."""
 
     segment: IndexSegment
     alive: Flags | None
 
     @property
     def living_count(self) -> int:
-        """The number of these items."""
+        """The number of items that are still indexed so."""
         if self.alive is None:
             return len(self.segment.keys)
         return int(self.alive.sum())
@@ -69,8 +69,8 @@ class NamespaceIndex:
     @cached_property
     def size(self) -> int:
         """Bytes that are held, about."""
-        held = sum(part.segment.size for part in self.parts)
-        return _NAMESPACE_BYTES + _VERSION_BYTES * len(self.versions) + held
+        segment_bytes = sum(part.segment.size for part in self.parts)
+        return _NAMESPACE_BYTES + _VERSION_BYTES * len(self.versions) + segment_bytes
 
     @cached_property
     def texts(self) -> tuple[int, float]:
@@ -89,14 +89,14 @@ class NamespaceIndex:
         """Return the index after a change; the length of a vector is ``dims``."""
         gone = {*change.removed, *change.versions}
         versions = {key: version for key, version in self.versions.items() if key not in gone}
-        parts = [_without(part, gone) for part in self.parts]
+        parts = [_drop_items(part, gone) for part in self.parts]
         if change.items:
             parts.append(Part(build(change.items, dims, distance), None))
         return NamespaceIndex(
             change.generation,
             {**versions, **change.versions},
             (self.outdated - gone) | frozenset(change.outdated),
-            tuple(_join(part for part in parts if part.living_count)),
+            tuple(_join_parts(part for part in parts if part.living_count)),
         )
 
 
@@ -111,7 +111,7 @@ class IndexUpdate(NamedTuple):
     outdated: Iterable[str]
 
 
-def _without(part: Part, gone: set[str]) -> Part:
+def _drop_items(part: Part, gone: set[str]) -> Part:
     places = part.segment.places
     dead = [places[key] for key in gone if key in places]
     if not dead:
@@ -125,9 +125,10 @@ def _without(part: Part, gone: set[str]) -> Part:
     return Part(part.segment, alive)
 
 
-def _join(parts: Iterable[Part]) -> list[Part]:
-    """Join each part with the one before it unless that is more than twice as large, so that the parts grow
-    smaller quickly; and drop what is no longer indexed of a part that has lost half of its items."""
+def _join_parts(parts: Iterable[Part]) -> list[Part]:
+    """Join each part with the one before it unless the one before is more than twice as large, so that the
+    sizes of the parts fall quickly. Drop the lost items of a part that has lost more than half of its
+    items."""
     out: list[Part] = []
     for part in parts:
         out.append(part)
@@ -139,7 +140,7 @@ def _join(parts: Iterable[Part]) -> list[Part]:
     return out
 
 
-class _Held:
+class _DatabaseIndexes:
     """The namespaces of one database, the ones searched longest ago first, and their bytes."""
 
     def __init__(self) -> None:
@@ -148,33 +149,33 @@ class _Held:
 
 
 class IndexCache:
-    """The indexes of the namespaces of any number of databases; safe in many threads."""
+    """The indexes of the namespaces of any number of databases; safe in many OS threads."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
         self._lock = Lock()
-        self._held: WeakKeyDictionary[Driver, _Held] = WeakKeyDictionary()
+        self._by_driver: WeakKeyDictionary[Driver, _DatabaseIndexes] = WeakKeyDictionary()
 
     def get(self, driver: Driver, partition: Partition) -> NamespaceIndex:
         """Return the index of a namespace in memory, empty at first."""
         with self._lock:
-            held = self._held.get(driver)
-            if held is None:
+            driver_indexes = self._by_driver.get(driver)
+            if driver_indexes is None:
                 found = None
             else:
-                found = held.namespaces.get(partition)
-            if held is None or found is None:
+                found = driver_indexes.namespaces.get(partition)
+            if driver_indexes is None or found is None:
                 return NamespaceIndex()
-            held.namespaces.move_to_end(partition)
+            driver_indexes.namespaces.move_to_end(partition)
             return found
 
     def put(self, driver: Driver, partition: Partition, index: NamespaceIndex) -> None:
         """Hold the index of a namespace."""
         with self._lock:
-            held = self._held.setdefault(driver, _Held())
-            before = held.namespaces.pop(partition, None)
-            held.bytes += index.size - (0 if before is None else before.size)
-            held.namespaces[partition] = index
-            while held.bytes > self._most and len(held.namespaces) > 1:
-                _, forgotten = held.namespaces.popitem(last=False)
-                held.bytes -= forgotten.size
+            driver_indexes = self._by_driver.setdefault(driver, _DatabaseIndexes())
+            before = driver_indexes.namespaces.pop(partition, None)
+            driver_indexes.bytes += index.size - (0 if before is None else before.size)
+            driver_indexes.namespaces[partition] = index
+            while driver_indexes.bytes > self._most and len(driver_indexes.namespaces) > 1:
+                _, forgotten = driver_indexes.namespaces.popitem(last=False)
+                driver_indexes.bytes -= forgotten.size

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["TextEmbedder"]
 
 _NUMBERS_AT_ONCE = 20_000
-"""Numbers of vectors that are packed in an event loop's thread, within about a millisecond."""
+"""Maximum count of numbers in vectors that are packed in an event loop's OS thread: about a millisecond."""
 
 
 class TextEmbedder:
@@ -46,8 +46,8 @@ class TextEmbedder:
     def __init__(self, embed: Any, dims: int, name: str | None) -> None:
         self.dims = dims
         self._packing = struct.Struct(f"<{dims}f")
-        self.embeddings: Embeddings = _model(embed)
-        self.name = str(name or _name(embed, self.embeddings))
+        self.embeddings: Embeddings = _make_model(embed)
+        self.name = str(name or _name_model(embed, self.embeddings))
         self._runner: asyncio.Runner | None = None
 
     def close(self) -> None:
@@ -69,15 +69,15 @@ class TextEmbedder:
                 vectors = self.embeddings.embed_documents(list(texts))
             else:
                 vectors = []
-            found = {query: self.embeddings.embed_query(query) for query in queries}
+            query_vectors = {query: self.embeddings.embed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
-        return self._pack(texts, vectors), self._check_all(found)
+        return self._pack(texts, vectors), self._check_all(query_vectors)
 
     async def aembed(
         self, texts: Sequence[str], queries: Sequence[str], *, in_threads: bool = True
     ) -> tuple[dict[str, bytes], dict[str, Any]]:
-        """See ``embed``. Unless ``in_threads``, everything is computed in this thread."""
+        """See ``embed``. Unless ``in_threads``, everything is computed in this OS thread."""
         if not in_threads and self._is_blocking:
             return self.embed(texts, queries)
         try:
@@ -85,27 +85,27 @@ class TextEmbedder:
                 vectors = await self.embeddings.aembed_documents(list(texts))
             else:
                 vectors = []
-            found = {query: await self.embeddings.aembed_query(query) for query in queries}
+            query_vectors = {query: await self.embeddings.aembed_query(query) for query in queries}
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await in_own_thread(self._pack, texts, vectors), self._check_all(found)
-        return self._pack(texts, vectors), self._check_all(found)
+            return await in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
+        return self._pack(texts, vectors), self._check_all(query_vectors)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Return the packed vectors of texts. An asynchronous function is run in an event loop of its own, so
-        none may run in this thread."""
+        this OS thread must not run one."""
         if not texts:
             return {}
         if not isinstance(self.embeddings, EmbeddingsLambda) or hasattr(self.embeddings, "func"):
             return self.embed(texts, ())[0]
-        # Clients keep connections that belong to one event loop.
+        # All calls share one event loop, as clients keep connections that belong to it.
         self._runner = self._runner or asyncio.Runner()
         return self._runner.run(self.aembed(texts, ()))[0]
 
     @property
     def _is_blocking(self) -> bool:
-        """True if the model's asynchronous methods call the others in a thread."""
+        """True if the model's asynchronous methods call the blocking ones in an OS thread."""
         if isinstance(self.embeddings, EmbeddingsLambda):
             return not hasattr(self.embeddings, "afunc")
         return type(self.embeddings).aembed_documents is Embeddings.aembed_documents
@@ -126,12 +126,12 @@ class TextEmbedder:
             raise BadEmbedding(f"embed returned {len(vectors)} vectors for {len(texts)} texts")
         return {text: self._check(vector).tobytes() for text, vector in zip(texts, vectors, strict=True)}
 
-    def _check_all(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {query: self._check(vector) for query, vector in found.items()}
+    def _check_all(self, query_vectors: Mapping[str, Any]) -> dict[str, Any]:
+        return {query: self._check(vector) for query, vector in query_vectors.items()}
 
     def _check(self, vector: Any) -> Vector:
         try:
-            row: Vector = self._row(vector)
+            row: Vector = self._to_row(vector)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadEmbedding(f"embed returned no vector of numbers: {type(vector).__name__}") from error
         if row.shape != (self.dims,):
@@ -144,7 +144,7 @@ class TextEmbedder:
             raise BadEmbedding("embed returned a vector with numbers that are not finite")
         return row
 
-    def _row(self, vector: Any) -> Any:
+    def _to_row(self, vector: Any) -> Any:
         np = numpy()
         if type(vector) is list:
             # Most models return lists, which are packed in half the time that NumPy takes for them. NumPy
@@ -155,7 +155,7 @@ class TextEmbedder:
             return np.asarray(vector, dtype="<f4")
 
 
-def _model(embed: Any) -> Embeddings:
+def _make_model(embed: Any) -> Embeddings:
     if embed == OFFLINE:
         return OfflineEmbeddings()
     try:
@@ -170,7 +170,7 @@ def _model(embed: Any) -> Embeddings:
         ) from error
 
 
-def _name(embed: Any, embeddings: Embeddings) -> str:
+def _name_model(embed: Any, embeddings: Embeddings) -> str:
     if isinstance(embeddings, OfflineEmbeddings):
         return f"{OFFLINE}:{embeddings.model}"
     if isinstance(embed, str):

@@ -92,7 +92,7 @@ class SearchIndex:
     share it among the stores of a process.
 
     With ``dims`` and ``embed`` items are found by the likeness of vectors, as in LangGraph's stores; with
-    ``text`` by their words (BM25); with all of them by both.
+    ``text`` by their words (BM25); with all three by both.
 
     Args:
         config: LangGraph's ``IndexConfig``: ``dims``, the length of a vector; ``embed``, an ``Embeddings``, a
@@ -101,10 +101,10 @@ class SearchIndex:
             whose ``dims`` are known; ``fields``, the paths of indexed texts, by default ``["$"]``,
             the whole value. ``name`` is a name for the embedding model, by default that of the class or
             function and its model: items that were indexed under another name have to be indexed again.
-            ``text=True`` compares words; then ``language`` is the one whose words are reduced to their stems,
-            by default ``"english"``, ``None`` for words as they are, and ``vector_weight`` the share of the
-            vectors in the score, from 0 to 1, by default 0.3. ``distance_type`` is what vectors are compared
-            by: ``"cosine"``, the default, ``"l2"`` or ``"inner_product"``. ``vector_type`` and
+            ``text=True`` compares words; then ``language`` is the language whose words are reduced to their
+            stems, by default ``"english"``, ``None`` for words as they are, and ``vector_weight`` the share
+            of the vectors in the score, from 0 to 1, by default 0.3. ``distance_type`` is what vectors are
+            compared by: ``"cosine"``, the default, ``"l2"`` or ``"inner_product"``. ``vector_type`` and
             ``ann_index_config`` of ``PostgresStore`` are accepted and have no effect.
 
     Raises:
@@ -117,7 +117,8 @@ class SearchIndex:
         self.fields: tuple[str, ...] = tuple(given.get("fields") or [_WHOLE])
         has_model = given.get("embed") is not None
         self.embedder = TextEmbedder(given["embed"], given["dims"], given.get("name")) if has_model else None
-        # After the model, whose extra may contain this one.
+        # After the model: if its extra is missing, too, that error comes first, as that extra may include
+        # this one.
         numpy()
         self.extractor = TermExtractor(given.get("language", "english")) if given.get("text") else None
         self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
@@ -141,7 +142,7 @@ class SearchIndex:
         return self.embedder.dims
 
     def close(self) -> None:
-        """Release what the embedding of texts for ``vectors`` holds; repeatable."""
+        """End the event loop in which ``vectors`` has embedded texts, if there is one; repeatable."""
         if self.embedder is not None:
             self.embedder.close()
 
@@ -153,8 +154,8 @@ class SearchIndex:
     def _mark(self, is_default: bool) -> bytes:
         if self.embedder is None:
             return _WITHOUT_MODEL
-        known = [str(self._dims), self.name, *(self.fields if is_default else ())]
-        return blake2b("\0".join(known).encode(), digest_size=8).digest()
+        parts = [str(self._dims), self.name, *(self.fields if is_default else ())]
+        return blake2b("\0".join(parts).encode(), digest_size=8).digest()
 
     def is_outdated(self, entry: IndexEntry) -> bool:
         """Return True if an entry's item has to be indexed again before it can be compared. An index without
@@ -170,11 +171,11 @@ class SearchIndex:
         """Return the texts of a value at some paths, by default the configured ones, without empty ones."""
         out: list[str] = []
         for path in self.fields if paths is None else paths:
-            out += [text for text in get_text_at_path(value, _tokens(path)) if text]
+            out += [text for text in get_text_at_path(value, _tokenize(path)) if text]
         return list(dict.fromkeys(out))
 
     def texts_of(self, op: PutOp, value: Mapping[str, Any]) -> IndexedTexts:
-        """Return the texts of an item that is put, of its value as it is stored."""
+        """Return the texts of an item that is put, taken from its value as it is stored."""
         paths = _paths(op)
         return IndexedTexts(paths, () if self.embedder is None else tuple(self.texts(value, paths)))
 
@@ -182,25 +183,25 @@ class SearchIndex:
         """Embed texts, and the queries of a batch."""
         if self.embedder is None:
             return NOTHING
-        return Embedded(*self.embedder.embed(list(dict.fromkeys(texts)), _queries(ops)))
+        return Embedded(*self.embedder.embed(list(dict.fromkeys(texts)), _list_queries(ops)))
 
     async def aembed(self, texts: Iterable[str], ops: Sequence[Op], *, in_threads: bool = True) -> Embedded:
         """See ``embed``."""
         if self.embedder is None:
             return NOTHING
         wanted = list(dict.fromkeys(texts))
-        return Embedded(*await self.embedder.aembed(wanted, _queries(ops), in_threads=in_threads))
+        return Embedded(*await self.embedder.aembed(wanted, _list_queries(ops), in_threads=in_threads))
 
     def entry(self, body: bytes, of: IndexedTexts, embedded: Embedded) -> bytes:
-        """Return the packed entry of an item that is put: of its stored value and its texts."""
+        """Return the packed entry of an item that is put, made of its stored value and its texts."""
         vectors = tuple(map(embedded.texts.__getitem__, of.texts))
         content = search_index.content_of(body)
         return search_index.pack(IndexEntry(self.mark(of.paths), content, of.paths, vectors))
 
     def vectors(self, texts: Sequence[str]) -> dict[str, bytes]:
         """Embed texts, for items that are indexed again; an index without vectors returns none. If the
-        embedding function is asynchronous, it gets an event loop that ``close`` ends, so this thread must not
-        run one."""
+        embedding function is asynchronous, it gets an event loop of its own, which ``close`` ends, so this OS
+        thread must not run one."""
         if self.embedder is None:
             return {}
         return self.embedder.embed_blocking(texts)
@@ -297,9 +298,9 @@ class SearchIndex:
         bodies: dict[str, bytes] = {}
         if self.extractor is not None:
             bodies = yield from search_index.values(partition, changes.written)
-        now = known.apply(self._update(partition, changes, bodies), self._dims, self.distance)
-        self._cache.put(driver, partition, now)
-        return now
+        updated = known.apply(self._update(partition, changes, bodies), self._dims, self.distance)
+        self._cache.put(driver, partition, updated)
+        return updated
 
     def _update(
         self, partition: Partition, changes: IndexChanges, bodies: Mapping[str, bytes]
@@ -382,7 +383,7 @@ def _check_approximation(config: Any) -> None:
 
 
 @lru_cache(maxsize=256)
-def _tokens(path: str) -> Any:
+def _tokenize(path: str) -> Any:
     if path == _WHOLE:
         return path
     return tokenize_path(path)
@@ -397,7 +398,7 @@ def _paths(op: PutOp) -> tuple[str, ...] | None:
     return tuple(op.index)
 
 
-def _queries(ops: Sequence[Op]) -> list[str]:
+def _list_queries(ops: Sequence[Op]) -> list[str]:
     return list(dict.fromkeys(op.query for op in ops if isinstance(op, SearchOp) and op.query))
 
 

@@ -1,5 +1,5 @@
-"""Says of an error of a provider's model which package is missing, or raised it. Its text is left out: it may
-hold a key, or quote what was sent."""
+"""Says which package a provider's model lacks, or which one raised its error. The error's text is left out:
+it may hold a key, or quote what was sent."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _PACKAGES = {"azure_openai": "langchain-openai", "bedrock": "langchain-aws"}
 def describe_failure(error: Exception) -> str:
     """Return a predicate that follows a model's name: ``needs the package …``, or ``raised …``."""
     if (module := find_missing_module(error)) is not None:
-        return f"needs {_to_install(module)}"
+        return f"needs {_describe_package(module)}"
     package = find_raising_package(error)
     return f"raised {type(error).__name__}" + (f" in {package}" if package else "")
 
 
 def describe_unmade(named: str, error: Exception) -> str:
-    """Return why the model of a provider could not be made, and what to do, to go on after its name.
+    """Return why the model of a provider could not be made, and what to do, as text that follows its name.
 
     Args:
         named: The provider and its model, as they were given.
@@ -41,8 +41,8 @@ def describe_unmade(named: str, error: Exception) -> str:
 
 
 def find_missing_module(error: BaseException) -> str | None:
-    """Return the module that could not be imported, if an error or what it comes from is about one."""
-    for each in _chain(error):
+    """Return the module that could not be imported, if that is an error or one of its causes."""
+    for each in _list_causes(error):
         if isinstance(each, ModuleNotFoundError) and each.name:
             return each.name
     return None
@@ -62,7 +62,7 @@ def find_raising_package(error: BaseException) -> str | None:
 _OF_PYTHON = frozenset(sys.stdlib_module_names) - {"__main__"}
 
 
-def _to_install(module: str) -> str:
+def _describe_package(module: str) -> str:
     top = module.partition(".")[0]
     if top.startswith("langchain"):
         name = top.replace("_", "-")
@@ -70,7 +70,7 @@ def _to_install(module: str) -> str:
     return f"the package of the module {module}, which is not installed"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _list_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and its causes."""
     seen: set[int] = set()
     left: BaseException | None = error

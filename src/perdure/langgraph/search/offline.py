@@ -30,7 +30,8 @@ _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 
 
 class OfflineEmbeddings(Embeddings):
-    """Embeddings of 256 numbers without a network. The files are read at the first use; safe in many threads.
+    """Embeddings of 256 numbers without a network. The files are read at the first use; safe in many OS
+    threads.
 
     Raises:
         MissingExtra: The extra ``memory`` is not installed.
@@ -44,17 +45,17 @@ class OfflineEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """Return a vector for each text."""
-        return [self._vector(text) for text in texts]
+        return [self._embed_text(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
         """Return the vector of a query."""
-        return self._vector(text)
+        return self._embed_text(text)
 
-    def _vector(self, text: str) -> list[float]:
+    def _embed_text(self, text: str) -> list[float]:
         tokenizer, weights = self._load()
-        known = tokenizer.encode(text, add_special_tokens=False).ids
-        if known:
-            mean = weights[known].mean(axis=0, dtype="f4")
+        tokens = tokenizer.encode(text, add_special_tokens=False).ids
+        if tokens:
+            mean = weights[tokens].mean(axis=0, dtype="f4")
         else:
             mean = numpy().zeros(OFFLINE_DIMS, dtype="f4")
         return mean.tolist()  # type: ignore[no-any-return]
@@ -76,7 +77,7 @@ class OfflineEmbeddings(Embeddings):
 
 
 def _folder() -> Path:
-    """Return the folder of the package with the files, which is not imported."""
+    """Return the folder of the package that has the files, without importing it."""
     found = find_spec("wordllama")
     if found is None or found.origin is None or find_spec("tokenizers") is None:
         raise MissingExtra('the offline embedding model needs an extra: pip install "perdure[memory]"')

@@ -1,9 +1,9 @@
 """Order of the items of namespaces by a query: by vectors, by words, or by both.
 
-The score of vectors is the likeness of an item's nearest one. The score of words is Okapi BM25, divided by
-the most that the query's words can give, so that it lies between 0 and 1 whatever the query. For both, the
-likeness is spread over the scale from 0 to 1, and the two are added by weight. Counts of words are those of
-the searched namespaces: what others store has no influence on a result.
+The score of vectors is the likeness of an item's nearest vector. The score of words is Okapi BM25, divided by
+the most that the query's words can give, so that it lies between 0 and 1 whatever the query. If both are
+compared, the likeness is rescaled to the range from 0 to 1, and the two are added by weight. Counts of words
+are those of the searched namespaces: what others store has no influence on a result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def rank(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: i
     Args:
         found: The namespaces.
         query: The query.
-        least: The number of items that are needed at least; only when they are used up others are sorted.
+        least: The number of items that are needed at least: further ones are sorted only when these are used
+            up.
     """
     np = numpy()
     places = [_Place(partition, part) for partition, index in sorted(found.items()) for part in index.parts]

@@ -1,4 +1,4 @@
-"""Indexing of items that are stored already: after the embedding model, or its first use, has changed.
+"""Indexing of items that are stored already: when an embedding model is used first, or has changed.
 
 An item is indexed if its entry is missing, was made by another model, or for another value. Entries are
 stored page by page, so that the next run continues an interrupted one and skips its entries. Items can be
@@ -64,7 +64,7 @@ def reindex(
         expired |= {record.key[0]: record.version for record in records if is_over(record, now)}
         known = yield from search_index.read(partition, [record.key[0] for record in living])
         stale = [record for record in living if _is_stale(record, known, index)]
-        indexed = yield from _index(partition, index, stale, known)
+        indexed = yield from _index_items(partition, index, stale, known)
         done = done.plus(Reindexed(len(living), indexed, len(stale) - indexed))
         report(done)
         if len(records) < _PAGE:
@@ -73,7 +73,7 @@ def reindex(
     living_keys = stored.keys() - expired.keys()
     for key in (yield from search_index.orphans(partition, living_keys)):
         gone = {key: expired.get(key)}
-        removed = yield from search_index.store_entries(partition, {}, gone, _version())
+        removed = yield from search_index.store_entries(partition, {}, gone, _draw_version())
         done = done.plus(Reindexed(removed=int(removed)))
     report(done)
     return done
@@ -86,7 +86,7 @@ def _is_stale(record: Record, known: Mapping[str, StoredIndexEntry], index: Sear
     return index.is_outdated(found.entry) or found.entry.content != content_of(record.body)
 
 
-def _index(
+def _index_items(
     partition: Partition,
     index: SearchIndex,
     stale: list[Record],
@@ -105,16 +105,17 @@ def _index(
         key = record.key[0]
         own = tuple(vectors[text] for text in texts[key])
         entry = IndexEntry(index.mark(paths[key]), content_of(record.body), paths[key], own)
-        indexed += yield from _store(partition, record, entry)
+        indexed += yield from _store_entry(partition, record, entry)
     return indexed
 
 
-def _store(partition: Partition, record: Record, entry: IndexEntry) -> Program[bool]:
-    """Store the entry of an item that still has the value that was embedded; a read may have renewed it."""
+def _store_entry(partition: Partition, record: Record, entry: IndexEntry) -> Program[bool]:
+    """Store the entry of an item that still has the value that was embedded. Its version may be
+    another by now, as a read may have renewed the item."""
     key, version = record.key[0], record.version
     for _ in range(_ATTEMPTS):
         entries = {key: (search_index.pack(entry), version)}
-        if (yield from search_index.store_entries(partition, entries, {}, _version())):
+        if (yield from search_index.store_entries(partition, entries, {}, _draw_version())):
             return True
         (found,) = yield from ask(Fetch(partition, (Get(ITEM, record.key),)))
         if not found or content_of(found[0].body) != entry.content:
@@ -123,5 +124,5 @@ def _store(partition: Partition, record: Record, entry: IndexEntry) -> Program[b
     return False
 
 
-def _version() -> int:
+def _draw_version() -> int:
     return secrets.randbits(_VERSION_BITS) + 1

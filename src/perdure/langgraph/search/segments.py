@@ -1,6 +1,6 @@
 """Immutable parts of a namespace's index: vectors as one matrix, terms as lists of the items that have them.
 
-A change adds a part with the items that changed, and items of older parts are passed over. Small parts are
+A change adds a part with the items that changed, and these items are skipped in older parts. Small parts are
 joined to larger ones, so that a namespace of n items has about log n of them, and a change costs as much as
 the change.
 """
@@ -75,7 +75,7 @@ class IndexSegment:
         distance: The distance by which vectors are compared.
         matrix: All vectors, those of an item next to each other; for cosines they are of length 1.
         owners: For each item with vectors its place in ``keys``.
-        starts: For each of them its first row in ``matrix``.
+        starts: For each item with vectors its first row in ``matrix``.
         vocabulary: The number of each term.
         offsets: By a term's number, where its postings start; one more at the end.
         postings: The places and counts of all terms, one term after the other.
@@ -97,8 +97,8 @@ class IndexSegment:
     def size(self) -> int:
         """Bytes that are held, about."""
         arrays = (self.matrix, self.owners, self.starts, self.offsets, *self.postings, self.lengths)
-        held = sum(int(array.nbytes) for array in arrays)
-        return held + _ITEM_BYTES * len(self.keys) + _TERM_BYTES * len(self.vocabulary)
+        array_bytes = sum(int(array.nbytes) for array in arrays)
+        return array_bytes + _ITEM_BYTES * len(self.keys) + _TERM_BYTES * len(self.vocabulary)
 
     @cached_property
     def places(self) -> Mapping[str, int]:
@@ -112,9 +112,9 @@ class IndexSegment:
         out: Matrix = np.full(len(self.keys), np.nan, dtype=np.float32)
         if len(self.owners):
             scores = self._scores(query)
-            # The vectors of an item are neighbours, so its best one is the largest of a stretch.
-            alone = len(self.owners) == len(scores)
-            if alone:
+            # The vectors of an item are neighbours, so its best score is the maximum of a stretch.
+            has_one_each = len(self.owners) == len(scores)
+            if has_one_each:
                 out[self.owners] = scores
             else:
                 out[self.owners] = np.maximum.reduceat(scores, self.starts)
@@ -124,7 +124,7 @@ class IndexSegment:
         """Return the score of each vector."""
         np = numpy()
         if self.distance == "l2":
-            # Parts of the matrix: its difference from the query is as large as itself.
+            # Part by part, as the difference from the query is as large as the matrix.
             scores: Matrix = np.empty(len(self.matrix), dtype=np.float32)
             for start in range(0, len(scores), _ROWS_AT_ONCE):
                 some = slice(start, start + _ROWS_AT_ONCE)
@@ -135,7 +135,7 @@ class IndexSegment:
         return self.matrix @ query
 
     def find_postings(self, term: str, alive: Flags | None) -> Postings | None:
-        """Return the items that have a term, without those that are not ``alive``; ``None`` for none."""
+        """Return the items that have a term and are ``alive``; ``None`` if there are none."""
         number = self.vocabulary.get(term)
         if number is None:
             return None
@@ -169,7 +169,7 @@ def build(items: Sequence[IndexedItem], dims: int, distance: Distance = "cosine"
             terms.append(vocabulary.setdefault(term, len(vocabulary)))
             places.append(place)
             times.append(count)
-    offsets, postings = _by_term(
+    offsets, postings = _group_by_term(
         np.array(terms, dtype=np.int64), np.array(places), np.array(times), len(vocabulary)
     )
     return IndexSegment(
@@ -202,13 +202,13 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
         moved = np.cumsum(alive) - 1 + len(keys)
         per_item = np.diff(np.append(segment.starts, len(segment.matrix)))
         kept = alive[segment.owners]
-        own = per_item[kept]
+        kept_counts = per_item[kept]
         arrays["matrix"].append(segment.matrix[np.repeat(kept, per_item)])
         arrays["owners"].append(moved[segment.owners[kept]])
-        arrays["starts"].append(np.cumsum(own) - own + rows)
-        rows += int(own.sum())
-        has = alive[segment.postings.places]
-        terms = np.repeat(np.arange(len(segment.vocabulary)), np.diff(segment.offsets))[has]
+        arrays["starts"].append(np.cumsum(kept_counts) - kept_counts + rows)
+        rows += int(kept_counts.sum())
+        is_kept = alive[segment.postings.places]
+        terms = np.repeat(np.arange(len(segment.vocabulary)), np.diff(segment.offsets))[is_kept]
         # Terms that no remaining item has are forgotten: a changing text would fill the memory with them.
         remain = (np.bincount(terms, minlength=len(segment.vocabulary)) > 0).tolist()
         numbers = np.array(
@@ -219,24 +219,26 @@ def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
             dtype=np.int64,
         )
         arrays["terms"].append(numbers[terms])
-        arrays["places"].append(moved[segment.postings.places[has]])
-        arrays["counts"].append(segment.postings.counts[has])
+        arrays["places"].append(moved[segment.postings.places[is_kept]])
+        arrays["counts"].append(segment.postings.counts[is_kept])
         arrays["lengths"].append(segment.lengths[alive])
         keys += _keep_alive(segment.keys, alive)
         contents += _keep_alive(segment.contents, alive)
-    whole = {name: np.concatenate(found) for name, found in arrays.items()}
-    offsets, postings = _by_term(whole["terms"], whole["places"], whole["counts"], len(vocabulary))
+    combined = {name: np.concatenate(found) for name, found in arrays.items()}
+    offsets, postings = _group_by_term(
+        combined["terms"], combined["places"], combined["counts"], len(vocabulary)
+    )
     return IndexSegment(
         keys=tuple(keys),
         contents=tuple(contents),
         distance=parts[0][0].distance,
-        matrix=whole["matrix"],
-        owners=whole["owners"],
-        starts=whole["starts"],
+        matrix=combined["matrix"],
+        owners=combined["owners"],
+        starts=combined["starts"],
         vocabulary=vocabulary,
         offsets=offsets,
         postings=postings,
-        lengths=whole["lengths"],
+        lengths=combined["lengths"],
     )
 
 
@@ -247,7 +249,7 @@ def _keep_alive(values: Iterable[Any], alive: Flags) -> list[Any]:
     return [value for value, kept in zip(values, alive.tolist(), strict=True) if kept]
 
 
-def _by_term(terms: Any, places: Any, counts: Any, number: int) -> tuple[Numbers, Postings]:
+def _group_by_term(terms: Any, places: Any, counts: Any, number: int) -> tuple[Numbers, Postings]:
     """Return where each term's postings start, and the postings in the order of terms."""
     np = numpy()
     order = np.argsort(terms, kind="stable")

@@ -49,7 +49,7 @@ def languages() -> list[str]:
 
 
 class TermExtractor:
-    """Extractor of terms for texts of one language; safe in many threads.
+    """Extractor of terms for texts of one language; safe in many OS threads.
 
     Args:
         language: A language of Snowball's stemmers, such as ``"english"``, or ``None`` for words as they are.
@@ -69,7 +69,8 @@ class TermExtractor:
                 f"index has no language {language!r}; it has {', '.join(languages())}, or None for words as "
                 "they are"
             )
-        # A stemmer holds the word that it works on: each call of an uncached word has its own.
+        # A stemmer holds the word that it works on, so it is not shared: each call for an uncached word makes
+        # one.
         self._stem = lru_cache(_STEMS)(lambda word: _load_snowball().stemmer(language).stemWord(word))
         self._common = frozenset(self.terms(_COMMON.get(language, "")))
 
@@ -78,9 +79,9 @@ class TermExtractor:
         plain = unicodedata.normalize("NFKD", text.casefold())
         plain = unicodedata.normalize("NFC", _ACCENTS.sub("", plain))
         found: list[str] = []
-        for word in _words().findall(plain):
+        for word in _make_word_pattern().findall(plain):
             if _UNSPACED.search(word):
-                found += _of_unspaced(word, self._stem)
+                found += _cut_unspaced(word, self._stem)
             else:
                 found.append(self._stem(word[:_LONGEST]))
         return Counter(found)
@@ -88,11 +89,11 @@ class TermExtractor:
     def query_terms(self, text: str) -> Counter[str]:
         """Return the terms of a query: without words such as "what" and "the", unless it has no others. Such
         words are rare in a text, but half of the words of a question."""
-        every = self.terms(text)
-        return Counter({term: n for term, n in every.items() if term not in self._common}) or every
+        all_terms = self.terms(text)
+        return Counter({term: n for term, n in all_terms.items() if term not in self._common}) or all_terms
 
 
-def _of_unspaced(word: str, stem: Any) -> list[str]:
+def _cut_unspaced(word: str, stem: Any) -> list[str]:
     out: list[str] = []
     at = 0
     for run in _UNSPACED.finditer(word):
@@ -108,7 +109,7 @@ def _of_unspaced(word: str, stem: Any) -> list[str]:
 
 
 @cache
-def _words() -> re.Pattern[str]:
+def _make_word_pattern() -> re.Pattern[str]:
     """Return the pattern of a word: letters and digits, and the marks that belong to letters, which ``\\w``
     leaves out."""
     marks = [n for n in range(0x300, min(sys.maxunicode, 0x1FFFF)) if unicodedata.category(chr(n))[0] == "M"]
@@ -118,5 +119,5 @@ def _words() -> re.Pattern[str]:
             ranges[-1][1] = mark
         else:
             ranges.append([mark, mark])
-    within = "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
-    return re.compile(f"[^\\W_](?:[^\\W_]|[{within}])*")
+    mark_ranges = "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+    return re.compile(f"[^\\W_](?:[^\\W_]|[{mark_ranges}])*")

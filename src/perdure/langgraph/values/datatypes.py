@@ -113,7 +113,7 @@ class Types:
         if not isinstance(module, str) or not isinstance(name, str):
             raise TypeNotAllowed("a stored value names its type in no way that a type is named")
         if self._renamed and (present := self._renamed.get(f"{module}.{name}")) is not None:
-            module, name = _split(present)
+            module, name = _split_name(present)
         key = (module, name)
         found = _OWN.get(key) or self._classes.get(key)
         if found is not None:
@@ -171,7 +171,7 @@ class Types:
 
     def _find_listed(self, module: str, name: str) -> Any:
         """Return a class that the program listed by name, importing its module if necessary."""
-        if module != _main_name():
+        if module != _find_main_name():
             try:
                 importlib.import_module(module)
             except ImportError as error:
@@ -192,13 +192,13 @@ class Unfindable(Unserialisable):
     """A class that was made while the program runs: no name leads to it."""
 
 
-def _split(dotted: str) -> TypeName:
+def _split_name(dotted: str) -> TypeName:
     """Return the module and the name in it of a type that the program named with dots: the module is the
     longest one that is imported."""
     parts = dotted.split(".")
     for at in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:at])
-        if module in sys.modules or module == _main_name():
+        if module in sys.modules or module == _find_main_name():
             return module, ".".join(parts[at:])
     return ".".join(parts[:-1]), parts[-1]
 
@@ -218,7 +218,7 @@ def name_of(cls: type) -> TypeName:
 
 def _find_stable_name(module: str) -> str:
     if module == "__main__":
-        return _main_name() or module
+        return _find_main_name() or module
     return module
 
 
@@ -232,7 +232,7 @@ def is_data(cls: object) -> bool:
         return len(mro) > 2 and bool(vars(cls).get("_member_map_"))
     if tuple in mro:
         return any(isinstance(vars(each).get("_fields"), tuple) for each in mro)
-    if any(active in mro for active in _active()):
+    if any(active in mro for active in _list_active_classes()):
         return any(passive in mro for passive in _PASSIVE)
     if BaseModel in mro or cls in (SecretStr, SecretBytes) or is_old_model(cls):
         return True
@@ -278,7 +278,7 @@ def _look_up(module: str, name: str) -> Any:
     """Return the object that a name refers to in an imported module, without running any code of the module;
     ``None`` if there is nothing. Only modules and classes are searched."""
     found: Any = sys.modules.get(module)
-    if found is None and module == _main_name():
+    if found is None and module == _find_main_name():
         found = sys.modules.get("__main__")
     for part in name.split("."):
         if not isinstance(found, type | types.ModuleType):
@@ -287,7 +287,7 @@ def _look_up(module: str, name: str) -> Any:
     return found
 
 
-def _main_name() -> str | None:
+def _find_main_name() -> str | None:
     """Return the name under which the running script would be imported; ``None`` if there is no script."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
@@ -300,7 +300,7 @@ def _main_name() -> str | None:
     return None
 
 
-def _active() -> Iterator[Any]:
+def _list_active_classes() -> Iterator[Any]:
     yield Serializable
     yield Runnable
     settings = sys.modules.get("pydantic_settings")
@@ -331,7 +331,7 @@ def _join_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _own() -> dict[TypeName, Any]:
+def _load_own_types() -> dict[TypeName, Any]:
     """Return LangGraph's own list of safe types, as far as this Python has them."""
     found: dict[TypeName, Any] = {("re", "compile"): re.compile}
     for module, name in SAFE_MSGPACK_TYPES:
@@ -342,7 +342,7 @@ def _own() -> dict[TypeName, Any]:
     return found
 
 
-_OWN = _own()
+_OWN = _load_own_types()
 OWN_TYPES = frozenset(value for value in _OWN.values() if isinstance(value, type))
 """LangChain's, LangGraph's and the standard library's types that are always allowed."""
 

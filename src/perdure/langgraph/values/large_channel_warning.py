@@ -25,10 +25,10 @@ _log = logging.getLogger("perdure.langgraph")
 class LargeChannels:
     """Logs a channel whose serialised value is larger than ``warn_bytes``, or a state that is larger although
     none of its channels is: once for each thread, as long as the thread is remembered. It is safe to use from
-    many threads. Raises ``ValueError`` unless ``warn_bytes`` is an integer above 0."""
+    many OS threads. Raises ``ValueError`` unless ``warn_bytes`` is an integer above 0."""
 
     def __init__(self, warn_bytes: int = WARN_BYTES) -> None:
-        self._warn_bytes = _check(warn_bytes)
+        self._warn_bytes = _check_warn_bytes(warn_bytes)
         self._lock = threading.Lock()
         self._warned: BoundedCache[Partition, set[str]] = BoundedCache(_THREADS_MOST)
 
@@ -73,7 +73,7 @@ class LargeChannels:
             return is_news
 
 
-def _check(warn_bytes: object) -> int:
+def _check_warn_bytes(warn_bytes: object) -> int:
     if isinstance(warn_bytes, bool) or not isinstance(warn_bytes, int) or warn_bytes < 1:
         raise ValueError(f"warn_bytes has to be a number of bytes, at least 1, or None, not {warn_bytes!r}")
     return warn_bytes

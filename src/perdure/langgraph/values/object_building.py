@@ -1,5 +1,5 @@
-"""Builds objects of the classes that were found for stored names, with their validators, and says how a class
-differs that does not take what is stored."""
+"""Builds objects of the classes that were found for stored names, with their validators. If a class does not
+take what is stored, says how it differs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def model_fields(obj: Any) -> dict[str, Any] | None:
     if isinstance(obj, BaseModel):
         if cls in OWN_TYPES:
             return None
-        held = obj.__dict__.copy()
-        return {**{n: held[n] for n in cls.model_fields if n in held}, **(obj.__pydantic_extra__ or {})}
+        attributes = obj.__dict__.copy()
+        return {
+            **{n: attributes[n] for n in cls.model_fields if n in attributes},
+            **(obj.__pydantic_extra__ or {}),
+        }
     return obj.__dict__.copy() if is_old_model(cls) else None
 
 
@@ -63,7 +66,7 @@ def build(code: int, cls: Any, argument: Any) -> Any:
     except Exception as error:
         if not isinstance(cls, type) or cls in OWN_TYPES:
             raise
-        raise Unreadable(_difference(code, cls, argument, error)) from error
+        raise Unreadable(_describe_difference(code, cls, argument, error)) from error
 
 
 def _build(code: int, cls: Any, argument: Any) -> Any:
@@ -83,7 +86,7 @@ def _build(code: int, cls: Any, argument: Any) -> Any:
 
 def _build_data(code: int, cls: Any, argument: Any) -> Any:
     """Build a member of an enum, or a model. Data that was stored without validation, such as a field set
-    later, is returned without it."""
+    later, and does not pass it, is built without validation."""
     if Enum in cls.__mro__:
         if code != ONE:
             raise TypeError("no enum was stored")
@@ -108,7 +111,7 @@ def _build_model(cls: type[BaseModel], fields: dict[str, Any]) -> BaseModel:
         return cls.model_construct(**fields)
 
 
-def _difference(code: int, cls: type, argument: Any, error: Exception) -> str:
+def _describe_difference(code: int, cls: type, argument: Any, error: Exception) -> str:
     """Return how a class differs from the stored data."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     remedy = "take it back into the class, or declare with perdure.schema what has become of it"

@@ -40,8 +40,8 @@ class WireForm(NamedTuple):
 
 
 def find_wire_form(obj: Any) -> WireForm | None:
-    """Return the form of an object; ``None`` if it has none, as a data class whose constructor does not take
-    all of its fields."""
+    """Return the form of an object; ``None`` if it has none, e.g. a data class whose constructor does not
+    take all of its fields."""
     return _find_model_form(obj) or _find_known_form(obj) or _find_data_form(obj)
 
 
@@ -69,11 +69,11 @@ def split_array(array: Any) -> tuple[str, tuple[int, ...], str, bytes]:
 
 def _find_model_form(obj: Any) -> WireForm | None:
     """Return the form of a model, or of another object that offers its fields by a method."""
-    if (held := model_fields(obj)) is not None:
+    if (fields := model_fields(obj)) is not None:
         is_new = isinstance(obj, BaseModel)
         if is_new:
-            return WireForm(PYDANTIC_2, held, _VALIDATE)
-        return WireForm(PYDANTIC_1, held)
+            return WireForm(PYDANTIC_2, fields, _VALIDATE)
+        return WireForm(PYDANTIC_1, fields)
     if callable(dump := getattr(obj, "model_dump", None)):
         return WireForm(PYDANTIC_2, dump(), _VALIDATE)
     if callable(secret := getattr(obj, "get_secret_value", None)):

@@ -60,11 +60,11 @@ def _is_changed_on_purpose(before: Any, after: Any) -> bool:
 
 def _is_same_dict(before: dict[Any, Any], after: dict[Any, Any]) -> bool:
     return len(before) == len(after) and all(
-        is_same(left, right) and is_same(held, read)
-        for (left, held), (right, read) in zip(before.items(), after.items(), strict=True)
+        is_same(left, right) and is_same(stored, read)
+        for (left, stored), (right, read) in zip(before.items(), after.items(), strict=True)
     )
 
 
 def _fields(model: BaseModel) -> dict[str, Any]:
-    held = {name: model.__dict__[name] for name in type(model).model_fields if name in model.__dict__}
-    return {**held, **(model.__pydantic_extra__ or {})}
+    declared = {name: model.__dict__[name] for name in type(model).model_fields if name in model.__dict__}
+    return {**declared, **(model.__pydantic_extra__ or {})}

@@ -67,7 +67,7 @@ _TOO_DEEP = "Recursion limit reached"
 _NOT_PLAIN = (ormsgpack.MsgpackEncodeError, TypeError, ValueError, RecursionError)
 
 packed_plain: Callable[[Any], bytes] = partial(ormsgpack.packb, option=_PACK)
-"""Pack plain data in one call into C, which no other thread interrupts; raise one of ``_NOT_PLAIN`` on the
+"""Pack plain data in one call into C, which no other OS thread interrupts; raise one of ``_NOT_PLAIN`` on the
 first object that needs a hook."""
 
 DeltaSnapshot = langgraph_types._DeltaSnapshot  # pyright: ignore[reportPrivateUsage]
@@ -82,7 +82,7 @@ class _Surrogates:
 
 
 class _Hook(local):
-    """Outcomes of hooks, by thread: MessagePack reports that a hook failed, but not its exception."""
+    """Outcomes of hooks, by OS thread: MessagePack reports that a hook failed, but not its exception."""
 
     error: Exception | None = None
     simplified: int = 0
@@ -142,13 +142,13 @@ class Serde:
 
     def unreadable(self, payload_type: int, body: bytes) -> list[Unreadable]:
         """Return an error for each type in a payload that is not allowed or not found, or if all are found,
-        for the first that does not take what is stored of it."""
+        for the first that does not accept its stored data."""
         found: dict[Any, Unreadable] = {}
 
-        def look(code: int, data: bytes) -> Any:
+        def note_error(code: int, data: bytes) -> Any:
             if code == SURROGATES_EXT:
                 return ""
-            inner = ormsgpack.unpackb(data, ext_hook=look, option=_UNPACK)
+            inner = ormsgpack.unpackb(data, ext_hook=note_error, option=_UNPACK)
             if code not in (SNAPSHOT_EXT, NUMPY_EXT, METHOD) and isinstance(inner, list) and len(inner) > 1:
                 try:
                     self._find_codec(inner[0]) if code == CODEC_EXT else self.types.find(inner[0], inner[1])
@@ -159,7 +159,7 @@ class Serde:
         if payload_type == refs.MSGPACK:
             # Keys may be objects, and they all become ``None`` here: only the types matter.
             with suppress(ormsgpack.MsgpackDecodeError, TypeError):
-                ormsgpack.unpackb(body, ext_hook=look, option=_UNPACK)
+                ormsgpack.unpackb(body, ext_hook=note_error, option=_UNPACK)
         if not found:
             try:
                 self.value(payload_type, body)
@@ -194,9 +194,9 @@ class Serde:
     def pack(self, value: Any) -> bytes:
         """Pack one value, as it is at one moment of the call.
 
-        Another thread may change the value meanwhile. Plain data is packed in one call that no other thread
-        interrupts. Values that need a hook are packed from copies of the containers around them, so that a
-        container that changes size neither raises nor leaves bytes that cannot be unpacked.
+        Another OS thread may change the value meanwhile. Plain data is packed in one call that no other OS
+        thread interrupts. Values that need a hook are packed from copies of the containers around them, so
+        that a container that changes size neither raises nor leaves bytes that cannot be unpacked.
 
         Raises:
             TypeNotAllowed: The value contains a type that is not allowed.
@@ -210,7 +210,7 @@ class Serde:
             try:
                 detached = _detach(value)
             except RecursionError as error:
-                raise _too_deep(value) from error
+                raise _too_deep_error(value) from error
         try:
             return ormsgpack.packb(detached, default=self._encode_default, option=_PACK)
         except _NOT_PLAIN as error:
@@ -218,7 +218,7 @@ class Serde:
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
             if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
-                raise _too_deep(value) from (cause or error)
+                raise _too_deep_error(value) from (cause or error)
             if cause is None and "surrogates" in str(error):
                 return self._pack_surrogates(value)
             # An exception from a value's own code may quote the value: only its type is repeated.
@@ -249,9 +249,9 @@ class Serde:
         )
         answers: list[Any] = []
         with suppress(*_NOT_PLAIN):
-            # One call into C: no other thread runs between the conditions and the packing.
+            # One call into C: no other OS thread runs between the conditions and the packing.
             answers.extend(map(call, steps))
-        # Items that are not plain data end it behind the conditions, which need no second look.
+        # If an item is not plain data, packing ends after the conditions, whose answer is used.
         is_held = answers[0] if answers else all(holds())
         if not is_held:
             return None
@@ -294,7 +294,7 @@ class Serde:
         except Unfindable:
             if not is_data(cls):
                 raise
-            _warn_of(cls)
+            _warn_simplified(cls)
             _hook.simplified += 1
             return argument
         simplified = _hook.simplified
@@ -327,7 +327,7 @@ class Serde:
         if is_proved:
             self._proved.add(cls)
         elif body == again():
-            # If it differs the object was changed meanwhile, which proves nothing.
+            # If the bytes differ now, the object was changed meanwhile, which proves nothing.
             raise Unserialisable(
                 f"an object of type {cls.__module__}.{cls.__qualname__} cannot be stored: read back it would "
                 f"be another; {self._advice(cls)}"
@@ -358,7 +358,7 @@ class Serde:
                 return self._pack_ext(obj)
             except Exception as error:
                 tries += 1
-                # An object's own code may walk a container that another thread changes meanwhile.
+                # An object's own code may walk a container that another OS thread changes meanwhile.
                 if tries == _TRIES or "during iteration" not in f"{error} {error.__cause__}":
                     _hook.error = error
                     raise
@@ -372,7 +372,7 @@ class Serde:
         if (codec := self._dumps.get(type(obj))) is not None:
             return self._pack_by(codec, obj)
         if isinstance(obj, type):
-            # Its attributes are those of its objects, by which a form would be chosen.
+            # A class has the attributes of its objects, so that a form of its objects would be chosen.
             raise _never_stored_error(obj, describe(obj))
         if (form := find_wire_form(obj)) is not None:
             return self._ext(form.code, obj, form.argument, *form.more)
@@ -421,7 +421,7 @@ class Serde:
             if isinstance(cause, TypeNotAllowed | Unserialisable):
                 raise cause from None
             if isinstance(cause or error, RecursionError) or _TOO_DEEP in str(error):
-                raise _too_deep(value) from (cause or error)
+                raise _too_deep_error(value) from (cause or error)
             raise _misplaced_surrogate_error(value) from (cause or error)
 
     def _make_unpack_ext(self) -> Callable[[int, bytes], Any]:
@@ -451,7 +451,7 @@ class Serde:
 
 
 class _Escaping(Serde):
-    """A serializer whose nested values are escaped as well."""
+    """A serializer that escapes strings with lone surrogates, also in nested values."""
 
     def pack(self, value: Any) -> bytes:
         return ormsgpack.packb(_escape(value), default=self._encode_default, option=_PACK)
@@ -520,7 +520,7 @@ def _has_surrogate(text: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _warn_of(cls: type) -> None:
+def _warn_simplified(cls: type) -> None:
     name = name_of(cls)
     if name in _warned:
         return
@@ -541,7 +541,7 @@ def _never_stored_error(obj: Any, advice: str | None) -> Unserialisable:
     )
 
 
-def _too_deep(value: Any) -> Unserialisable:
+def _too_deep_error(value: Any) -> Unserialisable:
     return Unserialisable(
         f"a value of type {type(value).__qualname__} cannot be stored: it is nested too deeply, or contains "
         "itself"

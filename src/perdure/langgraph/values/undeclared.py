@@ -33,7 +33,7 @@ _MOST = 1000
 def watch_undeclared(
     graph: Pregel[Any, Any, Any, Any], on_undeclared: OnUndeclared
 ) -> Pregel[Any, Any, Any, Any]:
-    """Return a copy of a graph that reports keys that are dropped, in subgraphs that are nodes of it as well.
+    """Return a copy of a graph that reports keys that are dropped, also in subgraphs that are its nodes.
 
     A graph that a function of a node calls is not seen, and neither are keys of ``Command(graph=PARENT)``.
     """
@@ -83,15 +83,19 @@ def _watch(
             if path:
                 nodes[name] = node
             else:
-                nodes[name] = _node(node, INPUT, on_undeclared, inputs)
+                nodes[name] = _watch_node(node, INPUT, on_undeclared, inputs)
         else:
-            nodes[name] = _node(node, "/".join((*path, name)), on_undeclared, declared)
+            nodes[name] = _watch_node(node, "/".join((*path, name)), on_undeclared, declared)
     return graph.copy(update={"nodes": nodes})
 
 
-def _node(node: PregelNode, place: str, on_undeclared: OnUndeclared, keys: frozenset[str]) -> PregelNode:
+def _watch_node(
+    node: PregelNode, place: str, on_undeclared: OnUndeclared, keys: frozenset[str]
+) -> PregelNode:
     writers = [
-        ChannelWrite([_entry(each, place, on_undeclared, keys) for each in writer.writes], tags=writer.tags)
+        ChannelWrite(
+            [_watch_entry(each, place, on_undeclared, keys) for each in writer.writes], tags=writer.tags
+        )
         if isinstance(writer, ChannelWrite)
         else writer
         for writer in node.writers
@@ -99,13 +103,13 @@ def _node(node: PregelNode, place: str, on_undeclared: OnUndeclared, keys: froze
     return node.copy({"writers": writers})
 
 
-def _entry(entry: Any, place: str, on_undeclared: OnUndeclared, keys: frozenset[str]) -> Any:
+def _watch_entry(entry: Any, place: str, on_undeclared: OnUndeclared, keys: frozenset[str]) -> Any:
     if not isinstance(entry, ChannelWriteTupleEntry) or entry.mapper.__name__ != _MAPPER:
         return entry
     mapper = entry.mapper
 
     def check_keys(value: Any) -> Any:
-        for key in _keys(value):
+        for key in _list_keys(value):
             if key not in keys:
                 on_undeclared(place, str(key))
         return mapper(value)
@@ -113,7 +117,7 @@ def _entry(entry: Any, place: str, on_undeclared: OnUndeclared, keys: frozenset[
     return entry._replace(mapper=check_keys)
 
 
-def _keys(value: Any) -> Iterator[Any]:
+def _list_keys(value: Any) -> Iterator[Any]:
     """Yield the keys of an update in any form that LangGraph takes."""
     if isinstance(value, dict):
         yield from value
@@ -122,6 +126,6 @@ def _keys(value: Any) -> Iterator[Any]:
             yield from (key for key, _ in value._update_as_tuples())  # pyright: ignore[reportPrivateUsage]
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _keys(each)
+            yield from _list_keys(each)
     elif value is not None and (declared := get_cached_annotated_keys(type(value))):
         yield from (key for key, _ in get_update_as_tuples(value, declared))

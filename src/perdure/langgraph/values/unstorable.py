@@ -1,6 +1,6 @@
 """Describes objects that can never be stored, and the values to keep in the state in their place.
 
-A codec does not help: they are code, are not finished, or belong to the process that made them.
+A codec does not help: these objects are code, are not finished, or belong to the process that made them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _OF_THE_PROCESS = (
     ("contextvars", "a variable of this process"),
     ("_contextvars", "a variable of this process"),
 )
-"""Modules of the standard library, with what their objects are; those of their submodules are the same."""
+"""Modules of the standard library, with what their objects are; objects of their submodules are the same."""
 _DATA = {("sqlite3", "Row"), ("subprocess", "CompletedProcess"), ("logging", "LogRecord")}
 """Classes of these modules that hold data."""
 _BUILT_IN = ("builtins", "itertools")
@@ -65,7 +65,7 @@ def describe(obj: Any) -> str | None:
         return "it is a buffer; keep its getvalue() in the state"
     if isinstance(obj, Awaitable | Future):
         return "it is not finished; wait for it in the node, and keep its result in the state"
-    if (what := _of_the_process(type(obj))) is not None:
+    if (what := _find_process_kind(type(obj))) is not None:
         return (
             f"it is {what}, which ends with this process; make it in the node that uses it, and keep in the "
             "state what it is made from, such as a path"
@@ -75,8 +75,9 @@ def describe(obj: Any) -> str | None:
     return None
 
 
-def _of_the_process(kind: type) -> str | None:
-    """Describe the objects of a class that, itself or by a base, belong to the process."""
+def _find_process_kind(kind: type) -> str | None:
+    """Return what the objects of a class are if they belong to the process, by the class or by a base of it;
+    otherwise ``None``."""
     for cls in kind.__mro__[:-1]:
         if (cls.__module__, cls.__name__) in _DATA:
             return None

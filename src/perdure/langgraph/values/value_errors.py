@@ -56,24 +56,24 @@ def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]
 def _find_unfit_part(serde: Serde, value: Any) -> tuple[str, PerdureError] | None:
     """Return the path of the innermost part of a value that cannot be stored, and its error; ``None`` if the
     value can be stored."""
-    error = _refusal(serde, value)
+    error = _find_refusal(serde, value)
     if error is None:
         return None
     path: list[str] = []
     while len(path) < _DEPTH_MAX:
-        refusals = ((name, part, _refusal(serde, part)) for name, part in _parts(value))
+        refusals = ((name, part, _find_refusal(serde, part)) for name, part in _list_parts(value))
         unfit = next(((name, part, e) for name, part, e in refusals if e is not None), None)
         if unfit is None:
             break
         name, value, error = unfit
         path.append(name)
     else:
-        # Nested without an end: its beginning says as much.
+        # The value is nested without an end: the beginning of the path is enough.
         del path[_SHOWN_MAX:]
     return "".join(path), error
 
 
-def _refusal(serde: Serde, value: Any) -> PerdureError | None:
+def _find_refusal(serde: Serde, value: Any) -> PerdureError | None:
     try:
         serde.payload(value)
     except TypeNotAllowed:
@@ -83,20 +83,20 @@ def _refusal(serde: Serde, value: Any) -> PerdureError | None:
     return None
 
 
-def _key(name: Any, at: int) -> str:
-    """Return a key in a path: as it is if it is a name or a number, which programs choose. Any other may be
-    what a user wrote, and is named by its place among the keys."""
+def _show_key(name: Any, at: int) -> str:
+    """Return a key in a path: as it is if it is a name or a number, which programs choose. Any other key
+    may be what a user wrote, and is named by its place among the keys."""
     is_name = isinstance(name, str) and name.isidentifier()
     if is_name or isinstance(name, int):
         return f"[{name!r}]"[:_NAME_MAX]
     return f"[key {at}]"
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _list_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a value: the items of containers, and the fields of objects, by their paths."""
     if isinstance(value, Mapping):
         for at, (name, part) in enumerate(tuple(value.items())):
-            yield _key(name, at), part
+            yield _show_key(name, at), part
             if not isinstance(name, str):
                 yield f".key({at})", name
         return
@@ -110,7 +110,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     try:
         form = find_wire_form(value)
     except Exception:
-        # Its own code failed, which is what the error says.
+        # The object's own code failed, so its parts are unknown; the error of the whole object says so.
         return
     if form is not None and isinstance(form.argument, Mapping):
         for name, part in form.argument.items():
@@ -126,15 +126,15 @@ def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unrea
         trees: The values, by channel.
     """
     channels: dict[str, None] = {}
-    found: dict[str, Unreadable] = {}
+    errors: dict[str, Unreadable] = {}
     for channel, tree in trees.items():
         for each in serde.unreadable(*join_tree(tree)):
             channels[channel] = None
-            found[str(each)] = each
-    if not found:
+            errors[str(each)] = each
+    if not errors:
         return error
-    refused = [each for each in found.values() if isinstance(each, TypeNotAllowed)]
-    others = [each for each in found.values() if not isinstance(each, TypeNotAllowed)]
+    refused = [each for each in errors.values() if isinstance(each, TypeNotAllowed)]
+    others = [each for each in errors.values() if not isinstance(each, TypeNotAllowed)]
     names = list(dict.fromkeys(name for each in refused for name in each.types))
     # Errors without type names, such as for a stored call, have no option that allows them.
     texts = [str(each) for each in (*others, *refused) if not getattr(each, "types", ())]

@@ -6,7 +6,7 @@ node. Whether there is one follows from the checkpoint alone. Whether it may be 
 queue: not while a run is open or a message waits, as either may answer or replace it. Only questions that may
 be answered are shown, so every view asks here.
 
-This module decides and reads nothing: the callers gather the facts and carry out what follows.
+This module only decides. It reads nothing: the callers gather the facts, and carry out the decisions.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ a repetition of what failed, are runs of their own."""
 
 
 def run_after(state: str, event: RunEvent) -> str:
-    """Return the state of a run after an event; ``ValueError`` if the event cannot come then."""
+    """Return the state of a run after an event; ``ValueError`` if that state has no such event."""
     after = RUNS[state].get(event)
     if after is None:
         raise ValueError(f"a run that is {state} has no further event, and so not this one: {event.value}")
@@ -91,8 +91,8 @@ Status = Literal["idle", "busy", "interrupted", "error"]
 
 
 def decide_thread_status(facts: Facts) -> Status:
-    """Return the status of a thread. A failure is shown before the question that it left, which may be
-    answered nevertheless."""
+    """Return the status of a thread. A failed run is shown rather than an open question, which may still
+    be answered."""
     if facts.is_busy:
         return "busy"
     if facts.has_failed:
@@ -150,9 +150,9 @@ class Left(NamedTuple):
     """Facts about the latest checkpoint of a thread whose run ends.
 
     Attributes:
-        is_unmoved: the run has not stored the checkpoint.
-        has_interrupt: it has an interrupt without an answer.
-        was_paused: the run that waited before had stopped without an interrupt.
+        is_unmoved: the checkpoint was not stored by the run.
+        has_interrupt: the checkpoint has an interrupt without an answer.
+        was_paused: the run that asked before this one began had stopped without an interrupt.
     """
 
     is_unmoved: bool
@@ -163,13 +163,14 @@ class Left(NamedTuple):
 def find_waiting_run(
     state: str, run_id: str, before: str | None, left: Left | None, *, has_begun: bool = True
 ) -> str | None:
-    """Return the run whose question a thread waits with once a run has ended.
+    """Return the run that asked the thread's question, after a run has ended; ``None`` if it has no question.
 
     Args:
         state: the state in which it ended.
         run_id: the run.
-        before: the run whose question the thread was waiting on when it began.
-        left: what it left; ``None`` for a run that asks or came to its end, where the state tells.
+        before: the run that asked the thread's question when this run began.
+        left: facts on the latest checkpoint; ``None`` for a run that asked or came to its end, as its state
+            suffices.
         has_begun: false for the run of a message that was withdrawn while it waited.
     """
     if not has_begun:

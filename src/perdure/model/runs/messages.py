@@ -1,6 +1,7 @@
 """Messages, runs and replies of a thread as they are stored.
 
-User content is in bodies, as JSON, which are encrypted if a key is set; what the queue needs is beside them.
+User content is in bodies, as JSON, encrypted if a key is set. The fields that the queue needs are beside
+them, never encrypted.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ to decide, ``dead`` was given up."""
 class Message:
     """An accepted message.
 
-    ``id`` is the same however often it is sent, and is also the id of a run of this message alone.
-    ``options`` are given to its run."""
+    ``id`` is the same however often the message is sent, and is also the id of a run of this message alone.
+    ``options`` are given to the message's run."""
 
     id: str
     payload: Any
@@ -89,13 +90,13 @@ class Message:
 
     @property
     def shared_run_id(self) -> str | None:
-        """The id of the message whose run it waited to share, and with which it was withdrawn."""
+        """The id of the message with which this one was withdrawn, as it waited to share that one's run."""
         if self.is_withdrawn:
             return self.options.get("shared_run_id")
         return None
 
     def withdraw(self, how: Stop, first: Message | None = None) -> Message:
-        """Return the message as withdrawn; ``first`` is the one whose run it waited to share."""
+        """Return the message as withdrawn; ``first`` is the message whose run this one waited to share."""
         options = {**self.options, "stop": how}
         if first is not None and first.id != self.id:
             options["shared_run_id"] = first.id
@@ -134,8 +135,8 @@ class Message:
 class Run:
     """A run over the messages ``first`` to ``last``.
 
-    ``base`` is the head at its first claim, ``epoch`` the lease of its latest attempt, ``note`` the result
-    that it ended with."""
+    ``base`` is the head at the run's first claim, ``epoch`` the lease of its latest attempt, ``note`` its
+    result."""
 
     id: str
     first: int
@@ -154,8 +155,8 @@ class Run:
     @property
     def graph_version(self) -> str | None:
         """The name of the version of its graph at its latest attempt, ``None`` if that was not noted."""
-        found = self.note.get(VERSION)
-        return found if isinstance(found, str) else None
+        version = self.note.get(VERSION)
+        return version if isinstance(version, str) else None
 
     def with_version(self, note: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a new note of this run, with the version of its graph."""
@@ -275,12 +276,12 @@ def dedupe_put(digest: bytes, seq: int, expect: Expect = Expect.ABSENT) -> Put:
 
 
 def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
-    """Return the messages that the next run takes: those at the front that belong together."""
+    """Return the messages that the next run takes: the first one, and those after it that belong together."""
     first = pending[0]
     count = 1
     if first.mode in ("coalesce", "steer"):
         payloads = [first.payload]
-        while count < min(len(pending), most) and _together(first, pending[count]):
+        while count < min(len(pending), most) and _belong_together(first, pending[count]):
             if not can_be_joined(payloads, pending[count].payload):
                 break
             payloads.append(pending[count].payload)
@@ -288,9 +289,9 @@ def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
     return pending[:count]
 
 
-def _together(first: Message, other: Message) -> bool:
-    alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
-    return alike and other.options == first.options
+def _belong_together(first: Message, other: Message) -> bool:
+    are_alike = (other.mode, other.channel, other.graph) == (first.mode, first.channel, first.graph)
+    return are_alike and other.options == first.options
 
 
 def shorten_error(error: BaseException) -> str:
@@ -308,20 +309,20 @@ def decode(record: Record) -> Any:
     try:
         return json.loads(record.body)
     except (ValueError, RecursionError) as error:
-        raise _changed_message_error(record) from error
+        raise _changed_record_error(record) from error
 
 
 def decode_object(record: Record, **fields: type | tuple[type, ...]) -> dict[str, Any]:
     """Decode a body that is an object with these ``fields`` of these types; raises ``Corrupt`` otherwise."""
-    found = decode(record)
-    if not isinstance(found, dict) or any(
-        name not in found or not isinstance(found[name], kind) for name, kind in fields.items()
+    content = decode(record)
+    if not isinstance(content, dict) or any(
+        name not in content or not isinstance(content[name], kind) for name, kind in fields.items()
     ):
-        raise _changed_message_error(record)
-    return found
+        raise _changed_record_error(record)
+    return content
 
 
-def _changed_message_error(record: Record) -> Corrupt:
+def _changed_record_error(record: Record) -> Corrupt:
     name = "/".join(part.hex() if isinstance(part, bytes) else str(part) for part in record.key)
     return Corrupt(f"{record.kind.name} {name!r} is not the JSON that was stored; run `perdure fsck`")
 

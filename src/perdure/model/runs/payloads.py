@@ -21,7 +21,7 @@ def holds_anything(command: Mapping[str, Any]) -> bool:
 
 
 def are_alike(payload: Any, other: Any) -> bool:
-    """Return True if two payloads are of one kind: mappings with the same keys, or none."""
+    """Return True if two payloads are of one kind: mappings with the same keys, or both no mappings."""
     mine, its = (one.keys() if isinstance(one, Mapping) else None for one in (payload, other))
     return mine == its
 
@@ -29,10 +29,11 @@ def are_alike(payload: Any, other: Any) -> bool:
 def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
     """Return True if a payload and those before it make one input in which nothing of them is lost.
 
-    Messages do, and inputs do whose lists can be concatenated. A graph may accumulate each of several other
-    values under one name, so inputs that both have one are joined only if it is the same text, ``True``,
-    ``False`` or ``None``, and not a message. A payload that removes messages is never joined: within one list
-    it would also act on later messages, and if it names no message, it fails.
+    Messages can be joined, and so can inputs, by concatenating their lists. A graph may accumulate other
+    values that it gets under one name, so inputs that both have such a value under a name are joined only if
+    it is the same text, ``True``, ``False`` or ``None``, and not a message. A payload that removes messages
+    is never
+    joined: in a joined list it would also act on later messages, and fail if it names no message.
     """
     if not before:
         return True
@@ -45,7 +46,7 @@ def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
         return True
     if COMMAND in payload or RESUME in payload:
         return False
-    return INPUT not in payload or all(_fit(one[INPUT], payload[INPUT]) for one in before)
+    return INPUT not in payload or all(_can_join_inputs(one[INPUT], payload[INPUT]) for one in before)
 
 
 def removes(payload: Any) -> bool:
@@ -72,13 +73,13 @@ def _is_removal(value: Any) -> bool:
     )
 
 
-def _fit(one: Any, other: Any) -> bool:
+def _can_join_inputs(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return all(_join(name, one[name], held) for name, held in other.items() if name in one)
+        return all(_can_join_values(name, one[name], value) for name, value in other.items() if name in one)
     return isinstance(one, list) and isinstance(other, list)
 
 
-def _join(name: str, one: Any, other: Any) -> bool:
+def _can_join_values(name: str, one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list):
         return True
     is_constant = other is None or isinstance(other, str | bool)

@@ -1,13 +1,13 @@
 """Queue records of a thread: their contents, the time at which they are due, and their lease; pure rules.
 
 A thread has two queues: its inbox, whose messages become runs, and its outbox, whose replies become
-deliveries. Four more records have no numbers: when the next postponed message enters the inbox, when a
-deadline or a reminder of a question is due, when the events of its runs are removed, and until when the
-thread is followed. A fifth one, of a tenant's crons, is due when the first of them is, and a sixth one, of a
-limit's key, when its state may say nothing any more. Numbers are assigned
-from 1 without a gap; those up to ``bound`` were taken, the rest is pending. Times are microseconds of the
-database's clock. A lease only keeps other workers from trying for a while. Safety comes from the epoch, which
-the database checks in the same commit as every write.
+deliveries. Messages and replies are numbered from 1 without a gap; those up to ``bound`` were taken, the rest
+is pending. Four more records of a thread have only a time: when the next postponed message enters the inbox,
+when a deadline or a reminder of a question is due, when the events of its runs are removed, and until when
+the thread is followed. A fifth one, of a tenant, is due when the first of its crons is, and a sixth one, of a
+limit's key, when the limit's state may have no effect any more. Times are microseconds of the database's
+clock. A lease only keeps other workers from trying for a while. Safety comes from the epoch, which the
+database checks in the same commit as every write.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ WAITS = "waits"
 FOLLOWED = "followed"
 CRONS = "crons"
 LIMITS = "limits"
+"""Names of the queue records, as they are stored."""
 
 Stop = Literal["interrupt", "rollback"]
 """Treatment of what a stopped run stored: kept (``interrupt``) or removed (``rollback``)."""
@@ -37,23 +38,23 @@ _FIELDS = tuple(column.name for column in LANE.fields)
 
 
 class Debounce(NamedTuple):
-    """Time that messages wait for more: ``quiet`` after the latest, at most ``most`` after the first, in
-    microseconds."""
+    """Time that messages wait for further ones: ``quiet`` after the latest, at most ``most`` after the first,
+    in microseconds."""
 
     quiet: int = 0
     most: int = 0
 
 
 class Lane(NamedTuple):
-    """A queue record of a thread. ``version`` 0 is one that is not stored yet.
+    """A queue record of a thread. Its ``version`` is 0 while it is not stored.
 
     Attributes:
         last: number assigned last.
         bound: number taken last.
-        since: time until which the pending ones may wait for more, the earliest of their limits.
-        ready_at: time at which they may be taken, not after ``since``.
+        since: time until which the pending messages may wait for further ones: the earliest of their limits.
+        ready_at: time at which the pending messages may be taken, not after ``since``.
         run_id: the open run.
-        owner: its lease holder, until ``lease_until`` under ``epoch``.
+        owner: holder of the open run's lease, until ``lease_until`` under ``epoch``.
         retry_at: time of the next attempt of an open run without a holder.
         waiting: the run whose question the thread's latest checkpoint asks (``model.runs.lifecycle``).
         stop: requested end of the open run, an ``interrupt`` or a ``rollback``.
@@ -75,13 +76,13 @@ class Lane(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """Count of those not taken yet."""
+        """Number of messages or replies that are not taken yet."""
         return self.last - self.bound
 
     @property
     def due_at(self) -> int | None:
-        """Time at which a worker has to look: the lease's end, the next attempt, or when pending ones may be
-        taken; ``None`` if there is nothing to do."""
+        """Time at which a worker has to look: the lease's end, the next attempt, or the time at which pending
+        ones may be taken; ``None`` if there is nothing to do."""
         if self.owner is not None:
             return self.lease_until
         if self.run_id is not None:
@@ -94,10 +95,10 @@ class Lane(NamedTuple):
         return self.due_at is not None and self.due_at <= now
 
     def accept(self, now: int, debounce: Debounce, count: int = 1) -> Lane:
-        """Return the record with ``count`` more.
+        """Return the record with ``count`` more messages.
 
-        They wait until the time ``debounce.quiet`` has passed without another, at most as long as each of
-        them allows. A message without a wait makes all earlier ones due at once, whatever follows it.
+        The pending messages wait until ``debounce.quiet`` has passed without another, but not longer than any
+        of them allows. A message without a wait makes all earlier ones due at once, whatever follows it.
         """
         latest = now + (debounce.most if debounce.quiet > 0 else 0)
         if self.pending and self.since is not None:
@@ -106,8 +107,8 @@ class Lane(NamedTuple):
         return self._replace(last=self.last + count, since=latest, ready_at=ready)
 
     def append(self, now: int, count: int) -> Lane:
-        """Return the outbox with ``count`` more replies. If the first waits for its next attempt, they wait
-        behind it."""
+        """Return the outbox with ``count`` more replies. If the first pending one waits for its next
+        attempt, the new ones wait behind it."""
         if self.pending and self.ready_at is not None:
             ready = self.ready_at
         else:
@@ -115,10 +116,10 @@ class Lane(NamedTuple):
         return self.accept(now, Debounce(), count)._replace(ready_at=ready)
 
     def take(self, run_id: str, bound: int, next_since: int | None) -> Lane:
-        """Return the record with a new run over the pending ones up to ``bound``.
+        """Return the record with a new run over the pending messages up to ``bound``.
 
-        ``next_since`` is the time at which the first of the rest came. The rest has waited and may be taken
-        next, whatever comes after it.
+        ``next_since`` is the time at which the first message after ``bound`` was accepted. The messages after
+        ``bound`` have waited and may be taken next, whatever is accepted after them.
         """
         return self._replace(
             run_id=run_id,
@@ -128,7 +129,7 @@ class Lane(NamedTuple):
         )
 
     def join(self, bound: int) -> Lane:
-        """Return the record with the pending ones up to ``bound`` taken by the open run."""
+        """Return the record with the pending messages up to ``bound`` taken by the open run."""
         return self._replace(bound=bound)
 
     def hold(self, owner: str, epoch: int, now: int, ttl: int) -> Lane:
@@ -143,15 +144,16 @@ class Lane(NamedTuple):
         return self._replace(owner=None, lease_until=None, retry_at=until)
 
     def complete(self, bound: int) -> Lane:
-        """Return the outbox with those up to ``bound`` settled."""
+        """Return the outbox with the replies up to ``bound`` settled."""
         return self._replace(bound=bound, since=self.since if bound < self.last else None)
 
     def release(self, ready_at: int) -> Lane:
-        """Return the outbox without a holder; the pending ones may be taken at ``ready_at``."""
+        """Return the outbox without a holder; the pending replies may be taken at ``ready_at``."""
         return self._replace(owner=None, lease_until=None, ready_at=ready_at)
 
     def close(self, waiting: str | None = None) -> Lane:
-        """Return the record without the open run, and with the run whose question the thread waits with."""
+        """Return the record without an open run. ``waiting`` is the run that asked the thread's question, if
+        any."""
         return self._replace(
             run_id=None, owner=None, lease_until=None, retry_at=None, stop=None, waiting=waiting
         )
@@ -173,9 +175,10 @@ class Lane(NamedTuple):
         return None
 
     def put(self, fresh: int) -> Put:
-        """Return the operation that stores it over the version that was read.
+        """Return the operation that stores the record over the version that was read.
 
-        A new record gets the version ``fresh``, which no earlier one of a thread of this name had.
+        A new record gets the version ``fresh``, which no earlier record of a thread of this name may have
+        had.
         """
         values = self._asdict()
         values["due_at"] = self.due_at
@@ -193,9 +196,9 @@ class Lane(NamedTuple):
         return fresh
 
     @classmethod
-    def read(cls, name: str, found: tuple[Record, ...]) -> Lane:
+    def read(cls, name: str, records: tuple[Record, ...]) -> Lane:
         """Decode the answer to a ``Get``."""
-        if not found:
+        if not records:
             return cls(name)
-        fields: dict[str, Any] = {n: found[0].fields[n] for n in _FIELDS if n != "due_at"}
-        return cls(name, found[0].version, **fields)
+        fields: dict[str, Any] = {n: records[0].fields[n] for n in _FIELDS if n != "due_at"}
+        return cls(name, records[0].version, **fields)

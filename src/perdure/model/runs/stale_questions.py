@@ -2,8 +2,8 @@
 
 The question of a subgraph is shown by the task that runs it, once the subgraph has stopped. If a run ends
 before that, because it failed or was stopped, the task still shows the question that the run has answered,
-while the subgraph is behind it: the next answer would be given to another question. A task that calls other
-tasks is in the same position.
+while the subgraph has gone past it: the next answer would be given to another question. The same happens to a
+task that calls other tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perdure.model.write_records import INTERRUPT
 _NODE = "~__pregel_pull, "
 """Beginning of the path of a task that an edge leads to, before the name of its node."""
 _CALL = "~__pregel_push, {path}, "
-"""Beginning of the path of a task that another one calls, with the path of that one."""
+"""Beginning of the path of a task that another task calls, with the path of the calling task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class StaleQuestions:
 
     Attributes:
         tasks: their ids.
-        called: ids of the tasks that they call.
-        nodes: names of their nodes.
-        others: names of the nodes of the other tasks.
-        has_unnamed: the node of a task is not known, as a ``Send`` leads to it.
+        called: ids of the tasks that ``tasks`` call.
+        nodes: names of the nodes of ``tasks``.
+        others: names of the nodes of the checkpoint's other tasks.
+        has_unnamed: the node of one of ``tasks`` is not known, as a ``Send`` leads to it.
     """
 
     tasks: frozenset[str]
@@ -41,21 +41,21 @@ class StaleQuestions:
 
     @classmethod
     def of(cls, writes: Sequence[PendingWrite], asking: set[str], run_id: str) -> StaleQuestions:
-        """Return those of a run.
+        """Return the stale questions after a run.
 
         Args:
             writes: the writes on the checkpoint.
             asking: the tasks that have an interrupt without an answer.
-            run_id: the run.
+            run_id: the run; a task that asked in it is not stale.
         """
-        shown = [w for w in writes if not w.is_aside]
-        again = {w.task_id for w in shown if w.channel == INTERRUPT and belongs(w.nonce, (run_id,))}
-        tasks = frozenset(asking - again)
-        paths = {w.task_path for w in shown if w.task_id in tasks}
-        beginnings = tuple(_CALL.format(path=path) for path in paths if path)
-        called = frozenset(w.task_id for w in shown if w.task_path.startswith(beginnings))
-        nodes = frozenset(map(_node, paths))
-        others = frozenset(_node(w.task_path) for w in shown if w.task_id not in tasks | called)
+        current = [w for w in writes if not w.is_aside]
+        asked_in_run = {w.task_id for w in current if w.channel == INTERRUPT and belongs(w.nonce, (run_id,))}
+        tasks = frozenset(asking - asked_in_run)
+        paths = {w.task_path for w in current if w.task_id in tasks}
+        call_prefixes = tuple(_CALL.format(path=path) for path in paths if path)
+        called = frozenset(w.task_id for w in current if w.task_path.startswith(call_prefixes))
+        nodes = frozenset(map(_read_node_name, paths))
+        others = frozenset(_read_node_name(w.task_path) for w in current if w.task_id not in tasks | called)
         return cls(tasks, called, nodes - {""}, others - {""}, "" in nodes)
 
     def holds(self, namespace: str) -> bool:
@@ -67,7 +67,7 @@ class StaleQuestions:
         return bool(first) and (first in self.nodes or (self.has_unnamed and first not in self.others))
 
 
-def _node(path: str) -> str:
+def _read_node_name(path: str) -> str:
     if path.startswith(_NODE):
         return path.removeprefix(_NODE)
     return ""

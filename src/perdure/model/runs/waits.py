@@ -1,8 +1,9 @@
 """Waits of a run: deadlines, defaults and reminders of its questions, sleeps, and waits for signals. Pure
 rules over the note of the run.
 
-A wait belongs to an interrupt, by its id. Whether it still counts follows from the checkpoint, as for every
-question: one whose interrupt is not asked any more is over. Times are microseconds.
+A wait belongs to an interrupt and is found by the interrupt's id. Whether it still counts follows from the
+checkpoint, as for every question: once the interrupt is not asked any more, the wait is over. Times are
+microseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ BY_WAIT = "by_wait"
 """Option of an answer that comes from a deadline or a signal and not from a person."""
 
 EXPIRED: Mapping[str, Any] = {"__perdure__": "expired"}
-"""Answer to a question whose deadline passed without one, and without a default."""
+"""Answer that a question without a default gets when its deadline passes."""
 
 Kind = Literal["question", "sleep", "signal"]
 """The event that ends a wait: an answer, its time alone, or a signal of its name."""
@@ -34,14 +35,15 @@ class Wait:
 
     Attributes:
         kind: what ends it.
-        until: its deadline, ``None`` for none; before the run has ended, the time from its end.
+        until: its deadline, ``None`` for none; while the run goes on, a duration that counts from the run's
+            end.
         default: the answer at the deadline, in a tuple; empty for ``EXPIRED``.
-        remind: times of its reminders, ascending; before the run has ended, from its end.
-        reminded: the number of them that are past.
+        remind: times of its reminders, ascending; while the run goes on, durations from the run's end.
+        reminded: the number of reminders that are past.
         name: name of the signal.
         replies: what a reminder sends to the run's channel.
-        is_spent: its deadline has given an answer. It gives no second one, even if the run of the first one
-            fails.
+        is_spent: its deadline has given an answer. It gives no second answer, even if the run that got the
+            first one fails.
     """
 
     kind: Kind
@@ -54,7 +56,7 @@ class Wait:
     is_spent: bool = False
 
     def begin(self, now: int) -> Wait:
-        """Return the wait with its times counted from now."""
+        """Return the wait with times, its durations counted from now."""
         until = None if self.until is None else now + self.until
         return replace(self, until=until, remind=tuple(now + after for after in self.remind))
 
@@ -94,7 +96,7 @@ class Wait:
 
     def dump(self) -> dict[str, Any]:
         """Return the wait as it is stored, without what is not set."""
-        held = {
+        fields = {
             "kind": self.kind,
             "until": self.until,
             "default": list(self.default),
@@ -104,7 +106,7 @@ class Wait:
             "replies": list(self.replies),
             "is_spent": self.is_spent,
         }
-        return {name: value for name, value in held.items() if value not in (None, [], 0, "", False)}
+        return {name: value for name, value in fields.items() if value not in (None, [], 0, "", False)}
 
     @classmethod
     def read(cls, stored: Mapping[str, Any]) -> Wait:
@@ -134,12 +136,12 @@ def with_waits(note: Mapping[str, Any], waits: Waits) -> dict[str, Any]:
 
 def hand_over(note: Mapping[str, Any], *, has_arrived: bool = False) -> dict[str, Any]:
     """Return the note of a run whose waits go on in another database."""
-    held = note.get(HANDED_OVER, {}).get(WAITS) or note.get(WAITS, {})
-    return {**with_waits(note, {}), HANDED_OVER: {WAITS: held, "has_arrived": has_arrived}}
+    handed = note.get(HANDED_OVER, {}).get(WAITS) or note.get(WAITS, {})
+    return {**with_waits(note, {}), HANDED_OVER: {WAITS: handed, "has_arrived": has_arrived}}
 
 
 def take_over(note: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the note of a run, with waits that were handed over."""
+    """Return the note of a run in which waits that were handed over are in force again."""
     rest = {name: value for name, value in note.items() if name != HANDED_OVER}
     if HANDED_OVER in note:
         return {**rest, WAITS: note[HANDED_OVER][WAITS]}
@@ -151,11 +153,12 @@ def after_run(
 ) -> dict[str, Wait]:
     """Return the waits of a run that ends and leaves questions.
 
-    A wait that stood before it, and whose interrupt it has asked again or has not answered, keeps its times.
+    A wait from before the run keeps its times if the run has asked its interrupt again or has not answered
+    it.
 
     Args:
-        new: the waits that the run has begun, with times from its end.
-        before: those of the run whose question it began with.
+        new: the waits that the run has begun, with durations from the run's end.
+        before: the waits of the run that asked the question that was open when this run began.
         answered: the interrupts that it has answered.
         now: the time of its end.
         is_answer: false for a run that replaced the question.

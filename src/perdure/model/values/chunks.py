@@ -1,7 +1,7 @@
 """Chunks: immutable bytes, named by the keyed digest of their content.
 
-Digests are scoped to a thread by where they are stored, and never shared across threads. With a key, a reader
-of the database cannot test a guess about the content.
+A chunk is stored in the partition of its thread, and threads never share one. If a key is set, the
+digests are keyed, so that a reader of the database cannot test a guess about the content.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Compression of stored bodies, after a mark that says how.
+"""Compression of stored bodies. A compressed body begins with a mark that identifies the method.
 
-A short body is compressed by raw deflate with a dictionary of what such bodies consist of: a message of
-LangChain is mostly names of fields, so each gains although it is compressed alone. A long one, such as a
-pack, is a frame of Zstandard, which is smaller and quicker there.
+A short body is compressed by raw deflate with a dictionary of the field names that make up most of a
+LangChain message, so even a single message gets shorter. A long body, such as a pack, is compressed by
+Zstandard, which makes long bodies smaller and is quicker.
 
-No MessagePack value begins with a mark. An arbitrary payload may; then the chunk's name, a digest of the
-uncompressed bytes, tells a reader which of the two it has (``chunks.Digester.plain``).
+No MessagePack value begins with a mark. An uncompressed payload that is not MessagePack may: a reader then
+recognises by the chunk's name, a digest of the uncompressed bytes, whether the body is compressed
+(``chunks.Digester.plain``).
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ LONG_MARK = b"\xc1\x02"
 """First bytes of a long compressed body."""
 
 SEALED = b"\xf5\x50"
-"""First bytes of an encrypted body. It was compressed before, and gains nothing."""
+"""First bytes of an encrypted body. It was compressed before its encryption, and is not compressed again."""
 
 LEAST = 128
 """Bodies of fewer bytes are stored as they are."""
 
 MOST = 4 << 20
-"""Bytes to which a stored body is expanded at most: no chunk is as large, and a hostile row could be made to
-expand without end."""
+"""Most bytes to which a stored body is expanded: every chunk is smaller, and a hostile row could otherwise
+expand until the memory is full."""
 
 _WINDOW = 15
 _SMALL = 3 << 10
@@ -64,7 +65,8 @@ DICTIONARY = (
 
 
 def compress_body(put: Put) -> bytes:
-    """Return the body that a driver stores for an operation. It should be called outside of event loops."""
+    """Return the body that a driver stores for an operation. Call it outside of event loops, which it would
+    block."""
     body = put.body
     if put.kind.compressed and not body.startswith(SEALED):
         return compress(body)
@@ -72,14 +74,14 @@ def compress_body(put: Put) -> bytes:
 
 
 def compress(body: bytes) -> bytes:
-    """Return the form in which a body is stored: compressed, or itself if that is shorter."""
+    """Return the form in which a body is stored: compressed, or unchanged if that is not longer."""
     size = len(body)
     if not LEAST <= size <= MOST:
         return body
     if size > _LONG:
         short = LONG_MARK + zstandard.ZstdCompressor(level=_LEVEL).compress(body)
     else:
-        # A small window costs a small body less time, and few bytes.
+        # For a small body a small window saves time, and makes the result only a few bytes longer.
         window = 12 if size <= _SMALL else _WINDOW
         deflate = zlib.compressobj(6, zlib.DEFLATED, -window, 8, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
         short = MARK + deflate.compress(body) + deflate.flush()

@@ -1,8 +1,8 @@
 """Joining of the pieces of a value into one packed value, which is decoded in one call.
 
-MessagePack composes: an array is a header and the bytes of its elements, a map a header and those of its
-keys and values, so a split value joins byte for byte into what the serializer wrote for the whole.
-Source of the headers: the MessagePack specification, formats "array", "map", "bin" and "ext".
+In MessagePack an array is a header and the bytes of its elements, a map a header and the bytes of its keys
+and values, so the joined parts of a split value are byte for byte what the serializer wrote for the whole
+value. Source of the headers: the MessagePack specification, formats "array", "map", "bin" and "ext".
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def pack_ext_header(code: int, size: int) -> bytes:
 
 def read_ext_code(body: bytes) -> int | None:
     """Return the code of a packed extension value; ``None`` for another value."""
-    at = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
-    if at is None:
+    position = {0xC7: 2, 0xC8: 3, 0xC9: 5}.get(body[0], 1 if 0xD4 <= body[0] <= 0xD8 else None)
+    if position is None:
         return None
-    return body[at]
+    return body[position]
 
 
 def _pack_bin_header(size: int) -> bytes:

@@ -1,6 +1,7 @@
 """Values of store items: plain JSON data, and its stored bytes.
 
-A body is a JSON object in UTF-8; its first byte is ``{``. Another first byte is free for another form.
+A body is a JSON object in UTF-8, so its first byte is ``{``. Any other first byte may mark another form
+later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _KNOWN = _LEAVES | _CONTAINERS | {float}
 _CONTAINERS_MOST = 10_000
 _DIGITS_AS_ZEROS = bytes.maketrans(b"0123456789", b"0" * 10)
 _LONG_NUMBER = b"0" * 19
-"""Digits, once all are zeros, that may be an integer above 64 bits, which orjson reads as a float."""
+"""Found in a body whose digits were all replaced by zeros if that may have an integer above 64 bits, which
+orjson would read as a float."""
 
 
 def pack(value: object, where: object) -> bytes:
@@ -39,8 +41,8 @@ def pack(value: object, where: object) -> bytes:
 
 
 def _pack_quickly(value: dict[Any, Any]) -> bytes | None:
-    """Return the bytes of ``pack_data`` for a value for which orjson makes the same, in a tenth of the time;
-    ``None`` for any other, and for one that is refused."""
+    """Return the bytes that ``pack_data`` would make, in a tenth of its time, by orjson; ``None`` for a value
+    of which orjson may make other bytes, or which is to be refused."""
     containers: list[Any] = [value]
     for container in containers:
         # orjson itself refuses keys that are not of the type str.
@@ -55,24 +57,24 @@ def _pack_quickly(value: dict[Any, Any]) -> bytes | None:
             return None
         if not types.isdisjoint(_CONTAINERS):
             containers += [part for part in parts if type(part) in _CONTAINERS]
-            # Also the end of a value that contains itself.
+            # This also ends the loop for a value that contains itself.
             if len(containers) > _CONTAINERS_MOST:
                 return None
     try:
         return orjson.dumps(value)
     except TypeError:
-        # Integers above 64 bits, lone surrogates, and what is nested more deeply than orjson goes.
+        # Integers above 64 bits, lone surrogates, and values nested more deeply than orjson allows.
         return None
 
 
 def _has_one_form(part: Any) -> bool:
-    """Return False for a float that is written with an exponent, or has no form in JSON."""
+    """Return False for a float that encoders write differently (with an exponent) or that JSON lacks."""
     return type(part) is not float or part == 0 or 1e-4 <= abs(part) < 1e16
 
 
 def _pack_exactly(value: object, where: str) -> bytes:
     if not isinstance(value, Mapping):
-        raise Unserialisable(f"{where} is {_a(value)}; an item's value is a dict")
+        raise Unserialisable(f"{where} is {_describe_type(value)}; an item's value is a dict")
     data = plain(value, where)
     try:
         return pack_data(data)
@@ -86,7 +88,8 @@ def pack_data(data: Any) -> bytes:
 
 
 def unpack(body: bytes, where: object) -> dict[str, Any]:
-    """Decode a stored body; raises ``Corrupt``, which begins with ``where``, if it is not an item's value."""
+    """Decode a stored body; raises ``Corrupt``, with a message that begins with ``where``, if it is not an
+    item's value."""
     if not body.startswith(b"{"):
         raise Corrupt(f"{where} is stored in a form that this release does not know; upgrade perdure")
     try:
@@ -101,7 +104,7 @@ def unpack(body: bytes, where: object) -> dict[str, Any]:
 
 def is_same(value: Any, other: Any) -> bool:
     """Return True if two plain values are equal, and of equal types: 1 is neither ``True`` nor 1.0. The order
-    of keys is free."""
+    of keys does not matter."""
     if type(value) is not type(other):
         return False
     if isinstance(value, dict):
@@ -135,10 +138,10 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         out: dict[str, Any] = {}
         for name, part in value.items():
             if not isinstance(name, str):
-                raise Unserialisable(f"{where} has the key {name!r}, {_a(name)}; keys are text")
+                raise Unserialisable(f"{where} has the key {name!r}, {_describe_type(name)}; keys are text")
             # A leaf stays as it is; formatting its path would cost more than its check.
-            leaf = type(part) in _LEAVES or (type(part) is float and isfinite(part))
-            if leaf:
+            is_leaf = type(part) in _LEAVES or (type(part) is float and isfinite(part))
+            if is_leaf:
                 out[str.__str__(name)] = part
             else:
                 out[str.__str__(name)] = plain(part, f"{where}[{name!r}]", depth + 1)
@@ -151,8 +154,8 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
             for n, part in enumerate(value)
         ]
     raise Unserialisable(
-        f"{where} is {_a(value)}; the store keeps plain JSON data: dict, list, str, int, float, bool, None. "
-        "Convert it first, e.g. model_dump(mode='json') or isoformat()"
+        f"{where} is {_describe_type(value)}; the store keeps plain JSON data: dict, list, str, int, float, "
+        "bool, None. Convert it first, e.g. model_dump(mode='json') or isoformat()"
     )
 
 
@@ -162,18 +165,18 @@ def find_fault(value: object, *, are_keys_text: bool = True) -> str | None:
 
     Args:
         value: the value.
-        are_keys_text: False to allow the keys that ``json.dumps`` makes text of.
+        are_keys_text: False to allow the keys that ``json.dumps`` converts to text.
     """
-    return _fault(value, "", (str,) if are_keys_text else (str, int, float, type(None)), DEPTH)
+    return _find_fault_in(value, "", (str,) if are_keys_text else (str, int, float, type(None)), DEPTH)
 
 
-def _fault(value: object, where: str, keys: tuple[type, ...], depth: int) -> str | None:
+def _find_fault_in(value: object, where: str, key_types: tuple[type, ...], depth: int) -> str | None:
     path = where or "it"
     match value:
         case None | bool():
             return None
         case str():
-            return f"{path} holds a lone surrogate" if _is_halved(value) else None
+            return f"{path} holds a lone surrogate" if _has_lone_surrogate(value) else None
         case int():
             return f"{path} is an integer of more than 4,300 digits" if abs(value) >= 10**4300 else None
         case float():
@@ -182,26 +185,26 @@ def _fault(value: object, where: str, keys: tuple[type, ...], depth: int) -> str
             return f"{path[:200]}… is nested too deeply, or contains itself"
         case dict():
             for name, part in value.items():
-                if not isinstance(name, keys):
-                    return f"{path} has the key {name!r}, {_a(name)}"
-                if isinstance(name, str) and _is_halved(name):
+                if not isinstance(name, key_types):
+                    return f"{path} has the key {name!r}, {_describe_type(name)}"
+                if isinstance(name, str) and _has_lone_surrogate(name):
                     return f"{path} has a key with a lone surrogate"
-                if (found := _fault(part, f"{where}[{name!r}]", keys, depth - 1)) is not None:
+                if (found := _find_fault_in(part, f"{where}[{name!r}]", key_types, depth - 1)) is not None:
                     return found
             return None
         case list() | tuple():
-            for at, part in enumerate(value):
-                if (found := _fault(part, f"{where}[{at}]", keys, depth - 1)) is not None:
+            for position, part in enumerate(value):
+                if (found := _find_fault_in(part, f"{where}[{position}]", key_types, depth - 1)) is not None:
                     return found
             return None
         case _:
-            return f"{path} is {_a(value)}"
+            return f"{path} is {_describe_type(value)}"
 
 
-def _is_halved(text: str) -> bool:
+def _has_lone_surrogate(text: str) -> bool:
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _a(value: object) -> str:
+def _describe_type(value: object) -> str:
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

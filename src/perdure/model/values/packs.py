@@ -1,10 +1,10 @@
 """Packs: records that each hold many small chunks of a thread, and blocks, by which packs are found.
 
 A chunk of a few hundred bytes costs a row, its digest, and a decompression of its own, and compresses badly
-alone. So the chunks of a thread are stored one by one only until the thread has moved on, and then as packs.
-References name chunks and know nothing of packs. A pack has the number of the block of checkpoints in which
-it was made, so that a reader knows in which packs to look; it holds the chunks' bodies without their names,
-which are the digests of the bodies.
+alone. So the chunks of a thread are stored one by one at first, and moved into packs after every block of
+checkpoints. References name chunks, never packs. The key of a pack has the number of the block in which it
+was made, so that a reader knows in which packs to look. A pack holds the chunks' bodies without their names,
+as these are the digests of the bodies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PACK_BYTES = 48 * 1024
 """Bytes to which a pack is filled before it is compressed."""
 
 BLOCK = 32
-"""Checkpoints of a namespace after which the chunks that came with them are packed."""
+"""Number of checkpoints of a namespace in a block: after each block its chunks are packed."""
 
 _FORMAT = b"\x01"
 _SUM = 4
@@ -38,16 +38,16 @@ Place = tuple[Kind, Key]
 """Kind and key of a record that holds a chunk."""
 
 Runs = tuple[int, ...]
-"""Blocks as runs: the first and the last block of each, in order. Empty for all blocks."""
+"""Blocks as runs of successive numbers: each run's first and last block, in order. Empty: all blocks."""
 
 
 def block_of(seq: int) -> int:
-    """Return the block of a checkpoint, given its number in the order of its namespace."""
+    """Return the block of a checkpoint, given its ``seq``."""
     return max(0, seq - 1) // BLOCK
 
 
 def ends_block(seq: int) -> bool:
-    """Return True for the last checkpoint of a block: the chunks of the thread are to be packed after it."""
+    """Return True for the last checkpoint of a block, after which the thread's chunks are to be packed."""
     return seq > 0 and seq % BLOCK == 0
 
 
@@ -70,8 +70,8 @@ class NewPack(NamedTuple):
 
 
 def make_packs(chunks: Mapping[bytes, bytes], generation: int, block: int) -> list[NewPack]:
-    """Make packs of small chunks, for a block."""
-    return [_make_pack(chunks, names, generation, block) for names in _split(chunks)]
+    """Make the packs of a block from small chunks."""
+    return [_make_pack(chunks, names, generation, block) for names in _group_names(chunks)]
 
 
 def pack_puts(chunks: Mapping[bytes, bytes]) -> list[Put]:
@@ -82,23 +82,23 @@ def pack_puts(chunks: Mapping[bytes, bytes]) -> list[Put]:
     return [*(pack.put for pack in make_packs(small, 0, 0)), *make_chunk_puts(large, 0)]
 
 
-def _split(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
-    part: list[bytes] = []
+def _group_names(chunks: Mapping[bytes, bytes]) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
     size = 0
     for name, body in chunks.items():
-        if part and size + len(body) > PACK_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(name)
+        if group and size + len(body) > PACK_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(name)
         size += len(body)
-    if part:
-        yield part
+    if group:
+        yield group
 
 
 def _make_pack(chunks: Mapping[bytes, bytes], names: list[bytes], generation: int, block: int) -> NewPack:
     entries = b"".join(refs.entry(chunks[name]) for name in names)
     body = _FORMAT + crc32(entries).to_bytes(_SUM) + entries
-    # A name that says no more about the content than those of the chunks.
+    # Made of the chunks' names, which are keyed if there is a key: it reveals no more than they do.
     name = blake2b(b"".join(names), digest_size=DIGEST_SIZE, person=b"perdure.pack").digest()
     return NewPack(Put(PACK, (block, name), {"generation": generation}, body), names)
 
@@ -107,7 +107,7 @@ class Pack(NamedTuple):
     """A pack as it was read.
 
     Attributes:
-        stored: length of the record's body.
+        stored: length of the record's body in bytes.
         chunks: bodies of the chunks by their names, in the order in which they are stored.
     """
 
@@ -115,21 +115,21 @@ class Pack(NamedTuple):
     chunks: dict[bytes, bytes]
 
     def sizes(self) -> dict[bytes, int]:
-        """Return each chunk's part of the bytes of the record."""
+        """Return the stored size of each chunk: its share of the bytes of the record."""
         entries = [len(refs.entry(body)) for body in self.chunks.values()]
         total = sum(entries)
-        parts = [size * self.stored // total for size in entries]
-        parts[0] += self.stored - sum(parts)
-        return dict(zip(self.chunks, parts, strict=True))
+        shares = [size * self.stored // total for size in entries]
+        shares[0] += self.stored - sum(shares)
+        return dict(zip(self.chunks, shares, strict=True))
 
 
 def read_pack(record: Record, digest: Digester) -> Pack:
     """Decode the record of a pack.
 
     Raises:
-        Corrupt: it is not what was written.
+        Corrupt: the pack is damaged.
     """
-    # A record that is not verified may hold anything.
+    # The record may have been read unverified, so its body may be of any type.
     stored = cast(object, record.body)
     if isinstance(stored, bytes):
         body = decompress(stored) or stored
@@ -146,14 +146,14 @@ def read_pack(record: Record, digest: Digester) -> Pack:
 
 
 def format_name(name: object) -> str:
-    """Return the name of a chunk or a pack for a message; a damaged record may have any."""
+    """Return the name of a chunk or pack as text for a message; in a damaged record it may be of any type."""
     if isinstance(name, bytes):
         return name.hex()
     return repr(name)
 
 
 def runs_of(blocks: Iterable[int]) -> Runs:
-    """Return blocks as runs."""
+    """Return block numbers as runs of successive numbers (see ``Runs``)."""
     runs: list[int] = []
     for block in sorted(set(blocks)):
         if runs and block == runs[-1] + 1:

@@ -1,8 +1,8 @@
-"""Cuts of a large payload at lines that its own content chooses.
+"""Cutting of a large payload behind lines that are chosen by their content.
 
-An edit moves what comes after it, so pieces of a fixed size would all differ from there on. Here a line's
-content decides that a piece ends behind it: a text that is edited at one place has the same pieces elsewhere,
-and so has a copy of it inside another value. A value without lines is cut at a fixed size.
+An edit moves all bytes after it, so pieces of a fixed size would all differ from there on. Here a line's
+content decides whether a piece ends behind it: a text that is edited at one place keeps its other pieces, and
+a copy of the text inside another value has the same pieces. A value without lines is cut at a fixed size.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _LEAST = 8 * 1024
 _SPREAD = 8 * 1024
 _MOST = 64 * 1024
 _GROWTH = 23
-"""Payloads of more than 2 to the power of this have pieces that grow with them: their number is limited."""
+"""Payloads of more bytes than 2 to the power of this have larger pieces, which limits their number."""
 _LINE = re.compile(rb"\n[^\n]{8,}")
-"""A line that is examined. Shorter ones are not, as each costs the same time."""
+"""A line that is examined. Short lines are not: each takes as much time as a long one."""
 
 
 def cut(body: bytes) -> list[bytes]:
@@ -34,7 +34,7 @@ def cut(body: bytes) -> list[bytes]:
     pieces: list[bytes] = []
     start = 0
     while size - start > least:
-        end = _end(body, view, start, least, spread, most)
+        end = _find_end(body, view, start, least, spread, most)
         pieces.append(body[start:end])
         start = end
     if start < size:
@@ -42,10 +42,11 @@ def cut(body: bytes) -> list[bytes]:
     return pieces
 
 
-def _end(body: bytes, view: memoryview, start: int, least: int, spread: int, most: int) -> int:
+def _find_end(body: bytes, view: memoryview, start: int, least: int, spread: int, most: int) -> int:
     """Return the end of the piece that begins at ``start``."""
     limit = min(start + most, len(body))
-    # A line begins behind the end of another: what the minimum cuts would depend on where the piece begins.
+    # Only lines that begin after the minimum are examined: the rest of a line that the minimum falls into
+    # would depend on where the piece begins.
     for line in _LINE.finditer(body, start + least, limit):
         end = line.end() + 1
         if end <= limit and crc32(view[line.start() : end]) * spread < (end - line.start()) << 32:

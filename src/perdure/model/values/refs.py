@@ -1,8 +1,8 @@
 """Grammar of references: byte strings through which a value names the chunks that hold its bytes.
 
-A reference is short and starts with a tag. Small values are inline; a larger one names a chunk; lists and
-dicts name a tree of chunks (``tree``). A reference is a function of the value alone, so equal values have
-equal references within a thread.
+A reference is short and starts with a tag. The reference of a small value contains it; that of a larger one
+names a chunk; that of a list or dict names a tree of chunks (``tree``). A reference is a function of the
+value and the digest key alone, so equal values have equal references within a thread.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from perdure.errors import Corrupt
 from perdure.model.values.chunks import DIGEST_SIZE
 
-# A leaf's payload types. MSGPACK is one packed value; the others are the top-level types that a serializer
-# stores as they are.
+# Types of a leaf's payload. MSGPACK is one packed value; the others are values that a serializer does not
+# pack at the top level.
 MSGPACK, NULL, BYTES, BYTEARRAY = 1, 2, 3, 4
 
 INLINE = 0x00
@@ -31,7 +31,7 @@ REF_MAX = 256
 """A list or dict reference longer than this is itself stored as a chunk."""
 
 _SHORT = tuple(bytes((value,)) for value in range(0x80))
-"""Numbers of one byte."""
+"""Encoded numbers of one byte, by number."""
 
 
 def inline(payload_type: int, payload: bytes) -> bytes:
@@ -55,26 +55,27 @@ def snapshot(inner: bytes) -> bytes:
 
 
 def tree(tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
-    """Return a list or dict: its length, digest of its upper levels (or nothing), and entries of its tail."""
+    """Return the reference of a list or dict: length, digest of upper levels or ``b""``, entries of the
+    tail."""
     return bytes((tag, 1 if upper else 0)) + encode_varint(count) + upper + tail
 
 
 def read_tree(ref: bytes) -> tuple[int, bytes, bytes]:
-    """Return length, digest of the upper levels or nothing, and the tail's entries of a list or dict."""
-    count, at = read_varint(ref, 2)
+    """Return the arguments of ``tree`` from the reference of a list or dict, without the tag."""
+    count, start = read_varint(ref, 2)
     if ref[1]:
-        if len(ref) < at + DIGEST_SIZE:
+        if len(ref) < start + DIGEST_SIZE:
             raise Corrupt("a reference ends in the middle of a digest")
-        return count, ref[at : at + DIGEST_SIZE], ref[at + DIGEST_SIZE :]
-    return count, b"", ref[at:]
+        return count, ref[start : start + DIGEST_SIZE], ref[start + DIGEST_SIZE :]
+    return count, b"", ref[start:]
 
 
 def digests(packed: bytes) -> Iterator[bytes]:
     """Yield the digests of a run of concatenated digests."""
     if len(packed) % DIGEST_SIZE:
         raise Corrupt("a run of digests has a partial digest at its end")
-    for at in range(0, len(packed), DIGEST_SIZE):
-        yield packed[at : at + DIGEST_SIZE]
+    for start in range(0, len(packed), DIGEST_SIZE):
+        yield packed[start : start + DIGEST_SIZE]
 
 
 def encode_varint(value: int) -> bytes:

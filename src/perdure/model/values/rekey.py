@@ -30,8 +30,9 @@ class Named(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """Format of a node's bytes: entries of a list or dict (``height`` 0), names of the nodes one level lower,
-    the unfinished ends of all levels (``height`` -1), or a whole reference (``tag`` WRAPPED)."""
+    """Format of a node's bytes: entries of a list or dict (``height`` 0), names of the nodes one level lower
+    (above 0), the names on each upper level that form no node yet (-1), or a whole reference (``tag``
+    WRAPPED)."""
 
     tag: int
     height: int
@@ -43,9 +44,10 @@ _WRAPPED = _Role(refs.WRAPPED, 0)
 class Graft:
     """Renaming of one thread's references from ``source`` to ``target`` digests.
 
-    First call ``explore`` in rounds, feeding nodes, until every reference is known; then ``arrive`` with
-    every payload; then ``reference`` returns the new reference and its content digest. ``payloads`` are the
-    names of the chunks that are not nodes; ``fresh`` collects the nodes under their new names.
+    First call ``explore`` for every reference, in rounds, and ``feed`` the nodes that ``take_missing`` names,
+    until it returns True for all; then call ``arrive`` with every payload. After that ``reference`` returns
+    the new reference and its content digest. ``payloads`` has the source names of the chunks that are not
+    nodes; ``fresh`` collects the nodes under their names at the target.
     """
 
     def __init__(self, source: Digester, target: Digester) -> None:
@@ -55,13 +57,13 @@ class Graft:
         self._wanted: set[bytes] = set()
         self._explored: set[tuple[_Role, bytes]] = set()
         self._arrived: dict[bytes, Named] = {}
-        self._made: dict[tuple[_Role, bytes], Named] = {}
+        self._renamed: dict[tuple[_Role, bytes], Named] = {}
         self.payloads: set[bytes] = set()
         self.fresh: dict[bytes, bytes] = {}
 
     @property
     def names(self) -> set[bytes]:
-        """Names at the target of all chunks that have arrived."""
+        """Names at the target of all payloads that have arrived, and of the renamed nodes."""
         return {named.name for named in self._arrived.values()} | set(self.fresh)
 
     # Exploration
@@ -69,7 +71,7 @@ class Graft:
     def feed(self, bodies: dict[bytes, bytes]) -> None:
         """Supply nodes; each must match its name."""
         for digest, body in bodies.items():
-            self._check(digest, body)
+            self._verify_name(digest, body)
         self._nodes.update(bodies)
 
     def take_missing(self) -> set[bytes]:
@@ -78,7 +80,8 @@ class Graft:
         return wanted
 
     def explore(self, ref: bytes) -> bool:
-        """Return True if everything that a reference needs is known by name; if not, see ``take_missing``."""
+        """Return True if all nodes below a reference were fed; otherwise ``take_missing`` returns missing
+        ones."""
         if not ref:
             raise Corrupt("an empty reference")
         tag, family = ref[0], ref[0] & 0xF0
@@ -93,8 +96,8 @@ class Graft:
             return self.explore(ref[1:])
         if tag in (refs.LIST, refs.DICT):
             _, upper, tail = refs.read_tree(ref)
-            whole = self._explore_entries(tag, tail)
-            return (not upper or self._explore_node(_Role(tag, -1), upper)) and whole
+            are_entries_known = self._explore_entries(tag, tail)
+            return (not upper or self._explore_node(_Role(tag, -1), upper)) and are_entries_known
         raise Corrupt(f"a reference with the unknown tag {tag:#04x}")
 
     def _explore_node(self, role: _Role, digest: bytes) -> bool:
@@ -105,24 +108,24 @@ class Graft:
             self._wanted.add(digest)
             return False
         if role is _WRAPPED:
-            whole = self.explore(body)
+            is_known = self.explore(body)
         elif role.height == 0:
-            whole = self._explore_entries(role.tag, body)
+            is_known = self._explore_entries(role.tag, body)
         else:
-            below = [(part, name) for part, run in _below(role, body) for name in run]
-            whole = not [name for part, name in below if not self._explore_node(part, name)]
-        if whole:
+            children = [(child_role, name) for child_role, run in _list_children(role, body) for name in run]
+            is_known = not [name for child_role, name in children if not self._explore_node(child_role, name)]
+        if is_known:
             self._explored.add((role, digest))
-        return whole
+        return is_known
 
     def _explore_entries(self, tag: int, data: bytes) -> bool:
-        return not [ref for _, ref in _entries(tag, data) if not self.explore(ref)]
+        return not [ref for _, ref in _read_entries(tag, data) if not self.explore(ref)]
 
     # Renaming
 
     def arrive(self, digest: bytes, body: bytes) -> bytes:
         """Register a payload, which must match its name; return its name at the target."""
-        self._check(digest, body)
+        self._verify_name(digest, body)
         new = self._target(body)
         self._arrived[digest] = Named(new, _digest_content(b"payload", body))
         return new
@@ -139,7 +142,7 @@ class Graft:
             content = _digest_content(b"leaf", bytes((tag & 0x0F,)), *(p.content for p in pieces))
             return Named(ref[:1] + b"".join(p.name for p in pieces), content)
         if tag == refs.WRAPPED:
-            name, content = self._node(_WRAPPED, ref[1:])
+            name, content = self._rename_node(_WRAPPED, ref[1:])
             return Named(refs.wrap(name), content)
         if tag == refs.SNAPSHOT:
             inner, content = self.reference(ref[1:])
@@ -147,7 +150,7 @@ class Graft:
         count, upper, tail = refs.read_tree(ref)
         entries = b""
         if upper:
-            upper, entries = self._node(_Role(tag, -1), upper)
+            upper, entries = self._rename_node(_Role(tag, -1), upper)
         end, last = self._rename_entries(tag, tail)
         entries += last
         per_entry = _CONTENT_SIZE * (1 if tag == refs.LIST else 2)
@@ -156,18 +159,21 @@ class Graft:
         content = _digest_content(b"list" if tag == refs.LIST else b"dict", entries)
         return Named(refs.tree(tag, count, upper, end), content)
 
-    def _node(self, role: _Role, digest: bytes) -> Named:
+    def _rename_node(self, role: _Role, digest: bytes) -> Named:
         """Return a node's name at the target, and the content digests of the entries below it, in order."""
-        made = self._made.get((role, digest))
-        if made is not None:
-            return made
+        renamed = self._renamed.get((role, digest))
+        if renamed is not None:
+            return renamed
         body = self._nodes[digest]
         if role is _WRAPPED:
             new, content = self.reference(body)
         elif role.height == 0:
             new, content = self._rename_entries(role.tag, body)
         else:
-            runs = [[self._node(r, d) for d in run] for r, run in _below(role, body)]
+            runs = [
+                [self._rename_node(child_role, child) for child in run]
+                for child_role, run in _list_children(role, body)
+            ]
             content = b"".join(named.content for run in runs for named in run)
             names = [b"".join(named.name for named in run) for run in runs]
             if role.height < 0:
@@ -176,35 +182,35 @@ class Graft:
                 new = names[0]
         name = self._target(new)
         self.fresh[name] = new
-        self._made[role, digest] = Named(name, content)
-        return self._made[role, digest]
+        self._renamed[role, digest] = Named(name, content)
+        return self._renamed[role, digest]
 
     def _rename_entries(self, tag: int, data: bytes) -> tuple[bytes, bytes]:
-        out: list[bytes] = []
+        entries: list[bytes] = []
         contents: list[bytes] = []
-        for key, ref in _entries(tag, data):
+        for key, ref in _read_entries(tag, data):
             name, content = self.reference(ref)
             if tag == refs.LIST:
-                out.append(refs.entry(name))
+                entries.append(refs.entry(name))
             else:
-                out.append(refs.encode_dict_entry(key, name))
+                entries.append(refs.encode_dict_entry(key, name))
                 contents.append(_digest_content(b"key", key))
             contents.append(content)
-        return b"".join(out), b"".join(contents)
+        return b"".join(entries), b"".join(contents)
 
-    def _check(self, digest: bytes, body: bytes) -> None:
+    def _verify_name(self, digest: bytes, body: bytes) -> None:
         if not self.source.names(digest, body):
             raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
 
 
-def _entries(tag: int, data: bytes) -> Iterable[tuple[bytes, bytes]]:
+def _read_entries(tag: int, data: bytes) -> Iterable[tuple[bytes, bytes]]:
     """Return the entries of a run: packed key (empty for a list) and reference."""
     if tag == refs.LIST:
         return [(b"", ref) for ref in refs.read_entries(data)]
     return refs.read_dict_entries(data)
 
 
-def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
+def _list_children(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
     """Return the nodes that a node names with their roles, in the order of their content."""
     if role.height > 0:
         return [(_Role(role.tag, role.height - 1), list(refs.digests(body)))]
@@ -215,8 +221,8 @@ def _below(role: _Role, body: bytes) -> list[tuple[_Role, list[bytes]]]:
     return [(_Role(role.tag, h), list(refs.digests(tail))) for h, tail in zip(heights, tails, strict=True)]
 
 
-def _digest_content(what: bytes, *parts: bytes) -> bytes:
-    digest = blake2b(digest_size=_CONTENT_SIZE, person=b"perdure." + what)
+def _digest_content(kind: bytes, *parts: bytes) -> bytes:
+    digest = blake2b(digest_size=_CONTENT_SIZE, person=b"perdure." + kind)
     for part in parts:
         digest.update(part)
     return digest.digest()

@@ -1,11 +1,12 @@
 """Encoding of a value as chunks such that writing a changed value costs only the change.
 
-A list is a tree over the references of its elements, a dict one over its items in order. The content of a
-node's last entry decides that the node ends there (a rolling boundary, as in a prolly tree), so the same run
-of elements makes the same nodes at any position: appending, trimming the front and editing the middle leave
-the other nodes as they are. The reference keeps the unfinished last node inline and names one small chunk
-with the unfinished ends of the levels above, so an append writes the element and, once in a few appends,
-a node. Small values are inline, large ones are cut into pieces.
+A list becomes a tree over the references of its elements, a dict a tree over its items in order. A node ends
+at the first entry whose content says so (a rolling boundary, as in a prolly tree), so the same run of
+elements makes the same nodes at any position: appending, trimming the front and editing the middle leave the
+other nodes as they are. The entries after the last finished node of each level form no node yet: those of the
+lowest level are inline in the reference, and those of all levels above are together in one small chunk, which
+the reference names. So an append writes the element and, once in a few appends, a node. Values that are
+neither are inline if they are small, and cut into pieces if they are large.
 
 The builder uses no storage: it takes the stored digests as sets and returns the chunks that are missing.
 """
@@ -32,8 +33,9 @@ _FANOUT_MASK = 7
 
 @dataclass(frozen=True, slots=True)
 class ListCuts:
-    """Boundaries of the nodes of one level of a list, and their digests. Lists with equal starts are cut
-    alike there. ``above`` is the next level, ``None`` if this is the topmost."""
+    """Boundaries (``ends``) and digests (``nodes``) of the finished nodes of one level of a list. Lists that
+    start with the same elements have the same boundaries within them. ``above`` is the level above this one,
+    ``None`` if this is the topmost."""
 
     ends: list[int]
     nodes: list[bytes]
@@ -41,12 +43,16 @@ class ListCuts:
 
     @staticmethod
     def take_start(before: ListCuts | None, same: int) -> tuple[list[int], list[bytes]]:
-        """Return the boundaries and digests of the nodes that end within the first ``same`` entries, which
-        are those of an earlier list."""
+        """Return the boundaries and digests of the nodes that a list shares with an earlier one.
+
+        Args:
+            before: the cuts of the earlier list, ``None`` if there is none.
+            same: number of first entries that both lists have in common.
+        """
         if before is None:
             return [], []
-        whole = bisect_right(before.ends, same)
-        return before.ends[:whole], before.nodes[:whole]
+        count = bisect_right(before.ends, same)
+        return before.ends[:count], before.nodes[:count]
 
 
 @dataclass(slots=True)
@@ -54,13 +60,14 @@ class Builder:
     """Collector of the chunks of one write.
 
     Attributes:
-        nodes: digests of nodes met before, by body (saves hashing them again).
-        stored: digests that need not be written.
-        recent: further digests that need not be written.
-        fresh: new chunks.
-        seen: every node of this build.
-        relied: those of ``recent`` that were left out.
-        leans: true if one of ``stored`` was left out.
+        nodes: digests of nodes of earlier builds, by body (saves hashing them again).
+        stored: digests of chunks that are not written again: they are stored if the thread's last known root
+            checkpoint is.
+        recent: digests of further chunks that are not written again: the commit checks each of them.
+        fresh: chunks to write.
+        seen: digests of all nodes of this build, by body.
+        relied: those of ``recent`` that are not written again.
+        leans: true if one of ``stored`` is not written again.
     """
 
     digest: Digester
@@ -73,21 +80,21 @@ class Builder:
     leans: bool = False
 
     def chunk(self, body: bytes) -> bytes:
-        """Return the digest of a payload; the payload is queued unless it is stored."""
+        """Return the digest of a payload, which is added to ``fresh`` unless it is stored."""
         digest = self.digest(body)
-        self._queue(digest, body)
+        self._add_unless_stored(digest, body)
         return digest
 
     def node(self, body: bytes) -> bytes:
-        """Return the digest of a node, queued likewise; the digest is remembered by the body."""
+        """Return the digest of a node, which is added to ``seen``, and to ``fresh`` unless it is stored."""
         digest = self.nodes.get(body)
         if digest is None:
             digest = self.digest(body)
         self.seen[body] = digest
-        self._queue(digest, body)
+        self._add_unless_stored(digest, body)
         return digest
 
-    def _queue(self, digest: bytes, body: bytes) -> None:
+    def _add_unless_stored(self, digest: bytes, body: bytes) -> None:
         if digest in self.stored:
             self.leans = True
         elif digest in self.recent:
@@ -96,7 +103,8 @@ class Builder:
             self.fresh[digest] = body
 
     def payload(self, payload_type: int, body: bytes) -> bytes:
-        """Return the reference of one value that is not split: inline, a chunk, or several pieces."""
+        """Return the reference of a value that is not split into parts: inline, one chunk, or several
+        pieces."""
         if len(body) <= refs.INLINE_MAX:
             return refs.inline(payload_type, body)
         pieces = [self.chunk(piece) for piece in cut(body)]
@@ -109,59 +117,61 @@ class Builder:
         return self.list_like(elements, None, 0)[0]
 
     def list_like(self, elements: list[bytes], before: ListCuts | None, same: int) -> tuple[bytes, ListCuts]:
-        """Return the reference and the boundaries of a list that shares a prefix with an earlier one.
+        """Return the reference and the cuts of a list that starts like an earlier list.
 
         Args:
-            before: boundaries of the earlier list, whose nodes are stored.
-            same: count of first elements that are the same.
+            before: the cuts of the earlier list, whose nodes are stored, ``None`` if there is none.
+            same: number of first elements that both lists have in common.
         """
         ends, leaves = ListCuts.take_start(before, same)
-        whole = len(leaves)
-        first = start = ends[-1] if ends else 0
+        shared = len(leaves)
+        rest_start = node_start = ends[-1] if ends else 0
         new_ends: list[int] = []
         size = 0
-        rest = elements[first:] if first else elements
-        for position, ref in enumerate(rest, first):
+        rest = elements[rest_start:] if rest_start else elements
+        for position, ref in enumerate(rest, rest_start):
             length = len(ref)
             size += length
             if ref[0] & 0xF0 == refs.CHUNK:
-                hit = ref[1] < 64
+                is_boundary = ref[1] < 64
             else:
-                hit = (crc32(ref) & 0xFF) * _LEAF_TARGET < length << 8
-            if (hit and position - start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
+                is_boundary = (crc32(ref) & 0xFF) * _LEAF_TARGET < length << 8
+            if (is_boundary and position - node_start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
                 new_ends.append(position + 1)
-                start = position + 1
+                node_start = position + 1
                 size = 0
-        entries = [refs.entry(ref) for ref in rest]
-        at = 0
+        rest_entries = [refs.entry(ref) for ref in rest]
+        node_start_in_rest = 0
         for end in new_ends:
-            leaves.append(self.node(b"".join(entries[at : end - first])))
-            at = end - first
+            leaves.append(self.node(b"".join(rest_entries[node_start_in_rest : end - rest_start])))
+            node_start_in_rest = end - rest_start
         ends += new_ends
-        upper, above = self._build_upper(leaves, None if before is None else before.above, whole)
-        ref = self._build_tree(refs.LIST, len(elements), upper, b"".join(entries[at:]))
+        upper, above = self._build_upper(leaves, None if before is None else before.above, shared)
+        ref = self._build_tree(refs.LIST, len(elements), upper, b"".join(rest_entries[node_start_in_rest:]))
         return ref, ListCuts(ends, leaves, above)
 
     def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the reference of a dict from its packed keys and its values' references, in order."""
         entries = [refs.encode_dict_entry(key, ref) for key, ref in items]
         ends: list[int] = []
-        start = 0
+        node_start = 0
         size = 0
         for position, entry in enumerate(entries):
             length = len(entry)
             size += length
-            hit = (crc32(entry) & 0xFF) * _LEAF_TARGET < length << 8
-            if (hit and position - start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
+            is_boundary = (crc32(entry) & 0xFF) * _LEAF_TARGET < length << 8
+            if (is_boundary and position - node_start >= _NODE_MIN - 1) or size > _NODE_MAX_BYTES:
                 ends.append(position + 1)
-                start = position + 1
+                node_start = position + 1
                 size = 0
         leaves: list[bytes] = []
-        at = 0
+        leaf_start = 0
         for end in ends:
-            leaves.append(self.node(b"".join(entries[at:end])))
-            at = end
-        return self._build_tree(refs.DICT, len(entries), self._build_upper(leaves)[0], b"".join(entries[at:]))
+            leaves.append(self.node(b"".join(entries[leaf_start:end])))
+            leaf_start = end
+        return self._build_tree(
+            refs.DICT, len(entries), self._build_upper(leaves)[0], b"".join(entries[leaf_start:])
+        )
 
     def snapshot_of(self, inner: bytes) -> bytes:
         return self._shorten(refs.snapshot(inner))
@@ -172,21 +182,30 @@ class Builder:
     def _build_upper(
         self, level: list[bytes], before: ListCuts | None = None, same: int = 0
     ) -> tuple[bytes, ListCuts | None]:
-        """Return the unfinished ends of the levels above the nodes of a level, topmost first, and the
-        boundaries of the next of these levels, given those of an earlier list (see ``list_like``)."""
+        """Build the levels above a level, given the digests of that level's nodes.
+
+        Args:
+            level: the digests of the nodes below.
+            before: the cuts of the lowest level to build, from an earlier list (see ``list_like``).
+            same: number of first digests that the earlier list has in common.
+
+        Returns:
+            The digests that form no node yet, one entry for each level, topmost first; and the cuts of the
+            lowest of the new levels.
+        """
         if not level:
             return b"", None
         ends, nodes = ListCuts.take_start(before, same)
-        whole = len(nodes)
-        start = ends[-1] if ends else 0
-        for position, digest in enumerate(level[start:], start):
-            run = position - start + 1
-            if (digest[1] & _FANOUT_MASK == 0 and run >= _NODE_MIN) or run >= 64:
-                nodes.append(self.node(b"".join(level[start : position + 1])))
-                start = position + 1
-                ends.append(start)
-        tops, above = self._build_upper(nodes, None if before is None else before.above, whole)
-        return tops + refs.entry(b"".join(level[start:])), ListCuts(ends, nodes, above)
+        shared = len(nodes)
+        node_start = ends[-1] if ends else 0
+        for position, digest in enumerate(level[node_start:], node_start):
+            length = position - node_start + 1
+            if (digest[1] & _FANOUT_MASK == 0 and length >= _NODE_MIN) or length >= 64:
+                nodes.append(self.node(b"".join(level[node_start : position + 1])))
+                node_start = position + 1
+                ends.append(node_start)
+        tops, above = self._build_upper(nodes, None if before is None else before.above, shared)
+        return tops + refs.entry(b"".join(level[node_start:])), ListCuts(ends, nodes, above)
 
     def _shorten(self, ref: bytes) -> bytes:
         if len(ref) <= refs.REF_MAX:
@@ -233,9 +252,9 @@ Run = tuple[list[bytes], list[Tree]]
 class Expansion:
     """Expansion of references into trees, in rounds: ``take_missing`` names chunks, ``feed`` supplies them.
 
-    ``nodes`` collects the bodies and digests of the nodes on the way, ``used`` every digest, ``places`` where
-    the chunks are stored, as far as that was said. With ``payloads=False`` only nodes are requested and
-    leaves are empty: enough to find what is reachable.
+    ``nodes`` collects the digests of the nodes on the way by their bodies, ``used`` the digests of all chunks
+    that the references need, ``places`` where chunks are stored, if ``feed`` was given that. With
+    ``payloads=False`` only nodes are requested and leaves are empty: enough to find all reachable chunks.
     """
 
     def __init__(self, *, payloads: bool = True) -> None:
@@ -248,7 +267,7 @@ class Expansion:
         self.places: dict[bytes, Place] = {}
 
     def feed(self, bodies: Bodies, places: Mapping[bytes, Place] | None = None) -> None:
-        """Supply chunks, each of which matches its name, and where they are stored."""
+        """Supply chunks by digest, and where they are stored. The caller has verified the digests."""
         self._bodies.update(bodies)
         if places is not None:
             self.places.update((name, places[name]) for name in bodies)
@@ -262,7 +281,7 @@ class Expansion:
         wanted, self._wanted = self._wanted, set()
         return wanted
 
-    def _find_body(self, digest: bytes, *, node: bool = False) -> bytes | None:
+    def _request_body(self, digest: bytes, *, node: bool = False) -> bytes | None:
         self.used.add(digest)
         if not node and not self._payloads:
             return b""
@@ -281,18 +300,18 @@ class Expansion:
         if family == refs.INLINE:
             return Leaf(tag & 0x0F, ref[1:])
         if family == refs.CHUNK:
-            body = self._find_body(ref[1:])
+            body = self._request_body(ref[1:])
             if body is None:
                 return None
             return Leaf(tag & 0x0F, body)
         if family == refs.BIG:
-            pieces = [self._find_body(d) for d in refs.digests(ref[1:])]
-            whole = [p for p in pieces if p is not None]
-            if len(whole) == len(pieces):
-                return Leaf(tag & 0x0F, b"".join(whole))
+            pieces = [self._request_body(d) for d in refs.digests(ref[1:])]
+            found_pieces = [p for p in pieces if p is not None]
+            if len(found_pieces) == len(pieces):
+                return Leaf(tag & 0x0F, b"".join(found_pieces))
             return None
         if tag == refs.WRAPPED:
-            body = self._find_body(ref[1:], node=True)
+            body = self._request_body(ref[1:], node=True)
             if body is None:
                 return None
             return self._expand(body)
@@ -307,16 +326,16 @@ class Expansion:
 
     def _expand_tree(self, tag: int, ref: bytes) -> Tree | None:
         count, upper, tail = refs.read_tree(ref)
-        digests = self._list_leaf_digests(upper) if upper else []
-        if digests is None:
+        leaves = self._find_leaf_digests(upper) if upper else []
+        if leaves is None:
             return None
-        runs = [self._read_leaf(tag, digest) for digest in digests]
-        runs.append(self._run(tag, tail))
-        whole = [run for run in runs if run is not None]
-        if len(whole) < len(runs):
+        runs = [self._read_leaf(tag, digest) for digest in leaves]
+        runs.append(self._read_run(tag, tail))
+        found_runs = [run for run in runs if run is not None]
+        if len(found_runs) < len(runs):
             return None
-        names = [name for run in whole for name in run[0]]
-        items = [item for run in whole for item in run[1]]
+        names = [name for run in found_runs for name in run[0]]
+        items = [item for run in found_runs for item in run[1]]
         if len(items) != count:
             raise Corrupt(f"a list or dict names {count} entries and holds {len(items)}")
         if tag == refs.LIST:
@@ -324,39 +343,40 @@ class Expansion:
         return EncodedDict(list(zip(names, items, strict=True)))
 
     def _read_leaf(self, tag: int, digest: bytes) -> Run | None:
-        """Return the entries of a leaf node; many trees share one, so it is decoded once."""
+        """Return the entries of a leaf node, decoded only once, as many trees share a leaf."""
         run = self._runs.get((tag, digest))
         if run is None:
-            body = self._find_body(digest, node=True)
-            run = None if body is None else self._run(tag, body)
+            body = self._request_body(digest, node=True)
+            run = None if body is None else self._read_run(tag, body)
             if run is not None:
                 self._runs[tag, digest] = run
         return run
 
-    def _run(self, tag: int, data: bytes) -> Run | None:
-        """Return a run of entries: their references (keys for a dict), and their trees."""
+    def _read_run(self, tag: int, data: bytes) -> Run | None:
+        """Decode successive entries: references (of a dict: keys), and trees; ``None`` if chunks are
+        missing."""
         if tag == refs.LIST:
             names = elements = refs.read_entries(data)
         else:
             pairs = refs.read_dict_entries(data)
             names, elements = [key for key, _ in pairs], [ref for _, ref in pairs]
-        found = [self._expand(element) for element in elements]
-        items = [item for item in found if item is not None]
-        if len(items) == len(found):
+        expanded = [self._expand(element) for element in elements]
+        items = [item for item in expanded if item is not None]
+        if len(items) == len(expanded):
             return (names, items)
         return None
 
-    def _list_leaf_digests(self, upper: bytes) -> list[bytes] | None:
-        """Return the digests of the leaf nodes, in order, or ``None`` while some level is missing."""
-        body = self._find_body(upper, node=True)
+    def _find_leaf_digests(self, upper: bytes) -> list[bytes] | None:
+        """Return the digests of the leaf nodes, in order; ``None`` if nodes of a level above are missing."""
+        body = self._request_body(upper, node=True)
         if body is None:
             return None
         level: list[bytes] = []
-        for tail in refs.read_entries(body):
-            nodes = [self._find_body(digest, node=True) for digest in level]
-            whole = [node for node in nodes if node is not None]
-            if len(whole) < len(nodes):
+        for unfinished in refs.read_entries(body):
+            nodes = [self._request_body(digest, node=True) for digest in level]
+            found_nodes = [node for node in nodes if node is not None]
+            if len(found_nodes) < len(nodes):
                 return None
-            below = [digest for node in whole for digest in refs.digests(node)]
-            level = [*below, *refs.digests(tail)]
+            children = [digest for node in found_nodes for digest in refs.digests(node)]
+            level = [*children, *refs.digests(unfinished)]
         return level

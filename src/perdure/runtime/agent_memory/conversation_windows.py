@@ -33,7 +33,7 @@ from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
 _AT_ONCE = 8
-"""Most summaries that a process makes at the same time."""
+"""Maximum number of summaries that a process makes at the same time."""
 _PATIENCE_S = 300.0
 """Seconds after which a summary is given up."""
 
@@ -47,7 +47,7 @@ class Conversations:
         self._observers = observers
         self._replied: dict[Partition, tuple[HeldRun, Conversation, Sequence[BaseMessage]]] = {}
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def input(
         self,
@@ -56,7 +56,7 @@ class Conversations:
         given: Any,
         stored: Mapping[str, Any],
     ) -> Any:
-        """Return a run's input, with the thread's messages replaced by their window if they change.
+        """Return a run's input, with the thread's messages replaced by their window if that differs.
 
         The replacement is part of the input's own checkpoint: both are stored, or neither.
 
@@ -67,7 +67,7 @@ class Conversations:
             stored: The values of the state from which the run starts.
 
         Raises:
-            NoWindow: No valid list of the messages fits.
+            NoWindow: No valid selection of the messages fits the limit.
         """
         if not isinstance(given, Mapping):
             return given
@@ -75,25 +75,27 @@ class Conversations:
         new = given.get(key, [])
         if not isinstance(new, list | tuple | str | BaseMessage | Mapping):
             return given
-        before = stored.get(key) or []
-        whole: Any = cast("Any", add_messages)(before, list(new) if isinstance(new, list | tuple) else [new])
-        if not whole:
+        stored_messages = stored.get(key) or []
+        combined: Any = cast("Any", add_messages)(
+            stored_messages, list(new) if isinstance(new, list | tuple) else [new]
+        )
+        if not combined:
             return given
-        made = None
+        finished = None
         if conversation.summarize is not None:
-            made = await self._load_summary(held.partition, before)
-        changed = await off_loop(conversation, compact, conversation, whole, made)
-        if changed is None:
+            finished = await self._load_summary(held.partition, stored_messages)
+        window = await off_loop(conversation, compact, conversation, combined, finished)
+        if window is None:
             return given
-        if changed.repairs:
-            self._observers.run_event("conversation.repaired", held, changes=sum(changed.repairs.values()))
-        if changed.left_out:
+        if window.repairs:
+            self._observers.run_event("conversation.repaired", held, changes=sum(window.repairs.values()))
+        if window.left_out:
             self._observers.run_event(
-                "conversation.compacted", held, left_out=changed.left_out, kept=len(changed.messages)
+                "conversation.compacted", held, left_out=window.left_out, kept=len(window.messages)
             )
-        if changed.has_new_summary:
+        if window.has_new_summary:
             self._observers.run_event("conversation.summary_stored", held)
-        return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *changed.messages]}
+        return {**given, key: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *window.messages]}
 
     async def note_reply(
         self,
@@ -143,7 +145,7 @@ class Conversations:
         await self.wait_for_summaries()
 
     def forget(self, partition: Partition) -> None:
-        """Drop what is held of a thread that was deleted."""
+        """Drop what this process keeps of a thread that was deleted."""
         self._replied.pop(partition, None)
         if (task := self._tasks.get(partition)) is not None:
             task.cancel()
@@ -157,14 +159,14 @@ class Conversations:
             leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
-            found = await self._database.arun(finished_summary.load(held.partition))
-            if _choose_usable(found, messages) is not None:
-                return  # It waits for the thread's next run, which may make the next one due.
-            async with self._places, asyncio.timeout(_PATIENCE_S):
+            document = await self._database.arun(finished_summary.load(held.partition))
+            if _choose_usable(document, messages) is not None:
+                return  # This one waits for the thread's next run, after which another may be due.
+            async with self._slots, asyncio.timeout(_PATIENCE_S):
                 made = await conversation.fold(summary, leaving)
-            stored = await self._store(held, summary, made, found)
+            stored = await self._store(held, summary, made, document)
         except NoWindow:
-            return  # The thread's next run is refused with this error, where someone waits for it.
+            return  # The thread's next run is refused with this error, which its caller then gets.
         except Exception as error:
             self._observers.run_event("conversation.summary_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)
@@ -177,7 +179,7 @@ class Conversations:
             self._observers.run_event("conversation.summary_superseded", held)
 
     async def _store(
-        self, held: HeldRun, before: Summary | None, made: Summary, found: Document | None
+        self, held: HeldRun, before: Summary | None, made: Summary, document: Document | None
     ) -> bool:
         """Store a finished summary, unless another one was stored, or the thread deleted, meanwhile."""
         body = {
@@ -187,7 +189,7 @@ class Conversations:
             "keeps": list(made.keeps),
         }
         now = await self._clock.now()
-        finished = FinishedSummary(body, held.run.id, found)
+        finished = FinishedSummary(body, held.run.id, document)
         program = finished_summary.store(held.partition, finished, now, fresh=self._database.draw_version())
         return await self._database.arun(program)
 
@@ -196,18 +198,18 @@ class Conversations:
         return _choose_usable(await self._database.arun(finished_summary.load(partition)), messages)
 
 
-def _choose_usable(found: Document | None, messages: Any) -> Summary | None:
-    """Return a stored summary, unless a thread's messages already have it, or another one."""
-    held = None
+def _choose_usable(document: Document | None, messages: Any) -> Summary | None:
+    """Return a stored summary, unless a thread's messages have this or another newer one already."""
+    present = None
     if isinstance(messages, list):
-        held = Summary.of(messages)
-    if found is None or found.body["base"] != (None if held is None else held.covers):
+        present = Summary.of(messages)
+    if document is None or document.body["base"] != (None if present is None else present.covers):
         return None
-    body = found.body
+    body = document.body
     if isinstance(messages, list):
-        there = [*messages, *(() if held is None else held.pending)]
+        summarisable = [*messages, *(() if present is None else present.pending)]
     else:
-        there = []
-    if body["covers"] not in [message.id for message in there]:
+        summarisable = []
+    if body["covers"] not in [message.id for message in summarisable]:
         return None  # The thread went another way since, e.g. from an earlier checkpoint.
     return Summary(body["text"], body["covers"], keeps=tuple(body["keeps"]))

@@ -1,7 +1,7 @@
 """Lane of a user: the thread on which the turns of the user's other threads are extracted, one run at a time.
 
 A turn reaches the lane through the outbox of its thread, under a key of its run, so it is accepted once. Runs
-of the lane are runs like others: they wait for a rest, are retried, and their messages are given up after the
+of the lane are runs like others: they are debounced and retried, and their messages are given up after the
 last attempt. Facts are stored by their content, so a step that is repeated stores nothing twice.
 """
 
@@ -66,28 +66,32 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
     """
 
     async def extract(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
-        left, failed, errors = list(state["turns"]), list[dict[str, Any]](), list[Exception]()
-        while left:
-            together = len(_first(left))
-            for count in dict.fromkeys((together, 1)):
-                turns = [WaitingTurn.read(each) for each in left[:count]]
+        remaining, failed, errors = list(state["turns"]), list[dict[str, Any]](), list[Exception]()
+        while remaining:
+            group_size = len(_list_first(remaining))
+            for count in dict.fromkeys((group_size, 1)):
+                turns = [WaitingTurn.read(each) for each in remaining[:count]]
                 try:
-                    found = await find(state["user"], turns, runtime)
-                except _NoFacts as only:
-                    # Its summary is finished, and is kept. Its facts are extracted after the others'.
-                    again = [replace(turn, is_summarised=True).dump() for turn in turns]
-                    return {"turns": [*left, *failed, *again], "found": {**only.found, "count": count}}
+                    result = await find(state["user"], turns, runtime)
+                except _NoFacts as partial_result:
+                    # The turns' summary is finished, and is kept; their facts are extracted after the
+                    # others'.
+                    resubmitted = [replace(turn, is_summarised=True).dump() for turn in turns]
+                    return {
+                        "turns": [*remaining, *failed, *resubmitted],
+                        "found": {**partial_result.found, "count": count},
+                    }
                 except Exception as error:
                     errors.append(error)
                 else:
-                    return {"turns": [*left, *failed], "found": {**found, "count": count}}
-            # It fails alone: those behind it do not wait for it.
-            failed.append(left.pop(0))
+                    return {"turns": [*remaining, *failed], "found": {**result, "count": count}}
+            # The first turn fails also by itself: those behind it do not wait for it.
+            failed.append(remaining.pop(0))
         raise errors[0]
 
     async def find(user: str, turns: Sequence[WaitingTurn], runtime: NodeRuntime[None]) -> dict[str, Any]:
         policy = _find_policy(agents, turns[0])
-        memory = _memory(runtime, user, policy)
+        memory = _open_memory(runtime, user, policy)
         forgotten = _to_micros(await memory.aforgotten_at())
         turns = [turn for turn in turns if turn.at > forgotten]
         if not turns:
@@ -104,15 +108,15 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
     async def keep(state: LaneState, runtime: NodeRuntime[None]) -> dict[str, Any]:
         found = state["found"]
         taken = [WaitingTurn.read(each) for each in state["turns"][: found["count"]]]
-        memory = _memory(runtime, state["user"], _find_policy(agents, taken[0]))
-        # As in ``find``: nothing was found in the others.
+        memory = _open_memory(runtime, state["user"], _find_policy(agents, taken[0]))
+        # As in ``find``: no facts were extracted from the others.
         turns = [turn for turn in taken if turn.at > found["forgotten"]] or taken
         last = turns[-1]
-        if await _is_forgotten(memory, last, found["forgotten"]):
-            # Newer turns are extracted again.
+        if await _remove_forgotten(memory, last, found["forgotten"]):
+            # The user was forgotten since: turns that are newer than that are extracted again.
             return {"found": {}}
         kept = await _keep(memory, turns, found)
-        if await _is_forgotten(memory, last, found["forgotten"]):
+        if await _remove_forgotten(memory, last, found["forgotten"]):
             return {"found": {}}
         observers.event("memory.kept", graph=last.agent, **kept)
         return {"turns": state["turns"][len(taken) :], "found": {}}
@@ -143,14 +147,14 @@ def make_lane_channel(accept: Accept, agents: Mapping[str, Agent], timeout: floa
         user, turn = reply.payload["user"], reply.payload["turn"]
         agent = agents.get(turn["agent"])
         policy = None if agent is None else agent.memory
-        waits = Debounce()
+        debounce = Debounce()
         if policy is not None:
-            waits = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
+            debounce = Debounce(round(policy.debounce * 1_000_000), round(policy.max_wait * 1_000_000))
         payload = {INPUT: {"user": user, "turns": [turn]}}
         message = message_of(MEMORY, payload, "coalesce", reply.id, "", _OPTIONS)
         lane = Partition(partition.tenant, lane_of(user))
         try:
-            return (await accept(lane, message, AcceptanceTerms(debounce=waits))).id
+            return (await accept(lane, message, AcceptanceTerms(debounce=debounce))).id
         except QueueFull as full:
             # The turn is accepted already, so it waits in its thread for as long as the lane is full.
             raise NotSent("the lane of the user is full", retry_after=_FULL_S) from full
@@ -176,20 +180,21 @@ async def _facts(
         return facts
     text = transcript(messages)
     current = await memory.afacts()
-    there = {normalise_text(fact.text) for fact in current}
-    known = await _choose_known(policy, memory, text, current, has_index=has_index)
-    for fact in await extract_facts(policy.extract, ExtractionRequest(text, known)):
-        if normalise_text(fact.text) in there and not fact.supersedes:
+    stored_texts = {normalise_text(fact.text) for fact in current}
+    shown = await _choose_known(policy, memory, text, current, has_index=has_index)
+    for fact in await extract_facts(policy.extract, ExtractionRequest(text, shown)):
+        if normalise_text(fact.text) in stored_texts and not fact.supersedes:
             continue
-        since = None
+        valid_from = None
         if fact.valid_from is not None:
-            since = fact.valid_from.isoformat()
-        facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": since})
+            valid_from = fact.valid_from.isoformat()
+        facts.append({"text": fact.text, "supersedes": list(fact.supersedes), "valid_from": valid_from})
     return facts
 
 
 async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[WaitingTurn]) -> str | None:
-    """Return the summary of a thread with turns of it that it lacks; ``None`` if it lacks none."""
+    """Return the summary of a thread, extended by those of its turns that it lacks; ``None`` if it lacks
+    none."""
     new = [turn for turn in turns if not turn.is_summarised]
     messages = [message for turn in new for message in turn.to_messages()]
     if policy.summarize is None or not messages:
@@ -197,9 +202,9 @@ async def _summary(policy: MemoryPolicy, memory: Memory, turns: Sequence[Waiting
             return new[-1].summary
         return None
     thread = turns[-1].thread
-    before = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
+    stored = [Summary(each.text) for each in await memory.asummaries() if each.thread == thread]
     made = fold_summary(
-        before[0] if before else None,
+        stored[0] if stored else None,
         Leaving(messages),
         policy.summarize,
         most=_SUMMARY_TOKENS,
@@ -230,18 +235,18 @@ async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str
     heard_at = to_datetime(turns[0].at)
     kept = {"facts": 0, "summaries": 0}
     if found["facts"]:
-        there = {fact.id for fact in await memory.afacts(history=True)}
+        stored_ids = {fact.id for fact in await memory.afacts(history=True)}
     else:
-        there = set[str]()
+        stored_ids = set[str]()
     for fact in found["facts"]:
-        since = fact["valid_from"]
+        valid_from = fact["valid_from"]
         with suppress(Forgotten):
             await memory.aremember(
                 fact["text"],
                 thread=last.thread,
                 message=last.message,
-                valid_from=None if since is None else datetime.fromisoformat(since),
-                supersedes=[key for key in fact["supersedes"] if key in there],
+                valid_from=None if valid_from is None else datetime.fromisoformat(valid_from),
+                supersedes=[key for key in fact["supersedes"] if key in stored_ids],
                 heard_at=heard_at,
             )
             kept["facts"] += 1
@@ -252,9 +257,9 @@ async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str
     return kept
 
 
-async def _is_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
-    """Return True if the user was forgotten since ``known``, in microseconds, and remove what is stored of a
-    turn: this attempt, or an earlier one that ended, may have stored it after the removal."""
+async def _remove_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
+    """If the user was forgotten since ``known``, in microseconds, remove what is stored of a turn, and return
+    True: this attempt, or an earlier one that ended, may have stored it after the user was forgotten."""
     if _to_micros(await memory.aforgotten_at()) == known:
         return False
     if turn.message is not None:
@@ -262,7 +267,7 @@ async def _is_forgotten(memory: Memory, turn: WaitingTurn, known: int) -> bool:
     return True
 
 
-def _first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
+def _list_first(stored: Sequence[Mapping[str, Any]]) -> list[WaitingTurn]:
     """Return the turns at the front that are of one thread and agent."""
     turns = [WaitingTurn.read(each) for each in stored]
     count = 1
@@ -291,7 +296,7 @@ def _find_policy(agents: Mapping[str, Agent], turn: WaitingTurn) -> MemoryPolicy
     return agent.memory
 
 
-def _memory(runtime: NodeRuntime[None], user: str, policy: MemoryPolicy) -> Memory:
+def _open_memory(runtime: NodeRuntime[None], user: str, policy: MemoryPolicy) -> Memory:
     if runtime.store is None:
         raise LookupError("the graph of the lanes runs without a store")
     return Memory(runtime.store, user, root=policy.root)

@@ -37,7 +37,7 @@ class WaitingTurn:
         message: The id of the user's first message in it.
         messages: The type and text of each message.
         summary: The running summary of the thread, if it could not be stored with the turn.
-        is_summarised: True if the summary of its thread has it already.
+        is_summarised: True if the summary of its thread includes the turn already.
     """
 
     agent: str

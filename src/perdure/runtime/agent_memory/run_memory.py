@@ -28,10 +28,10 @@ from perdure.runtime.failures.failure_location import log_failure
 from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000
-"""Maximum number of characters of a turn that are handed over; of a longer one its beginning."""
+"""Maximum number of characters of a turn that are handed over; of a longer turn only the beginning is."""
 _QUERY_MAX = 2_000
 _PATIENCE_S = 2.0
-"""Seconds for which a reply waits for recalled memories."""
+"""Seconds for which a reply waits for recalled memories, or for the storing of a summary."""
 
 
 class Memories:
@@ -67,7 +67,7 @@ class Memories:
         """
         if not isinstance(given, Mapping) or not given.get(policy.key):
             return given
-        user = self._user(policy, config, held)
+        user = self._find_user(policy, config, held)
         if user is None or stored.get(policy.key):
             return given
         new = given[policy.key]
@@ -75,17 +75,19 @@ class Memories:
         messages = convert_to_messages(new)
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
         query = _join_asked(messages) if self._has_index else ""
-        # Both at once, so that together they take no longer than one of them may.
+        # Both searches at once, so that together they take no longer than one of them may.
         nearest, newest = await asyncio.gather(
-            self._within(held, memory.arecall(query, policy.nearest) if query and policy.nearest else None),
-            self._within(held, memory.arecall(None, policy.newest) if policy.newest else None),
+            self._recall_in_time(
+                held, memory.arecall(query, policy.nearest) if query and policy.nearest else None
+            ),
+            self._recall_in_time(held, memory.arecall(None, policy.newest) if policy.newest else None),
         )
         message = compose_recall(nearest, newest, tokens=policy.tokens, counter=policy.counter)
         if message is None:
             return given
         self._observers.run_event("memory.recalled", held, entries=len(read_recalled_ids(message)))
-        at = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
-        return {**given, policy.key: [*new[:at], message, *new[at:]]}
+        place = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
+        return {**given, policy.key: [*new[:place], message, *new[place:]]}
 
     async def before(
         self,
@@ -95,7 +97,7 @@ class Memories:
         held: HeldRun,
         stored: Mapping[str, Any] | None,
     ) -> Sequence[Any] | None:
-        """Return the messages that a thread had before a run, or ``None`` if that is not known any more.
+        """Return the messages that a thread had before a run, or ``None`` if they are not stored any more.
 
         Args:
             policy: The policy.
@@ -109,16 +111,16 @@ class Memories:
             return _messages_of(stored, policy.key)
         if not isinstance(graph.checkpointer, BaseCheckpointSaver):
             return ()
-        found = await aread_state(graph, config)
-        while (found.metadata or {}).get("run_id") == held.run.id:
-            if found.parent_config is None:
+        state = await aread_state(graph, config)
+        while (state.metadata or {}).get("run_id") == held.run.id:
+            if state.parent_config is None:
                 return ()
-            parent = (found.parent_config.get("configurable") or {}).get("checkpoint_id")
+            parent = (state.parent_config.get("configurable") or {}).get("checkpoint_id")
             configurable = {**(config.get("configurable") or {}), "checkpoint_id": parent}
-            found = await aread_state(graph, {**config, "configurable": configurable})
-            if found.metadata is None:
+            state = await aread_state(graph, {**config, "configurable": configurable})
+            if state.metadata is None:
                 return None
-        return _messages_of(found.values, policy.key)
+        return _messages_of(state.values, policy.key)
 
     async def end_turn(
         self,
@@ -132,8 +134,8 @@ class Memories:
         of the thread is stored at once.
 
         Only messages that the run itself has added belong to its turn. Earlier messages of the thread are of
-        other turns, which may be another user's, or forgotten. A run that added none of the user hands
-        nothing over.
+        other turns, which may be another user's, or forgotten. A run that added no message of
+        the user hands nothing over.
 
         Args:
             policy: The policy.
@@ -144,7 +146,7 @@ class Memories:
                 messages.
         """
         before, values = turn
-        user = self._user(policy, config)
+        user = self._find_user(policy, config)
         if user is None:
             return ()
         messages = None
@@ -158,35 +160,35 @@ class Memories:
             self._observers.run_event("memory.not_handed_over", held)
             return ()
         is_steered = any(each.mode == STEER for each in held.messages[1:])
-        spoken = find_last_turn(_find_added(before, messages), is_steered=is_steered)
-        if not spoken:
+        turn_messages = find_last_turn(_find_added(before, messages), is_steered=is_steered)
+        if not turn_messages:
             return ()
-        message = spoken[0].id
-        text = None
+        message = turn_messages[0].id
+        unstored_summary = None
         if not policy.summarize:
-            text = await self._keep_summary(policy, user, held, messages)
+            unstored_summary = await self._keep_summary(policy, user, held, messages)
         if policy.extract is None and policy.summarize is None:
-            if text is None:
+            if unstored_summary is None:
                 return ()
-            spoken = []
+            turn_messages = []
         waiting = WaitingTurn(
             agent=held.run.graph,
             thread=held.partition.thread,
             run=held.run.id,
             at=held.messages[0].accepted_at,
             message=message,
-            messages=_cut(spoken),
-            summary=text,
+            messages=_cut(turn_messages),
+            summary=unstored_summary,
         )
         return ((MEMORY, {"user": user, "turn": waiting.dump()}),)
 
     async def _keep_summary(
         self, policy: MemoryPolicy, user: str, held: HeldRun, messages: Sequence[Any]
     ) -> str | None:
-        """Store the running summary of a thread for the user's other threads, if it has one. It is stored
-        before the run ends, so that it exists when the turn does, and is stored again if the process ends in
-        between. Returns it if it could not be stored, so that the user's lane stores it: the reply does not
-        wait."""
+        """Store the running summary of a thread for the user's other threads, if it has one. The summary is
+        stored before the run ends, so that it exists once the turn is handed over; if the process ends in
+        between, the next attempt stores it again. If it cannot be stored in time, return it, so that the
+        user's lane stores it and the reply does not wait."""
         summary = Summary.of(messages)
         if summary is None or not summary.text:
             return None
@@ -213,9 +215,11 @@ class Memories:
                 # The next run of the lane removes them.
                 self._observers.run_event("memory.not_tidied", held, error=type(error).__name__)
 
-    def _user(self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None) -> str | None:
-        """Return the user of a run, ``None`` if there is none, or one whose id no memory can have. That is
-        reported if ``held`` is given."""
+    def _find_user(
+        self, policy: MemoryPolicy, config: RunnableConfig, held: HeldRun | None = None
+    ) -> str | None:
+        """Return the user of a run, ``None`` if it has none, or if no memory can have the user's id: that
+        is reported if ``held`` is given."""
         try:
             return policy.user_of(config.get("configurable") or {})
         except (TypeError, ValueError) as error:
@@ -223,8 +227,11 @@ class Memories:
                 self._observers.run_event("memory.user_refused", held, error=str(error))
             return None
 
-    async def _within(self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None) -> list[Remembered]:
-        """Return the recalled memories. If that fails or takes long, the reply does not wait for it."""
+    async def _recall_in_time(
+        self, held: HeldRun, recalling: Awaitable[list[Remembered]] | None
+    ) -> list[Remembered]:
+        """Return the recalled memories; none if recalling them fails or takes long, so that the reply need
+        not wait."""
         if recalling is None:
             return []
         try:
@@ -246,21 +253,21 @@ def _messages_of(values: Any, key: str) -> Sequence[Any]:
 def _find_added(before: Sequence[Any], messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages that are not among the earlier ones: by their ids, and without an id by their
     place."""
-    known = {each.id for each in before if isinstance(each, BaseMessage) and each.id is not None}
+    earlier_ids = {each.id for each in before if isinstance(each, BaseMessage) and each.id is not None}
     return [
         each
         for place, each in enumerate(messages)
-        if each.id not in known and (each.id is not None or place >= len(before))
+        if each.id not in earlier_ids and (each.id is not None or place >= len(before))
     ]
 
 
 def find_last_turn(messages: Sequence[BaseMessage], *, is_steered: bool = False) -> list[BaseMessage]:
     """Return the user's last messages and the texts that follow them, without tools and system messages. In a
     run that was steered the turn begins with the user's first message."""
-    asked = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]
-    if not asked:
+    places = [n for n, message in enumerate(messages) if isinstance(message, HumanMessage)]
+    if not places:
         return []
-    start = asked[0] if is_steered else asked[-1]
+    start = places[0] if is_steered else places[-1]
     while not is_steered and start and isinstance(messages[start - 1], HumanMessage):
         start -= 1
     kinds = (HumanMessage, AIMessage)
@@ -274,7 +281,7 @@ def _join_asked(messages: Sequence[BaseMessage]) -> str:
 
 
 def _cut(messages: Sequence[BaseMessage]) -> list[list[str]]:
-    """Return the types and texts of messages, as far as their number of characters is within the limit."""
+    """Return the types and texts of messages, cut to ``_TURN_MAX`` characters in all."""
     out: list[list[str]] = []
     left = _TURN_MAX
     for message in messages:

@@ -30,8 +30,8 @@ ToReplies = Callable[[Mapping[str, Any], Sequence[Message]], Sequence[Any]]
 
 
 def make_message_payload(message: object, agent: Agent) -> dict[str, Any]:
-    """Return the payload of a message to an agent: text, or a mapping with ``role`` and ``content``; of an
-    agent with a ``to_input`` of its own any mapping.
+    """Return the payload of a message to an agent: text, or a mapping with ``role`` and ``content``; for an
+    agent with its own ``to_input``, any mapping.
 
     Raises:
         TypeError: The message is neither.
@@ -54,31 +54,31 @@ def make_message_payload(message: object, agent: Agent) -> dict[str, Any]:
 
 
 def to_input(messages: Sequence[Message]) -> Any:
-    """Return the input of a run: messages under their ids, so that a graph that receives one twice holds it
-    once; a whole input unchanged."""
+    """Return the input of a run: messages under their ids, so that a graph that receives one twice keeps it
+    once; a graph's whole input is returned unchanged."""
     first = messages[0].payload
     if COMMAND in first:
         return _parse_command(first[COMMAND])
     if RESUME in first:
         return Command(resume=first[RESUME])
     if INPUT in first:
-        return _join([message.payload[INPUT] for message in messages])
+        return _merge([message.payload[INPUT] for message in messages])
     return {"messages": [{**message.payload[MESSAGE], "id": message.id} for message in messages]}
 
 
-def _join(inputs: Sequence[Any]) -> Any:
-    """Merge the inputs of several messages: lists are concatenated; other values that two of them have are
-    equal."""
-    whole = inputs[0]
-    for more in inputs[1:]:
-        if isinstance(whole, Mapping) and isinstance(more, Mapping):
-            whole = {**whole, **{key: _follow(whole.get(key), held) for key, held in more.items()}}
+def _merge(inputs: Sequence[Any]) -> Any:
+    """Merge the inputs of several messages: lists are concatenated. Inputs are only joined if the other
+    values that two of them have are equal."""
+    merged = inputs[0]
+    for other in inputs[1:]:
+        if isinstance(merged, Mapping) and isinstance(other, Mapping):
+            merged = {**merged, **{key: _combine(merged.get(key), value) for key, value in other.items()}}
         else:
-            whole = _follow(whole, more)
-    return whole
+            merged = _combine(merged, other)
+    return merged
 
 
-def _follow(before: Any, after: Any) -> Any:
+def _combine(before: Any, after: Any) -> Any:
     if isinstance(before, list) and isinstance(after, list):
         return [*before, *after]
     return after
@@ -122,8 +122,8 @@ class Agent:
             arguments.
         codecs: Codecs of such types, as for ``Database.checkpointer``.
         schema: The version of the graph and the steps that lead to it, as for ``Database.checkpointer``.
-        durability: With ``"sync"`` a step begins when the one before is stored; ``"async"`` lets it begin
-            sooner, so that after a crash more than one step may be repeated.
+        durability: With ``"sync"`` a step begins only when the one before is stored; ``"async"`` lets it
+            begin sooner, so that after a crash more than one step may be repeated.
         strict: Fail a run in which a node returns, or the input has, a key that the state does not declare.
             By default such a key is dropped, as LangGraph does, and reported once by the event
             ``state.undeclared``.
@@ -131,15 +131,15 @@ class Agent:
         prices: Prices of models by their names or patterns, in place of those of the same names in
             ``Settings(prices=…)``, and in its currency.
         conversation: Policy under which the messages of the graph's state are repaired, kept within a limit
-            and summarised as part of a run's input, for graphs that send a model all that they hold.
+            and summarised as part of a run's input, for graphs that send all their messages to the model.
         questions: Rules by which questions of nodes and tools have deadlines, defaults and reminders; the
             first that fits counts.
         record: Record the calls of models and tools with their steps, for ``perdure.replay``.
         steer_before: Names of the nodes before which messages that steer an open run are taken up; by default
             any, unless the last message of the state is an answer; none with ``()``, for a graph whose nodes
-            ask for them with ``steered``.
-        transactions: Its nodes use ``transaction``: a runtime on a database that cannot make their statements
-            does not start.
+            ask for them with ``take_messages``.
+        transactions: True if its nodes use ``transaction``: a runtime on a database that cannot execute their
+            statements does not start.
         limits: Limits over all processes on its runs and their calls, by their names.
         memory: Policy under which a new thread begins with what is known of its user, and each turn adds to
             it.

@@ -58,7 +58,7 @@ class Factory:
         own = {name: value for name, value in configurable.items() if not name.startswith("__")}
         arguments = {_CONFIG: {**use.config, "configurable": own}, _RUNTIME: None}
         if _RUNTIME in self.parameters.values():
-            arguments[_RUNTIME] = _runtime_of(use)
+            arguments[_RUNTIME] = _make_runtime(use)
         made = self.make(**{name: arguments[kind] for name, kind in self.parameters.items()})
         if inspect.isawaitable(made):
             made = await made
@@ -123,7 +123,7 @@ def _read_hints(make: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(make), localns=known)
     except (NameError, TypeError, AttributeError):
-        # A hint names what exists for type checkers only: the parameters' names decide instead.
+        # A hint has a name that exists for type checkers only: the parameters' names decide instead.
         return {}
 
 
@@ -149,7 +149,7 @@ def _is_config(hint: Any) -> bool:
     return hint is RunnableConfig or hint == "RunnableConfig" or RunnableConfig in get_args(hint)
 
 
-def _runtime_of(use: Use) -> Any:
+def _make_runtime(use: Use) -> Any:
     from langgraph_sdk import runtime
 
     parts: dict[str, Any] = {"access_context": use.access, "user": use.user, "store": use.store}

@@ -58,7 +58,7 @@ def make_saver(
     codecs = tuple(dict.fromkeys(codec for agent in agents for codec in agent.codecs))
     saver = database.checkpointer(
         tenant=tenant,
-        allow=_join([agent.allow for agent in agents]),
+        allow=_join_allowed([agent.allow for agent in agents]),
         codecs=codecs,
         schema=agents[0].schema if agents else None,
     )
@@ -68,18 +68,18 @@ def make_saver(
 
 def make_savers(database: Database, agents: Mapping[str, Agent]) -> dict[str, PerdureSaver]:
     """Return the checkpointers of agents by name; agents of one schema share one, as for ``make_saver``."""
-    alike: list[list[str]] = []
+    groups: list[list[str]] = []
     for name, agent in agents.items():
-        same = next((names for names in alike if agents[names[0]].schema == agent.schema), None)
-        if same is None:
-            alike.append([name])
+        names_alike = next((names for names in groups if agents[names[0]].schema == agent.schema), None)
+        if names_alike is None:
+            groups.append([name])
         else:
-            same.append(name)
+            names_alike.append(name)
     out: dict[str, PerdureSaver] = {}
-    for names in alike:
-        some = [agents[name] for name in names]
-        made = [agent.graph for agent in some if not isinstance(agent.graph, Factory)]
-        out.update(dict.fromkeys(names, make_saver(database, some, made)))
+    for names in groups:
+        group = [agents[name] for name in names]
+        graphs = [agent.graph for agent in group if not isinstance(agent.graph, Factory)]
+        out.update(dict.fromkeys(names, make_saver(database, group, graphs)))
     return {name: out[name] for name in agents}
 
 
@@ -89,7 +89,7 @@ def _name_version(graph: Pregel[Any, Any, Any, Any] | Factory) -> str:
     return name_graph(graph)
 
 
-def _join(allowed: Sequence[Allow | None]) -> Allow | None:
+def _join_allowed(allowed: Sequence[Allow | None]) -> Allow | None:
     if None in allowed or "imported" in allowed:
         if "imported" in allowed:
             return "imported"
@@ -111,8 +111,8 @@ class StoreOptions:
 class Graphs:
     """Agents' graphs, each bound to a database on first use. ``on_stored`` is called with each checkpoint
     that they store, ``on_older`` with each thread whose stored state is older than a known one, and
-    ``on_undeclared`` with the names of a graph, a node and a key that it dropped, once. Unless the graphs
-    share threads, each refuses those of another. With ``task_times`` they store when tasks ran."""
+    ``on_undeclared`` once for each dropped key, with the names of the graph, the node and the key. Unless the
+    graphs share threads, each refuses threads of another. With ``task_times`` they store when tasks ran."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class Graphs:
         """Names of the versions of the graphs, for the records of their runs."""
 
     def name_versions(self, names: Iterable[str], version: str | None) -> None:
-        """Name the version of graphs: as it is given for all of them, or each by what it consists of."""
+        """Name the versions of graphs: ``version`` for all of them, or else each by the graph's content."""
         self.versions = {name: version or _name_version(self.agents[name].graph) for name in names}
 
     def store(self, tenant: str) -> PerdureStore:
@@ -154,7 +154,7 @@ class Graphs:
         """Return a graph with a checkpointer and a store for a tenant.
 
         Raises:
-            GraphLoadError: The graph is made for each use by a factory: call ``open`` for these.
+            GraphLoadError: The graph is made for each use by a factory: call ``open`` for such a graph.
         """
         if (name, tenant) not in self._bound:
             agent = self.agents[name]
@@ -163,7 +163,7 @@ class Graphs:
                     f"the graph {name!r} is made for each use by {agent.graph.place}; take "
                     "runtime.opened(…) instead of runtime.graph(…)"
                 )
-            self._bound[name, tenant] = self._with_ours(name, agent.graph, tenant)
+            self._bound[name, tenant] = self._bind(name, agent.graph, tenant)
         return self._bound[name, tenant]
 
     def saver(self, name: str, tenant: str) -> PerdureSaver | None:
@@ -219,20 +219,18 @@ class Graphs:
         if not isinstance(agent.graph, Factory):
             yield self.graph(name, tenant)
             return
-        given = {**agent.config, **(config or {})}
+        merged = {**agent.config, **(config or {})}
         configurable = {
             **agent.config.get("configurable", {}),
-            **given.get("configurable", {}),
+            **merged.get("configurable", {}),
             "graph_id": name,
         }
-        use = Use(access, {**given, "configurable": configurable}, self.store(tenant), user, context)
+        use = Use(access, {**merged, "configurable": configurable}, self.store(tenant), user, context)
         async with agent.graph.open_graph(use) as made:
             agent.check(made)
-            yield self._with_ours(name, made, tenant)
+            yield self._bind(name, made, tenant)
 
-    def _with_ours(
-        self, name: str, graph: Pregel[Any, Any, Any, Any], tenant: str
-    ) -> Pregel[Any, Any, Any, Any]:
+    def _bind(self, name: str, graph: Pregel[Any, Any, Any, Any], tenant: str) -> Pregel[Any, Any, Any, Any]:
         saver = make_saver(self._database, [self.agents[name]], [graph], tenant)
         saver.on_stored = self._on_stored
         saver.on_older = self._on_older

@@ -85,14 +85,14 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
     if names_file(place):
         file, _, path = place.rpartition(":")
         if file:
-            found: Any = _of_file(root, file, place)
+            found: Any = _import_file(root, file, place)
         else:
             found = _refuse_place(place)
     else:
         file, _, path = place.partition(":")
         if not all(part.isidentifier() for part in (*file.split("."), *path.split("."))):
             _refuse_place(place)
-        found = _import(file, place, root)
+        found = _import_named(file, place, root)
     for part in path.split("."):
         try:
             found = getattr(found, part)
@@ -104,7 +104,7 @@ def find(place: str, *, root: Path | None = None) -> LoadedGraph:
                 has = f"; it has {', '.join(there[:_SUGGESTED])}"
             raise GraphLoadError(f"{place}: {_describe(found)} has no {part!r}{has}") from None
         except Exception as error:
-            raise _load_error(place, error) from error
+            raise _make_load_error(place, error) from error
     return LoadedGraph(place, found)
 
 
@@ -124,7 +124,7 @@ async def load_agent(loaded: LoadedGraph) -> Agent:
         try:
             made = made.compile()
         except Exception as error:
-            raise _load_error(loaded.place, error) from error
+            raise _make_load_error(loaded.place, error) from error
     if isinstance(made, Pregel):
         try:
             made = Agent(made)
@@ -150,7 +150,7 @@ async def load_channels(loaded: LoadedGraph) -> dict[str, Channel]:
     if isinstance(loaded.found, Mapping):
         made = loaded.found
     else:
-        made = await _make(loaded)
+        made = await _make_object(loaded)
     if not isinstance(made, Mapping):
         raise GraphLoadError(
             f'{loaded.place} is {_kind(made)}; name a mapping, e.g. {{"telegram": Channel(send)}}'
@@ -186,47 +186,48 @@ def _refuse_place(place: str) -> NoReturn:
     )
 
 
-def _of_file(root: Path, file: str, place: str) -> ModuleType:
+def _import_file(root: Path, file: str, place: str) -> ModuleType:
     make_importable(root)
     try:
         return module_of(root / file, root)
     except Unplaced as error:
         raise GraphLoadError(f"{place}: {error}") from error
     except (Exception, SystemExit) as error:
-        raise _load_error(place, error) from error
+        raise _make_load_error(place, error) from error
 
 
-def _import(name: str, place: str, root: Path) -> ModuleType:
+def _import_named(name: str, place: str, root: Path) -> ModuleType:
     make_importable(root)
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name != missing and not name.startswith(f"{missing}."):
-            raise _load_error(place, error) from error
+            raise _make_load_error(place, error) from error
         raise GraphLoadError(
             f"{place}: there is no module {missing!r}, neither installed nor in {root}; check the name, or "
             "start in the folder that has it"
         ) from error
     except (Exception, SystemExit) as error:
-        raise _load_error(place, error) from error
+        raise _make_load_error(place, error) from error
 
 
 async def _make_graph_or_factory(loaded: LoadedGraph) -> Any:
-    """Return a factory for a function of a run's config or runtime, or else the result of ``_make``."""
+    """Return a factory for a function of a run's config or runtime, or else the result of
+    ``_make_object``."""
     factory = None
     if callable(loaded.found):
         factory = factory_of(loaded.place, loaded.found)
     if factory is not None:
         return factory
-    made = await _make(loaded)
+    made = await _make_object(loaded)
     if isinstance(made, AbstractContextManager | AbstractAsyncContextManager):
-        # Its resources are for one use, so it is called again for the next.
+        # A context manager's resources are for one use, so the function is called again for the next.
         return Factory(loaded.place, loaded.found, {})
     return made
 
 
-async def _make(loaded: LoadedGraph) -> Any:
+async def _make_object(loaded: LoadedGraph) -> Any:
     """Return the result of a function without arguments, or the object itself if it is not callable."""
     factory = loaded.found
     if not callable(factory):
@@ -243,10 +244,10 @@ async def _make(loaded: LoadedGraph) -> Any:
             return await made
         return made
     except Exception as error:
-        raise _load_error(loaded.place, error) from error
+        raise _make_load_error(loaded.place, error) from error
 
 
-def _load_error(place: str, error: BaseException) -> GraphLoadError:
+def _make_load_error(place: str, error: BaseException) -> GraphLoadError:
     """Return the error for a failure of the user's code: its message, and the last line of that code that was
     reached."""
     _log.debug("%s cannot be loaded", place, exc_info=error)

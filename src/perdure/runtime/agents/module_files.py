@@ -1,7 +1,7 @@
 """Import of Python files: their module names, and the folders that they can import from.
 
-A name does not depend on where a project lies or which of its files is loaded first, as stored values refer
-to the module of their type. A file is one module, however often and by whichever path it is loaded.
+Stored values refer to the module of their type by its name, so a name does not depend on where a project lies
+or which of its files is loaded first. A file is one module, however often and by whichever path it is loaded.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ def module_of(path: Path, root: Path) -> ModuleType:
     if not path.is_file():
         raise Unplaced(f"there is no file {path}; check the path, which starts at {root}")
     path = path.resolve()
-    loaded = _load(path)
+    loaded = _find_loaded(path)
     if loaded is not None:
         return loaded
     top = _find_top_package(path.parent)
     if top is None:
-        return _script(path, root.resolve())
+        return _import_script(path, root.resolve())
     return _import_member(path, top)
 
 
-def _load(path: Path) -> ModuleType | None:
+def _find_loaded(path: Path) -> ModuleType | None:
     for name, module in list(sys.modules.items()):
-        if name != "__main__" and _is_of(module, path):
+        if name != "__main__" and _is_module_of(module, path):
             return module
     return None
 
 
-def _is_of(module: ModuleType, path: Path) -> bool:
+def _is_module_of(module: ModuleType, path: Path) -> bool:
     # Some entries of sys.modules are not modules, or return any attribute.
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
@@ -78,9 +78,9 @@ def _import_member(path: Path, top: Path) -> ModuleType:
     parts = path.relative_to(top.parent).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     other = sys.modules.get(parts[0])
-    if other is None or _is_of(other, top / "__init__.py"):
+    if other is None or _is_module_of(other, top / "__init__.py"):
         module = importlib.import_module(name)
-        if _is_of(module, path):
+        if _is_module_of(module, path):
             return module
         other = module
     raise Unplaced(
@@ -89,7 +89,7 @@ def _import_member(path: Path, top: Path) -> ModuleType:
     )
 
 
-def _script(path: Path, root: Path) -> ModuleType:
+def _import_script(path: Path, root: Path) -> ModuleType:
     """Import a file outside of packages; its folder is importable, as Python does it for scripts."""
     make_importable(path.parent)
     if path.is_relative_to(root):

@@ -30,7 +30,7 @@ def is_reserved(name: str) -> bool:
 
 def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapping[str, Any]) -> Any:
     """Return the argument for ``ainvoke(context=…)``: ``given`` without the keys that the graph's schema
-    lacks, or an empty mapping without a context, from which LangGraph makes an instance with the defaults.
+    lacks. If ``given`` is None, it is an empty mapping, from which LangGraph makes an instance with defaults.
 
     An authenticated user's own statements about itself, under any alias of the schema's fields, are replaced
     with the verified values, which are among the run's ``configurable`` values.
@@ -41,7 +41,7 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
         given = _drop_claims(graph.context_schema, given, configurable)
     names = None
     if isinstance(given, Mapping):
-        names = _names(graph.context_schema)
+        names = _list_keys(graph.context_schema)
     if names is None:
         return given
     return {name: value for name, value in given.items() if name in names}
@@ -49,16 +49,16 @@ def context_of(graph: Pregel[Any, Any, Any, Any], given: Any, configurable: Mapp
 
 def mirror(context: Any, configurable: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configurable values, merged over those of the context."""
-    held = context if isinstance(context, Mapping) else {}
-    return {**{name: value for name, value in held.items() if not is_reserved(name)}, **configurable}
+    values = context if isinstance(context, Mapping) else {}
+    return {**{name: value for name, value in values.items() if not is_reserved(name)}, **configurable}
 
 
-def _names(schema: Any) -> frozenset[str] | None:
+def _list_keys(schema: Any) -> frozenset[str] | None:
     """Return the keys of a schema, or ``None`` if it is not a schema or has none: then any key is allowed."""
     names: set[str] = set()
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         for name, field in schema.model_fields.items():
-            names |= {name, *(each for each in _aliases(field) if isinstance(each, str))}
+            names |= {name, *(each for each in _list_aliases(field) if isinstance(each, str))}
     elif is_typeddict(schema):
         names |= set(schema.__annotations__)
     elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
@@ -66,7 +66,7 @@ def _names(schema: Any) -> frozenset[str] | None:
     return frozenset(names) or None
 
 
-def _aliases(field: FieldInfo) -> list[str | AliasPath]:
+def _list_aliases(field: FieldInfo) -> list[str | AliasPath]:
     alias = field.validation_alias
     if isinstance(alias, AliasChoices):
         return alias.choices
@@ -78,11 +78,11 @@ def _aliases(field: FieldInfo) -> list[str | AliasPath]:
 def _drop_claims(schema: Any, given: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a context in which no field that stands for a verified name has a value of the client's."""
     if not (isinstance(schema, type) and issubclass(schema, BaseModel)):
-        # Only Pydantic reads aliases, and the names themselves hold what was verified.
+        # Only Pydantic reads aliases; under the names themselves a context has verified values already.
         return given
     out = dict(given)
     for name, field in schema.model_fields.items():
-        aliases = _aliases(field)
+        aliases = _list_aliases(field)
         keys = [name, *(each if isinstance(each, str) else str(each.path[0]) for each in aliases)]
         claim = next((key.lower() for key in keys if key.lower() in CLAIMED), None)
         if claim is None or not any(key in out for key in keys):

@@ -18,7 +18,7 @@ USER = "langgraph_auth_user"
 
 USER_ID, USER_EMAIL = "user_id", "user_email"
 CLAIMED = frozenset((USER_ID, USER_EMAIL))
-"""Names that hold only what was verified of an authenticated user."""
+"""Names under which a run has only verified values of an authenticated user."""
 
 
 class GraphUser(Mapping[str, Any]):
@@ -80,7 +80,8 @@ _lock = Lock()
 def choose_storable(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that may be stored with a message.
 
-    ``user_of`` finds the others by it in the process that called this, for the last 10,000 users.
+    If there are others, the result has a reference by which ``user_of`` finds them, in the process that
+    called this, for the last 10,000 users.
     """
     common = {name: fields[name] for name in _COMMON if name in fields}
     if len(common) == len(fields):
@@ -97,8 +98,10 @@ def user_of(fields: Any) -> GraphUser | None:
         return None
     stored = {name: value for name, value in fields.items() if name != _REFERENCE}
     with _lock:
-        whole = _users.get(str(fields.get(_REFERENCE, "")))
-    return GraphUser(stored if whole is None or whole["identity"] != stored["identity"] else whole)
+        all_fields = _users.get(str(fields.get(_REFERENCE, "")))
+    return GraphUser(
+        stored if all_fields is None or all_fields["identity"] != stored["identity"] else all_fields
+    )
 
 
 class _Dotted(dict[str, Any]):

@@ -56,11 +56,11 @@ def _encode_checkpoint(payload: Mapping[str, Any]) -> dict[str, Any]:
         "values": payload.get("values"),
         "metadata": {name: value for name, value in metadata.items() if not name.startswith("__")},
         "next": payload.get("next", []),
-        "tasks": [_task(task) for task in payload.get("tasks", ())],
+        "tasks": [_encode_task(task) for task in payload.get("tasks", ())],
     }
 
 
-def _task(task: Mapping[str, Any]) -> dict[str, Any]:
+def _encode_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """Return a task with a reference to the state of its subgraph, in both forms, in place of the state."""
     subgraph = reference_of(task.get("state"))
     if subgraph is None:

@@ -37,7 +37,7 @@ class Emit(Protocol):
 
 
 def room_of(mode: str, payload: Any) -> int:
-    """Return the number of protocol events that a part becomes: updates become one for each node or
+    """Return the number of protocol events that a part becomes: updates become one event for each node or
     interrupt."""
     if mode != "updates" or not isinstance(payload, Mapping):
         return 1
@@ -68,66 +68,67 @@ class ProtocolPublisher:
             payload: The part's data.
             namespace: The path of the subgraph that the part comes from; empty for the graph itself.
         """
-        at = tuple(namespace)
+        path = tuple(namespace)
         if mode == "values":
             self._flush()
             # Clients pair the values of a step with its checkpoint, which LangGraph emits after them.
-            self._pending_values = payload, at
+            self._pending_values = payload, path
             return
         if mode == "checkpoints":
-            self._own("checkpoints", at, reference(payload))
+            self._emit_own("checkpoints", path, reference(payload))
             self._flush()
             return
         self._flush()
         match mode:
             case "messages":
                 message, metadata = payload
-                self._message(message, metadata, at)
+                self._publish_message(message, metadata, path)
             case "tools":
-                self._own("tools", at, payload)
+                self._emit_own("tools", path, payload)
             case "updates":
-                self._update(payload, at)
+                self._publish_update(payload, path)
             case "tasks":
-                self._task(payload, at)
+                self._publish_task(payload, path)
             case "custom":
-                self._emit(_join_name(mode, at), payload)
+                self._emit(_join_name(mode, path), payload)
             case _:
                 pass  # a mode that a graph's transformers requested
 
     def publish_end(self) -> None:
-        """Publish the events that were withheld until the end of the stream: the last values, the ends of the
-        last subgraphs, and the interrupts, which can be answered only once the run has stopped."""
+        """Publish the events that were held back until the end of the stream: the last values, the ends of
+        the last subgraphs, and the interrupts, which can be answered only once the run has stopped."""
         self._flush()
         self._emit_ends()
-        for question, at in self._questions.values():
-            self._emit(_join_name("updates", at), {INTERRUPT: [question]})
+        for question, path in self._questions.values():
+            self._emit(_join_name("updates", path), {INTERRUPT: [question]})
 
     def _flush(self) -> None:
         if self._pending_values is not None:
-            (values, at), self._pending_values = self._pending_values, None
-            self._emit(_join_name("values", at), values)
+            (values, path), self._pending_values = self._pending_values, None
+            self._emit(_join_name("values", path), values)
 
-    def _own(self, method: str, at: Sequence[str], data: Any, node: Any = None) -> None:
+    def _emit_own(self, method: str, path: Sequence[str], data: Any, node: Any = None) -> None:
         if node is None:
             event = {"data": data}
         else:
             event = {"data": data, "node": node}
-        self._emit(_join_name(f"{OWN}{method}", at), event)
+        self._emit(_join_name(f"{OWN}{method}", path), event)
 
-    def _update(self, payload: Any, at: tuple[str, ...]) -> None:
+    def _publish_update(self, payload: Any, path: tuple[str, ...]) -> None:
         if isinstance(payload, Mapping) and INTERRUPT in payload:
             for question in payload[INTERRUPT]:
                 # Every enclosing graph repeats the interrupt of a subgraph.
-                self._questions.setdefault(question.id, (question, at))
+                self._questions.setdefault(question.id, (question, path))
             return
         if "updates" not in self._withheld:
-            self._emit(_join_name("updates", at), payload, room_of("updates", payload))
+            self._emit(_join_name("updates", path), payload, room_of("updates", payload))
 
-    def _message(self, message: Any, metadata: Mapping[str, Any], at: Sequence[str]) -> None:
+    def _publish_message(self, message: Any, metadata: Mapping[str, Any], path: Sequence[str]) -> None:
         if isinstance(message, BaseMessage):
             if isinstance(message, ToolMessage | RemoveMessage) or _MODEL not in metadata:
-                # Messages that a node returns are in the values. A model's complete message was not streamed.
+                # Left out, as messages that a node returns are in the values.
                 return
+            # A complete message of a model, which was not streamed.
             role, message_id = _ROLES.get(message.type, "ai"), message.id or ""
             events: Iterable[Any] = message_to_events(message, message_id=message_id)
         else:
@@ -144,47 +145,47 @@ class ProtocolPublisher:
                 about = {**event.get("metadata", {}), **_describe_message(metadata)}
                 data |= {"id": message_id, "role": event.get("role") if role == "ai" else role}
                 data["metadata"] = about
-            self._own("messages", at, data, node)
+            self._emit_own("messages", path, data, node)
 
-    def _task(self, payload: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def _publish_task(self, payload: Mapping[str, Any], path: tuple[str, ...]) -> None:
         task_id = str(payload.get("id"))
         if "result" not in payload:
             self._emit_ends()
             self._running.add(task_id)
-            self._begin_subgraph(payload, at)
+            self._begin_subgraph(payload, path)
         if "tasks" not in self._withheld:
-            self._emit(_join_name("tasks", at), payload)
+            self._emit(_join_name("tasks", path), payload)
         if "result" in payload:
             self._running.discard(task_id)
-            self._end_subgraph(payload, at)
-            if self._running - {one.rpartition(":")[2] for one in at}:
+            self._end_subgraph(payload, path)
+            if self._running - {one.rpartition(":")[2] for one in path}:
                 self._emit_ends()
 
-    def _begin_subgraph(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def _begin_subgraph(self, task: Mapping[str, Any], path: tuple[str, ...]) -> None:
         """Publish the start of a subgraph with its first task."""
-        call = _call(task.get("input"))
+        call = _find_tool_call(task.get("input"))
         if call is not None:
             self._calls[str(task.get("id"))] = call
-        if not at or at in self._subgraphs:
+        if not path or path in self._subgraphs:
             return
-        name, _, parent = at[-1].partition(":")
-        self._subgraphs[at] = parent
+        name, _, parent = path[-1].partition(":")
+        self._subgraphs[path] = parent
         agent = (task.get("metadata") or {}).get("lc_agent_name")
         data: dict[str, Any] = {"event": "started", "graph_name": agent or name}
         if parent:
             data["trigger_call_id"] = parent
         if agent and parent in self._calls:
             data["cause"] = {"type": "toolCall", "tool_call_id": self._calls[parent]}
-        self._own("lifecycle", at, data)
+        self._emit_own("lifecycle", path, data)
 
-    def _end_subgraph(self, task: Mapping[str, Any], at: tuple[str, ...]) -> None:
+    def _end_subgraph(self, task: Mapping[str, Any], path: tuple[str, ...]) -> None:
         """Queue the end of the subgraph that a task ran.
 
         The end is published at once if another task runs in parallel, otherwise after the step: clients read
         the state when a graph ends, and the state has to contain the subgraph's result by then.
         """
         for below in [
-            b for b, parent in self._subgraphs.items() if b[:-1] == at and parent == task.get("id")
+            b for b, parent in self._subgraphs.items() if b[:-1] == path and parent == task.get("id")
         ]:
             del self._subgraphs[below]
             data: dict[str, Any] = {"event": "completed"}
@@ -196,12 +197,12 @@ class ProtocolPublisher:
 
     def _emit_ends(self) -> None:
         for below, data in self._ends:
-            self._own("lifecycle", below, data)
+            self._emit_own("lifecycle", below, data)
         self._ends.clear()
 
 
-def _join_name(name: str, at: Iterable[str]) -> str:
-    return "|".join((name, *at))
+def _join_name(name: str, path: Iterable[str]) -> str:
+    return "|".join((name, *path))
 
 
 def _describe_message(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -225,14 +226,14 @@ def reference(payload: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _call(task_input: Any) -> str | None:
+def _find_tool_call(task_input: Any) -> str | None:
     """Return the id of the tool call for which a task was created, from the task's input."""
     call = None
     if isinstance(task_input, Mapping):
         call = task_input.get("tool_call")
     if call is None and isinstance(task_input, list):
         call = next((one for one in task_input if isinstance(one, Mapping) and "id" in one), None)
-    found = call.get("id") if isinstance(call, Mapping) else None
-    if isinstance(found, str):
-        return found
+    call_id = call.get("id") if isinstance(call, Mapping) else None
+    if isinstance(call_id, str):
+        return call_id
     return None

@@ -56,21 +56,21 @@ occupy."""
 VALUES = "values"
 _HIDDEN = "langsmith:hidden"
 """Tag of steps that LangChain's viewers, and LangGraph's server, hide."""
-_OWN = {"messages-tuple": "messages"}
+_LANGGRAPH_NAMES = {"messages-tuple": "messages"}
 """LangGraph's names of modes that have another name here."""
 
 
 class Ended(Standing):
     """Final state of a run's message, as known to the process that ended the run. ``values`` is the JSON of
-    the values with which the run is done, where they were published."""
+    the values with which the run is done, if they were published."""
 
     values: str | None = None
 
     @classmethod
     def of(cls, held: HeldRun, ending: Ending, now: int, values: str | None) -> Ended | None:
         """Return the state of the only message of a run that ended at ``now``; ``None`` where the database
-        has to be asked: about a run that waits or was stopped, and about one of several messages, of which
-        some may have been removed."""
+        has to be asked: about a run that waits or was stopped, and about a run of several messages, some of
+        which may have been removed."""
         if ending.state not in (DONE, FAILED) or len(held.messages) != 1 or held.messages[0].is_withdrawn:
             return None
         note = held.run.with_version(ending.note)
@@ -128,9 +128,9 @@ class EventBuffer:
         self._doubtful: deque[Event] = deque()
         self._held: deque[Event] = deque()
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
-        self._bytes = 0
-        self._waiting: list[Event] = []
-        self._waiting_bytes = 0
+        self._held_bytes = 0
+        self._unstored: list[Event] = []
+        self._unstored_bytes = 0
         self._storing: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self.is_over = False
@@ -149,11 +149,11 @@ class EventBuffer:
         Args:
             name: The name of the event.
             data: Its data, which is encoded as JSON.
-            room: The count of numbers that it takes, as a protocol may make several events of it; it gets the
-                last of them.
+            room: The count of numbers that the event takes, as a protocol may make several events of it. The
+                event itself gets the last of them.
         """
         text = to_json(data)
-        seq = self._free() + max(room, events.span_of(text)) - 1
+        seq = self._find_next() + max(room, events.span_of(text)) - 1
         self._next = seq + 1
         event = Event(seq, self.run_id, name, text)
         if name == VALUES:
@@ -162,13 +162,14 @@ class EventBuffer:
         if is_doubtful:
             self.keep()
         if self.is_stored and (is_doubtful or self._doubtful):
-            # Another process may have published events with lower numbers, which this one would hide.
+            # Another process may have published events with lower numbers: after this one, subscribers would
+            # not get them.
             self._doubtful.append(event)
         elif not isinstance(self._failure, Fenced):
             self._hold(event)
         if self.is_stored:
-            self._waiting.append(event)
-            self._waiting_bytes += len(text)
+            self._unstored.append(event)
+            self._unstored_bytes += len(text)
             if self._storing is None:
                 self._storing = asyncio.create_task(self._store())
         return event
@@ -179,7 +180,7 @@ class EventBuffer:
         Raises:
             Fenced: The run is not held any more.
         """
-        while self._waiting_bytes > _HELD_BYTES and self._storing is not None:
+        while self._unstored_bytes > _HELD_BYTES and self._storing is not None:
             await asyncio.wait([self._storing])
         if isinstance(self._failure, Fenced):
             raise self._failure
@@ -204,14 +205,14 @@ class EventBuffer:
         if self.is_stored or self._failure is not None:
             return
         self.is_stored, self._stored_after = True, self.floor
-        self._waiting, self._waiting_bytes = list(self._held), self._bytes
-        if self._waiting:
+        self._unstored, self._unstored_bytes = list(self._held), self._held_bytes
+        if self._unstored:
             self._storing = asyncio.create_task(self._store())
 
     def last(self, data: Any) -> tuple[Event, list[Put]]:
         """Return the run's end, and the operations that store it in the commit that ends the run. ``over``
         publishes it in this process afterwards."""
-        event = Event(self._free(), self.run_id, events.END, to_json(data))
+        event = Event(self._find_next(), self.run_id, events.END, to_json(data))
         return event, events.puts(self.run_id, [event]) if self.is_stored or self._stores_end else []
 
     def over(self, event: Event | None) -> None:
@@ -243,7 +244,7 @@ class EventBuffer:
 
     def since(self, after: int) -> list[Event] | None:
         """Return the next events after a number, a page of them if there are many; ``None`` if some of them
-        are not held here any more."""
+        are not in memory any more."""
         if after < self.floor:
             return None
         # From the newest backwards: a subscriber that keeps up needs only the last of many thousands.
@@ -261,21 +262,21 @@ class EventBuffer:
         return found
 
     def is_in_log(self, after: int) -> bool:
-        """Return True if the events after a number are stored or will be. Numbers before the first event of
-        this buffer are, if events are stored at all."""
+        """Return True if the events after a number are stored or will be: for a number before the first event
+        of this buffer that is so if events are stored at all."""
         return self.is_stored and (after < self.first or after >= self._stored_after)
 
-    def _free(self) -> int:
+    def _find_next(self) -> int:
         """Return the next number: at least the microseconds passed since the first one, so that numbers
         follow the time."""
         return max(self._next, self.first + int((time.monotonic() - self._began) * 1_000_000))
 
     def _hold(self, event: Event) -> None:
         self._held.append(event)
-        self._bytes += len(event.data)
-        while self._bytes > _HELD_BYTES and len(self._held) > 1:
+        self._held_bytes += len(event.data)
+        while self._held_bytes > _HELD_BYTES and len(self._held) > 1:
             gone = self._held.popleft()
-            self._bytes -= len(gone.data)
+            self._held_bytes -= len(gone.data)
             self.floor = gone.seq
         self._wake()
 
@@ -290,10 +291,10 @@ class EventBuffer:
     async def _store(self) -> None:
         """Store pending events in batches until there are none."""
         try:
-            while self._waiting:
-                if self._waiting_bytes < _STORED_AT_ONCE:
+            while self._unstored:
+                if self._unstored_bytes < _STORED_AT_ONCE:
                     await asyncio.sleep(_GATHER_S)
-                batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
+                batch, self._unstored, self._unstored_bytes = self._unstored, [], 0
                 await self._append(batch)
                 while self._doubtful and self._doubtful[0].seq <= batch[-1].seq:
                     self._hold(self._doubtful.popleft())
@@ -329,7 +330,7 @@ class EventBuffer:
 
 class StreamPublisher:
     """Publishes the parts of one run's stream in the requested modes; for clients of the event streaming
-    protocol after the graph's transformers. ``waits`` are the waits that its nodes begin."""
+    protocol the graph's transformers are applied before. ``waits`` are the waits that its nodes begin."""
 
     def __init__(
         self, buffer: EventBuffer, stream: StreamOptions, graph: Pregel[Any, Any, Any, Any], waits: Waits
@@ -358,12 +359,12 @@ class StreamPublisher:
         if self._protocol is not None:
             needed = () if self._transformers is None else self._transformers.modes
             return sorted({*protocol.MODES, *needed})
-        asked = {_OWN.get(mode, mode) for mode in self._wanted - {"events"}}
+        asked = {_LANGGRAPH_NAMES.get(mode, mode) for mode in self._wanted - {"events"}}
         return sorted(asked | {"values", "updates"})
 
     def publish_start(self, attempt: int, graph: str, begun_at: str | None = None) -> None:
-        """Publish the start of an attempt, with the checkpoint from which it goes on, if an earlier attempt
-        stored one: what was published after that checkpoint is done again."""
+        """Publish the start of an attempt, with the checkpoint from which it continues, if an earlier
+        attempt stored one: steps after it are executed, and their events published, again."""
         self._is_repeated = attempt > 1
         data: dict[str, Any] = {"run_id": self._buffer.run_id, "attempt": attempt}
         if begun_at is not None:
@@ -378,7 +379,7 @@ class StreamPublisher:
             if is_repeated:
                 return uuid4()
             return UUID(self._buffer.run_id)
-        # A program may give a run an id of its own.
+        # A program may give a run an id that is not a UUID.
         return uuid4()
 
     async def publish_end(self) -> None:
@@ -390,7 +391,7 @@ class StreamPublisher:
                 self._protocol.part(*part)
         self._protocol.publish_end()
         if self._transformers is not None:
-            # The published values may differ from the state.
+            # The published values may differ from the state, so they are not those of the run's end.
             self._buffer.values = None
 
     async def fail(self, error: BaseException) -> None:
@@ -409,10 +410,10 @@ class StreamPublisher:
         if self._waits and mode in ("updates", "values") and _is_question(payload):
             # Clients would show the interrupts of sleeps and of waits for signals to a person, who cannot
             # answer them.
-            left = tuple(one for one in payload[INTERRUPT] if not asks_nobody(self._waits, one.id))
+            for_people = tuple(one for one in payload[INTERRUPT] if not asks_nobody(self._waits, one.id))
             payload = {name: value for name, value in payload.items() if name != INTERRUPT}
-            if left:
-                payload[INTERRUPT] = left
+            if for_people:
+                payload[INTERRUPT] = for_people
             if not payload and mode == "updates":
                 return
         if self._protocol is not None:
@@ -424,8 +425,8 @@ class StreamPublisher:
             return
         path = "|".join(("", *namespace))
         if mode == "messages":
-            self._message(payload, path)
-        # A question is published although no updates are wanted; LangChain's events have it themselves.
+            self._publish_message(payload, path)
+        # A question is published even if updates are not wanted; LangChain's events contain it anyway.
         elif mode in self._wanted or (
             mode == "updates" and "events" not in self._wanted and _is_question(payload)
         ):
@@ -437,24 +438,24 @@ class StreamPublisher:
             return
         self._buffer.publish("events", to_outgoing_event(event))
 
-    def _message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
+    def _publish_message(self, payload: tuple[BaseMessage, dict[str, Any]], path: str) -> None:
         message, metadata = payload
         if "messages-tuple" in self._wanted:
-            # Asked for both, LangGraph's server sends this form alone, too.
+            # If both forms are wanted, only this one is published, as by LangGraph's server.
             self._buffer.publish(f"messages{path}", [message, metadata])
             return
         key = message.id or ""
-        before = self._messages.get(key)
-        if before is None:
+        previous = self._messages.get(key)
+        if previous is None:
             self._buffer.publish("messages/metadata", {key: {"metadata": metadata}})
         if isinstance(message, BaseMessageChunk):
-            if isinstance(before, AIMessageChunk):
-                whole = before + message
+            if isinstance(previous, AIMessageChunk):
+                accumulated = previous + message
             else:
-                whole = message
-            self._messages[key] = whole
+                accumulated = message
+            self._messages[key] = accumulated
             # Clients receive the accumulated chunks as a whole message.
-            self._buffer.publish("messages/partial", [message_chunk_to_message(whole)])
+            self._buffer.publish("messages/partial", [message_chunk_to_message(accumulated)])
         else:
             self._messages[key] = message
             self._buffer.publish("messages/complete", [message])

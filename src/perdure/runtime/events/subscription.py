@@ -25,7 +25,7 @@ from perdure.runtime.observers import Observers
 _POLL_S = (0.1, 1.0)
 """Seconds between polls of the event log: at first, and at most after polls without a result."""
 _IDLE_S = 3.0
-"""Maximum of the same for the subscription to a thread, which may be idle for long."""
+"""Maximum of these seconds for the subscription to a thread, which may be idle for long."""
 _FOLLOWED_S = 90.0
 """Seconds until the record that this process follows a thread expires; it is renewed three times as often."""
 _UNHEARD_S = 30.0
@@ -50,12 +50,13 @@ class Subscriptions:
         self._buffers: dict[Partition, EventBuffer] = {}
         self._unheard: dict[tuple[Partition, str], EventBuffer] = {}
         self._waiting: dict[Partition, list[list[EventBuffer]]] = {}
+        """For each subscriber of a thread the buffers that it still has to read."""
         self._will_serve: Callable[[Partition], bool] = lambda _: False
-        self._free: BoundedCache[Partition, tuple[int, int]] = BoundedCache(_FREE_MOST)
+        self._next_numbers: BoundedCache[Partition, tuple[int, int]] = BoundedCache(_FREE_MOST)
 
     def serve(self, will_serve: Callable[[Partition], bool]) -> None:
         """Set the function of a worker that returns True for a thread on which this process works, or will
-        once it has a slot. Its runs are polled for seldom."""
+        once it has a slot. The events of such a thread are polled for seldom."""
         self._will_serve = will_serve
 
     def is_followed(self, partition: Partition) -> bool:
@@ -69,14 +70,14 @@ class Subscriptions:
         if (noted_at := self._noted.get(partition)) is not None and time() - noted_at < _FOLLOWED_S / 3:
             return
         began = time()
-        await self._note(partition)
+        await self._store_record(partition)
         self._noted[partition] = began
         self._signals.notify_followed(partition)
         if self._renewing is None or self._renewing.done():
             self._renewing = asyncio.create_task(self._renew())
 
     def forget(self, partition: Partition) -> None:
-        """Discard the record of a thread that was removed together with it."""
+        """Note that a thread was removed, and with it the record that this process follows it."""
         if partition in self._noted:
             self._noted[partition] = -_FOLLOWED_S
 
@@ -85,7 +86,7 @@ class Subscriptions:
         if self._renewing is not None:
             self._renewing.cancel()
 
-    async def _note(self, partition: Partition) -> None:
+    async def _store_record(self, partition: Partition) -> None:
         until = await self._clock.now() + round(_FOLLOWED_S * 1_000_000)
         await self._database.arun(subscribers.note(partition, until, self._database.draw_version()))
 
@@ -99,7 +100,7 @@ class Subscriptions:
     async def _renew_one(self, partition: Partition) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            await self._note(partition)
+            await self._store_record(partition)
         except PerdureError as error:
             # The record is valid for two more attempts at its renewal.
             self._observers.event(
@@ -112,16 +113,16 @@ class Subscriptions:
             self._noted[partition] = began
 
     def find_first_free(self, partition: Partition, now: int, over: int | None) -> int | None:
-        """Return the number from which a run may number its events, if it is known here: the run is the first
-        of its thread, or the one before it ended here.
+        """Return the number from which a run may number its events, if this process knows it: the run is the
+        first of its thread, or the run before it ended here.
 
         Args:
             partition: The run's thread.
             now: The current time in microseconds.
             over: The thread's epoch when the run was claimed, 0 if it had none, None if it is not known.
         """
-        epoch, free = self._free.get(partition, (0, 0))
-        # Only the holder of a run numbers events, and there was none in between.
+        epoch, free = self._next_numbers.get(partition, (0, 0))
+        # Only the holder of a run numbers events, and there was no holder in between.
         if over is not None and over in (0, epoch):
             return max(now, free if over else 0)
         return None
@@ -141,7 +142,7 @@ class Subscriptions:
         buffer.ended = ended
         buffer.over(last)
         if last is not None:
-            self._free[buffer.partition] = compute_closed_epoch(buffer.epoch), last.seq + 1
+            self._next_numbers[buffer.partition] = compute_closed_epoch(buffer.epoch), last.seq + 1
         if self._buffers.get(buffer.partition) is buffer:
             del self._buffers[buffer.partition]
         if not buffer.is_stored and not buffer.is_heard:
@@ -150,7 +151,7 @@ class Subscriptions:
             self._unheard[key] = buffer
             asyncio.get_running_loop().call_later(_UNHEARD_S, self._unheard.pop, key, None)
 
-    def _buffer(self, partition: Partition, run_id: str) -> EventBuffer | None:
+    def _find_buffer(self, partition: Partition, run_id: str) -> EventBuffer | None:
         buffer = self._buffers.get(partition)
         if buffer is None or buffer.run_id != run_id:
             buffer = self._unheard.get((partition, run_id))
@@ -186,7 +187,7 @@ class Subscriptions:
         buffer: EventBuffer | None = None
         finished: EventBuffer | None = None
         while True:
-            buffer = buffer or self._buffer(partition, run_id)
+            buffer = buffer or self._find_buffer(partition, run_id)
             if buffer is not None:
                 after, found = _read_held(buffer, after)
                 if found is not None:
@@ -203,11 +204,11 @@ class Subscriptions:
                         yield buffer.ended
                         return
             news = self._signals.expect(STORED, partition)
-            begun = buffer.first - 1 if buffer is not None else None
+            buffer_start = buffer.first - 1 if buffer is not None else None
             finished, buffer = buffer or finished, None
-            # The state is read first: the events of a run that has ended are complete.
+            # The state is read before the events, so that those of a run that has ended are complete.
             standing = await self._database.arun(inbox.find(partition, run_id))
-            if run_id != (run_id := _run_of(standing, run_id)):
+            if run_id != (run_id := _find_run_id(standing, run_id)):
                 continue
             page = await self._database.arun(events.read(partition, after, run_id))
             for event in _without_end(page.events):
@@ -216,18 +217,18 @@ class Subscriptions:
                 after, pause = page.after, _POLL_S[0]
             if not page.is_last:
                 continue
-            known = _require(standing, partition, run_id)
-            if known.is_over:
-                late = self._buffer(partition, run_id)
-                if late is not None and late is not finished:
+            state = _require_standing(standing, partition, run_id)
+            if state.is_over:
+                new_buffer = self._find_buffer(partition, run_id)
+                if new_buffer is not None and new_buffer is not finished:
                     # The run began and ended here while its state was read.
-                    buffer = late
+                    buffer = new_buffer
                     continue
-                yield known
+                yield state
                 return
-            if begun is not None and after < begun:
+            if buffer_start is not None and after < buffer_start:
                 # The stored events of earlier attempts have been read; the rest is in the buffer.
-                after = begun
+                after = buffer_start
                 continue
             await news.wait(SELDOM_S if self._will_serve(partition) else pause)
             pause = min(longest, pause * 1.5)
@@ -266,16 +267,16 @@ class Subscriptions:
                     after = buffer.floor
                     continue
                 page = await self._database.arun(events.read(partition, after))
-                # Events after the start of a run of this process wait until that run's are delivered.
-                bound = next((one.first for one in buffers if one.first - 1 > after), None)
+                # Read up to the start of the next run of this process: its events come from its buffer.
+                next_start = next((each.first for each in buffers if each.first - 1 > after), None)
                 before = after
                 for event in page.events:
-                    if bound is not None and event.seq >= bound:
+                    if next_start is not None and event.seq >= next_start:
                         break
                     after = event.seq
                     yield event
-                if bound is not None and (page.is_last or page.after >= bound):
-                    after = bound - 1
+                if next_start is not None and (page.is_last or page.after >= next_start):
+                    after = next_start - 1
                     continue
                 after = max(after, page.after)
                 if after > before:
@@ -296,23 +297,24 @@ def _without_end(found: Iterable[Event]) -> list[Event]:
     return [event for event in found if event.name != events.END]
 
 
-def _require(standing: Standing | None, partition: Partition, run_id: str) -> Standing:
+def _require_standing(standing: Standing | None, partition: Partition, run_id: str) -> Standing:
     if standing is None:
         raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
     return standing
 
 
-def _run_of(standing: Standing | None, run_id: str) -> str:
-    """Return the id of the run whose events belong to a message: of the open one that has taken it up, if one
-    has."""
+def _find_run_id(standing: Standing | None, run_id: str) -> str:
+    """Return the id of the run whose events belong to a message: that of the open run that has taken the
+    message up, if one has."""
     if standing is None or standing.run is None:
         return run_id
     return standing.run.id
 
 
 def _read_held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None]:
-    """Return the events that a buffer holds after a number, and the number that they follow: a later one
-    where those between were neither stored nor published. ``None`` if they have to be read from the log.
+    """Return the events that a buffer holds after a number, and the number that they follow: a later
+    number if the events in between were neither stored nor published. ``None`` if they have to be read from
+    the log.
 
     Raises:
         SubscriberTooSlow: The next event is neither stored nor held any more.

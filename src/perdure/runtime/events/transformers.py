@@ -31,9 +31,9 @@ Part = tuple[str, Any, Sequence[str]]
 class StreamTransformers:
     """Calls a graph's transformers for the parts of a run's stream.
 
-    ``modes`` are the stream modes that they need. ``withheld`` are those whose events are not to be
-    published: a transformer that rewrites the values of the state before anything else sees them, as one does
-    that removes personal data, would not be asked about the same contents in the updates and tasks.
+    ``modes`` are the stream modes that they need. ``withheld`` are the modes whose events must not
+    be published: if a transformer rewrites the values of the state, for instance to remove personal data, and
+    does not need the updates or tasks, these would show the same contents unchanged.
     """
 
     def __init__(self, factories: Iterable[Callable[[tuple[str, ...]], Any]]) -> None:
@@ -41,14 +41,16 @@ class StreamTransformers:
         self._mux = StreamMux(factories=[*_BUILT_IN, *factories], is_async=True)
         # The main log passes each of its events on at once, and keeps none.
         self._mux._events._wire(self._out.append)  # pyright: ignore[reportPrivateUsage]
-        all_of_them = self._mux._transformers  # pyright: ignore[reportPrivateUsage]
-        self.modes = frozenset(mode for one in all_of_them for mode in one.required_stream_modes)
-        rewritten = {mode for one in all_of_them if one.before_builtins for mode in one.required_stream_modes}
+        transformers = self._mux._transformers  # pyright: ignore[reportPrivateUsage]
+        self.modes = frozenset(mode for one in transformers for mode in one.required_stream_modes)
+        rewritten = {
+            mode for one in transformers if one.before_builtins for mode in one.required_stream_modes
+        }
         self.withheld = frozenset(set(_STATE) - rewritten if "values" in rewritten else ())
 
     @classmethod
     def of(cls, graph: Pregel[Any, Any, Any, Any]) -> StreamTransformers | None:
-        """Return the transformers of a graph, None if it has only such as change nothing."""
+        """Return the transformers of a graph, None if none of them changes anything."""
         factories = graph.stream_transformers
         if any(map(_may_change, factories)):
             return cls(factories)
@@ -61,7 +63,8 @@ class StreamTransformers:
         event = convert_to_protocol_event(part)
         await self._mux.apush(event)
         if mode == "tasks":
-            # LangGraph's transformers take them out of the log, and add lifecycle events in their place.
+            # LangGraph's transformers replace tasks by lifecycle events in the log, so the task is added
+            # again.
             self._out.append(event)
         return self._take_out()
 

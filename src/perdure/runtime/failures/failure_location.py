@@ -23,7 +23,7 @@ shows_texts: ContextVar[bool] = ContextVar("shows_texts", default=True)
 without ``--dev`` sets it to False when it starts, for all that it does."""
 
 _OWN_KINDS = frozenset({TIMEOUT, "GivenUp", "GraphRecursionError"})
-"""Recorded kinds of errors whose texts are not an application's."""
+"""Recorded kinds of errors whose texts are written by Perdure or LangGraph, not by an application."""
 
 
 def write_text_for_clients(kind: str, text: str) -> str:
@@ -59,13 +59,13 @@ def is_of_library(frame: FrameType) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the file and line in which an error was raised, outside of LangGraph's and Perdure's code; empty
-    if there is none."""
-    place, at = "", error.__traceback__
-    while at is not None:
-        if not is_of_library(at.tb_frame):
-            place = f"{Path(at.tb_frame.f_code.co_filename).name}:{at.tb_lineno}"
-        at = at.tb_next
+    """Return the innermost file and line that an error passed outside of LangGraph's and Perdure's code;
+    empty if there is none."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        if not is_of_library(trace.tb_frame):
+            place = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
     return place
 
 

@@ -54,7 +54,7 @@ def write_traceback(error: BaseException) -> str:
     parts: list[str] = []
     others: list[str] = []
     for place, each in enumerate(_walk_chain(error)):
-        own, foreign = _frames(each.__traceback__)
+        own, foreign = _split_frames(each.__traceback__)
         parts.append(f"{'caused by ' if place else ''}{type(each).__name__}: {each}"[:_MESSAGE_MAX] + "\n")
         parts += own
         if not place:
@@ -70,33 +70,33 @@ def write_traceback(error: BaseException) -> str:
 
 def _walk_chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
-    found: BaseException | None = error
-    while found is not None and id(found) not in seen and len(seen) < _CHAIN_MAX:
-        seen.add(id(found))
-        yield found
-        found = found.__cause__ or (None if found.__suppress_context__ else found.__context__)
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen and len(seen) < _CHAIN_MAX:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
-def _frames(at: TracebackType | None) -> tuple[list[str], list[str]]:
+def _split_frames(trace: TracebackType | None) -> tuple[list[str], list[str]]:
     """Return the frames of the application and of libraries as text, the outermost first."""
     own: list[TracebackType] = []
     foreign: list[TracebackType] = []
-    while at is not None:
-        filename = at.tb_frame.f_code.co_filename
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
         is_foreign = filename.startswith(("<frozen", *_FOREIGN)) or filename == "<string>"
-        (foreign if is_foreign or is_of_library(at.tb_frame) else own).append(at)
-        at = at.tb_next
-    return _texts(own, _OWN_MAX), _texts(foreign, _OTHERS_MAX)
+        (foreign if is_foreign or is_of_library(trace.tb_frame) else own).append(trace)
+        trace = trace.tb_next
+    return _format_frames(own, _OWN_MAX), _format_frames(foreign, _OTHERS_MAX)
 
 
-def _texts(frames: Sequence[TracebackType], most: int) -> list[str]:
-    """Return the newest ``most`` frames as text, after the number of those before them."""
+def _format_frames(frames: Sequence[TracebackType], most: int) -> list[str]:
+    """Return the innermost ``most`` frames as text, after the number of those that are left out."""
     texts = [
         text
-        for at in frames[-most:]
-        for text in traceback.StackSummary.extract(iter([(at.tb_frame, at.tb_lineno)])).format()
+        for trace in frames[-most:]
+        for text in traceback.StackSummary.extract(iter([(trace.tb_frame, trace.tb_lineno)])).format()
     ]
-    left = len(frames) - most
-    if left > 0:
-        return [f"  [{left} frames before these]\n", *texts]
+    omitted = len(frames) - most
+    if omitted > 0:
+        return [f"  [{omitted} frames before these]\n", *texts]
     return texts

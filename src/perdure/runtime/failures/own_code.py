@@ -12,9 +12,9 @@ from pathlib import Path
 _PERDURE = str(Path(__file__).resolve().parents[2])
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _LOADING = (f"{_PERDURE}/runtime/agents/loading.py", f"{_PERDURE}/runtime/agents/module_files.py")
-"""Files whose frames are in every error of an import, and explain none."""
+"""Files whose frames are in every error of an import, and do not help to explain it."""
 _EARLIER_MAX = 8
-"""Errors of one chain that are shown."""
+"""Maximum number of errors of one chain that are shown."""
 
 
 @cache
@@ -63,8 +63,10 @@ def list_own_places(error: BaseException) -> frozenset[str]:
 
 
 def _describe(error: traceback.TracebackException, most: int) -> Iterable[str]:
-    own = _frames(error, is_own)
-    libraries = _frames(error, lambda file: not is_own(file) and not file.startswith(("<frozen", *_LOADING)))
+    own = _select_frames(error, is_own)
+    libraries = _select_frames(
+        error, lambda file: not is_own(file) and not file.startswith(("<frozen", *_LOADING))
+    )
     if own:
         yield "Traceback of your code (most recent call last):\n"
         yield from own.format()
@@ -82,5 +84,7 @@ def _describe(error: traceback.TracebackException, most: int) -> Iterable[str]:
         yield from _describe(earlier, most - 1)
 
 
-def _frames(error: traceback.TracebackException, belongs: Callable[[str], bool]) -> traceback.StackSummary:
+def _select_frames(
+    error: traceback.TracebackException, belongs: Callable[[str], bool]
+) -> traceback.StackSummary:
     return traceback.StackSummary.from_list([frame for frame in error.stack if belongs(frame.filename)])

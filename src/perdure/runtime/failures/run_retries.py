@@ -15,7 +15,7 @@ from perdure.model.records import Partition
 def retry_run(
     database: DatabaseHandle, partition: Partition, run_id: str, now: int, most: int, read_asked: ReadAsked
 ) -> Program[Accepted]:
-    """Return the program that stores the messages of a repetition; it raises as ``Retry.store``.
+    """Return the program that stores the messages of a repetition; it raises the errors of ``Retry.store``.
 
     Args:
         database: The database.

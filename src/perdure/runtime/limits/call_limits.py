@@ -1,7 +1,8 @@
 """Limits of calls within the nodes of one attempt at a run: calls of models and tools wait for their turns.
 
 LangChain reports the start of a call to its callback handlers, and goes on when they return. The handlers of
-a run share its turns: some wait in the event loop that awaits a call, one in the thread that blocks for one.
+a run share its turns: two of them wait in the event loop, for calls that are awaited, and one in the OS
+thread of a call that blocks.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Emit = Callable[..., object]
 Prompt = Sequence[BaseMessage | str]
 """Input of a model: messages, or texts."""
 _AGAIN_S = 0.05
-"""Seconds after which a run goes on with a cheaper model."""
+"""Seconds after which a run continues with a cheaper model."""
 
 
 class Subject(NamedTuple):
@@ -102,13 +103,13 @@ def keys_of(
         subject: The subject by which the limit counts.
         refuse: Only limits that do or do not refuse runs; all by default.
     """
-    found = [
+    matching = [
         (each, limit)
         for each, limit in limits.items()
         if limit.of == of and limit.counts(name, subject.graph) and refuse in (None, limit.refuse)
     ]
-    found.sort(key=lambda pair: (-len(pair[1].by), pair[0]))
-    return [(each, subject.key(limit, name), subject.user) for each, limit in found]
+    matching.sort(key=lambda pair: (-len(pair[1].by), pair[0]))
+    return [(each, subject.key(limit, name), subject.user) for each, limit in matching]
 
 
 class CallLimits:
@@ -160,14 +161,14 @@ class CallLimits:
         """Forget what ``note_parent`` noted, at the end."""
         self._parents.pop(run_id, None)
 
-    def _turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
+    def _make_turn(self, run_id: UUID, of: Target, name: str, prompt: Prompt) -> CallTurn | None:
         if run_id in self._calls:
             keys = []
         else:
             keys = keys_of(self._limits, of, name, self._subject)
         if not keys:
             return None
-        turn = CallTurn(keys, within=self._around(run_id))
+        turn = CallTurn(keys, within=self._list_outer_turns(run_id))
         if self._counts_tokens(turn):
             tokens = count_tokens_approximately(prompt)
         else:
@@ -179,54 +180,55 @@ class CallLimits:
         limits = [self._limits[each] for each in turn.limits]
         return any(limit.budget is not None or limit.tokens is not None for limit in limits)
 
-    def _around(self, run_id: UUID) -> list[CallTurn]:
+    def _list_outer_turns(self, run_id: UUID) -> list[CallTurn]:
         """Return the turns of the calls that a call is made within."""
-        around: list[CallTurn] = []
+        turns: list[CallTurn] = []
         parent = self._parents.get(run_id)
         while parent is not None:
-            if (found := self._calls.get(parent)) is not None:
-                around.append(found.turn)
+            if (outer := self._calls.get(parent)) is not None:
+                turns.append(outer.turn)
             parent = self._parents.get(parent)
-        return around
+        return turns
 
     def measure_wait(self, run_id: UUID) -> float:
         """Return the seconds for which a call that is under way waited for its turn."""
-        found = self._calls.get(run_id)
-        if found is None:
+        call = self._calls.get(run_id)
+        if call is None:
             return 0.0
-        return found.turn.wait_s
+        return call.turn.wait_s
 
     async def begin(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
     ) -> None:
-        """Wait for the turn of a call, made within another call or chain; raises as ``Limiter.acquire``."""
+        """Wait for the turn of a call, made within another call or chain; raise the errors of
+        ``Limiter.acquire``."""
         self.note_parent(run_id, parent)
-        if (turn := self._turn(run_id, of, name, prompt)) is None:
+        if (turn := self._make_turn(run_id, of, name, prompt)) is None:
             return
         try:
             await self._limiter.acquire(turn, self._subject.tenant)
         except BaseException as error:
             self._forget_call(run_id, error)
-            raise self._at_end(error) from None
-        self._note(turn)
+            raise self._choose_error(error) from None
+        self._emit_waited(turn)
 
     def begin_blocking(
         self, run_id: UUID, of: Target, name: str, parent: UUID | None, prompt: Prompt = ()
     ) -> None:
-        """Wait as ``begin`` does, in a thread."""
+        """Wait as ``begin`` does, and block the OS thread."""
         self.note_parent(run_id, parent)
-        if (turn := self._turn(run_id, of, name, prompt)) is None:
+        if (turn := self._make_turn(run_id, of, name, prompt)) is None:
             return
         try:
             self._limiter.acquire_blocking(turn, self._subject.tenant)
         except BaseException as error:
             self._forget_call(run_id, error)
-            raise self._at_end(error) from None
-        self._note(turn)
+            raise self._choose_error(error) from None
+        self._emit_waited(turn)
 
-    def _at_end(self, error: BaseException) -> BaseException:
-        """Return the error of a call that did not begin. The run goes on with a cheaper model, if it has not
-        done so."""
+    def _choose_error(self, error: BaseException) -> BaseException:
+        """Return the error of a call that did not begin. If the limit has a cheaper model that the
+        run does not use yet, the error makes the run continue with that."""
         if not isinstance(error, LimitReached) or isinstance(error, LimitPending):
             return error
         cheaper = None
@@ -244,7 +246,7 @@ class CallLimits:
         )
 
     async def cheaper(self) -> str | None:
-        """Return the model with which a run goes on as a budget is used up, ``None`` if none is."""
+        """Return the cheaper model that a run has to use because a budget is used up, ``None`` if none is."""
         for name, limit in self._limits.items():
             if limit.cheaper is not None and await self._limiter.is_used_up(
                 self._subject.tenant, name, self._subject.key(limit)
@@ -259,7 +261,7 @@ class CallLimits:
         if isinstance(error, LimitReached):
             self._emit("limit.refused", limit=error.limit)
 
-    def _note(self, turn: CallTurn) -> None:
+    def _emit_waited(self, turn: CallTurn) -> None:
         self._emit("limit.waited", limit=",".join(turn.limits), waited=round(turn.wait_s * 1_000_000))
 
     def _end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
@@ -273,26 +275,26 @@ class CallLimits:
 
         Args:
             run_id: The call.
-            response: Its response, with an error what came of it before.
+            response: Its response; after an error the part that came before.
             error: The error with which it ended.
         """
         self._parents.pop(run_id, None)
-        found = self._calls.pop(run_id, None)
-        if found is None:
+        ended = self._calls.pop(run_id, None)
+        if ended is None:
             return
         is_cut = error is not None and not isinstance(error, Exception)
         calls = [] if response is None else read_calls(response)
         if not calls and response is not None and not is_cut:
-            calls = self._estimate(found, response, has_failed=error is not None)
+            calls = self._estimate(ended, response, has_failed=error is not None)
         tokens = None
         if calls:
             tokens = sum(call.input + call.output for call in calls)
         cost = None
         if response is not None:
-            cost = round(self._cost(found, calls) * MONEY)
+            cost = round(self._compute_cost(ended, calls) * MONEY)
         if not calls and is_cut:
-            cost = self._estimate_cut_call(found, response)
-        self._end(found.turn, tokens, cost)
+            cost = self._estimate_cut_call(ended, response)
+        self._end(ended.turn, tokens, cost)
 
     def _estimate(self, call: _LimitedCall, response: LLMResult, *, has_failed: bool) -> list[ModelCall]:
         """Estimate the usage of a call whose model reports none, such as ``ChatOpenAI`` with an address of
@@ -304,7 +306,7 @@ class CallLimits:
         self._emit("limit.estimated", model=call.name)
         return [ModelCall(None, call.name, call.prompt, count_tokens_approximately(answers))]
 
-    def _cost(self, call: _LimitedCall, calls: list[ModelCall]) -> float:
+    def _compute_cost(self, call: _LimitedCall, calls: list[ModelCall]) -> float:
         cost = 0.0
         for each in calls:
             # The name by which the model was called, or else the one that its provider gives.
@@ -316,8 +318,8 @@ class CallLimits:
 
     def _estimate_cut_call(self, call: _LimitedCall, response: LLMResult | None) -> int | None:
         """Return the cost of a call that was cancelled, or whose stream was left: its provider reports no
-        usage, but bills it. It is the amount set aside for the call, and at least its prompt and the received
-        part of its answer."""
+        usage, but bills it. The cost is the amount set aside for the call, and at least that of its prompt
+        and the received part of its answer."""
         if not call.turn.is_under_way or not any(
             self._limits[limit].budget is not None for limit in call.turn.limits
         ):
@@ -327,7 +329,7 @@ class CallLimits:
         else:
             came = 0
         used = ModelCall(None, call.name, call.prompt, came)
-        return max(call.turn.set_aside, round(self._cost(call, [used]) * MONEY))
+        return max(call.turn.set_aside, round(self._compute_cost(call, [used]) * MONEY))
 
 
 def limits_of(
@@ -356,17 +358,17 @@ def _flatten(prompts: Sequence[str | Sequence[BaseMessage]]) -> Prompt:
 
 def _list_answers(response: LLMResult) -> Prompt:
     """Return the messages or texts of a response that are not empty."""
-    found = [getattr(each, "message", each.text) for part in response.generations for each in part]
-    return [each for each in found if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
+    answers = [getattr(each, "message", each.text) for part in response.generations for each in part]
+    return [each for each in answers if getattr(each, "content", each) or getattr(each, "tool_calls", None)]
 
 
 class _InLoop(BaseCallbackHandler):
     """Lets calls that are awaited wait in their event loop.
 
-    LangChain runs a method that does not wait, such as that for a token, in a thread unless the handler is
-    inline. It leaves out one that is not for text models, beside one that is; and if an inline one refuses
-    a chat model, the coroutines of others are left behind and never awaited. So chat models have a handler of
-    their own, which learns of nothing but their starts.
+    LangChain runs a plain method of a handler, such as that for a token, in an OS thread, unless the handler
+    is inline or ignores the call. But if an inline handler refuses a chat model, the coroutines of the other
+    handlers are never awaited. So chat models have a handler of their own, which is not inline, and ignores
+    all but the starts of their calls; the handler of text models and tools is inline.
     """
 
     raise_error = True
@@ -419,7 +421,7 @@ class _InLoop(BaseCallbackHandler):
 
 
 class _InThread(BaseCallbackHandler):
-    """Lets calls that block wait in their thread, and ends all calls."""
+    """Lets calls that block wait in their OS thread, and ends all calls."""
 
     raise_error = True
     run_inline = True

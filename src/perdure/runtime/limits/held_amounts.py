@@ -1,4 +1,4 @@
-"""Amounts of a limit that a process holds for one key, by the last answer of the database, and those in
+"""Amounts of a limit for one key: those that the database's last answer granted to a process, and those in
 use."""
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ HORIZON_S = HORIZON_US / 1_000_000
 
 @dataclass(slots=True)
 class CallCounts:
-    """Number of calls that began, and their recent rate a second."""
+    """Calls that began: ``since`` is their number after the time ``at``, ``speed`` their recent rate a
+    second."""
 
     at: float = 0.0
     speed: float = 0.0
@@ -34,7 +35,24 @@ class CallCounts:
 
 @dataclass(slots=True)
 class HeldAmounts:
-    """Amounts granted by the last answer of the database."""
+    """Amounts granted by the last answer of the database. Times are those of the event loop's clock.
+
+    Attributes:
+        places: Places that this process holds.
+        asked: Places that it requested.
+        allotted: Places that it may fill while other processes wait.
+        money: Amount of the budget that it holds.
+        may_exceed: True if one call may begin although its cost may exceed ``money``.
+        until: The end of the lease of places and money.
+        renew_at: The time at which the lease is renewed.
+        again: The earliest time of another request.
+        frees_at: The time at which places of a process that died become free.
+        day_ends: The time at which a used up budget is reset, ``None`` if it is not used up.
+        mean_tokens: Average number of tokens of a call.
+        dearest: Amount to set aside for a call.
+        known: The state's document in a tuple, if the next request can start from it without reading it.
+        last_at: The database's time of the last request, in microseconds.
+    """
 
     places: int = 0
     asked: int = 0
@@ -54,7 +72,16 @@ class HeldAmounts:
 
 @dataclass(slots=True)
 class UsedAmounts:
-    """Amounts in use now, and used since the last request to the database."""
+    """Amounts in use now, and used since the last request to the database.
+
+    Attributes:
+        places: Places in use.
+        peak: The greatest number of them since the last request.
+        reserved: Money that is set aside for the calls under way.
+        paid: Cost of ended calls that the database does not know yet.
+        debt: Tokens used without a permit, or, below 0, paid for and not used.
+        calls: The calls that began.
+    """
 
     places: int = 0
     peak: int = 0

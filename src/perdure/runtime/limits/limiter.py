@@ -1,7 +1,7 @@
 """Limits of a process: the shares of its keys, in an event loop of their own.
 
-Calls wait from any thread and any event loop, and a node that blocks its loop keeps no lease from being
-renewed. The loop begins with the first call that is limited.
+That loop starts with the first limited call. Calls may wait in any OS thread and any event loop, and a node
+that blocks its own loop does not prevent the renewal of leases.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from perdure.runtime.limits.waiting_permits import Permit
 _log = logging.getLogger("perdure.limits")
 _REFRESH_S = 10.0
 _SHARES_MAX = 10_000
-"""Number of keys from which those that are idle are forgotten."""
+"""Number of keys at which the idle ones are forgotten."""
 _CLOSE_S = 5.0
 
 R = TypeVar("R")
@@ -55,9 +55,9 @@ class CallTurn:
         counted: Collection[str] = (),
         within: Collection[CallTurn] = (),
     ) -> None:
-        held = [pair for turn in within for pair in turn.keys]
+        outer_keys = [pair for turn in within for pair in turn.keys]
         self._permits = [
-            (name, key, Permit(user, begins=name not in counted, is_nested=(name, key) in held))
+            (name, key, Permit(user, begins=name not in counted, is_nested=(name, key) in outer_keys))
             for name, key, user in keys
         ]
         self._shares: list[KeyShare | None] = [None] * len(self._permits)
@@ -127,7 +127,7 @@ class CallTurn:
 
 
 class Limiter:
-    """Limits of this process on one database; ``of`` returns those of a database."""
+    """Limits of this process on one database; ``limiter_of`` returns those of a database."""
 
     def __init__(self, handle: DatabaseHandle) -> None:
         if not handle.driver.capabilities.has_threads:
@@ -171,7 +171,7 @@ class Limiter:
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._pid != os.getpid():
-                # A fork has no threads of its parent, and other shares.
+                # A forked process has no OS threads of its parent, and needs shares of its own.
                 self._reset()
             if self._loop is None:
                 self._loop = loop = asyncio.new_event_loop()
@@ -188,7 +188,7 @@ class Limiter:
                 infinity waits as long as it takes.
 
         Raises:
-            LimitReached: It did not come within that time, or a budget is used up.
+            LimitReached: The turn did not come within that time, or a budget is used up.
             Unavailable: The database is unavailable.
         """
         waiting = self.submit(turn.take(self, tenant, within))
@@ -199,7 +199,7 @@ class Limiter:
             raise
 
     def acquire_blocking(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
-        """Wait as ``acquire`` does, in a thread."""
+        """Wait as ``acquire`` does, and block the OS thread."""
         waiting = self.submit(turn.take(self, tenant, within))
         try:
             waiting.result()
@@ -208,23 +208,23 @@ class Limiter:
             raise
 
     def drop(self, turn: CallTurn) -> None:
-        """Release an unused turn, or remove a waiting one from the queue, from any thread."""
+        """Release an unused turn, or remove a waiting one from the queue, from any OS thread."""
         self.soon(partial(turn.end, is_used=False))
 
     def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
-        """Release a turn, from any thread; see ``KeyShare.release``."""
+        """Release a turn, from any OS thread; see ``KeyShare.release``."""
         self.soon(turn.end, tokens, cost)
 
     async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
         """Return this process's share in a limit for a key."""
-        limit = await self._current(tenant, name)
-        at = stored.place(tenant, self._handle.alias, name, key)
-        share = self._shares.get(at.partition)
+        limit = await self._load_limit(tenant, name)
+        place = stored.place(tenant, self._handle.alias, name, key)
+        share = self._shares.get(place.partition)
         if share is None:
             if len(self._shares) >= _SHARES_MAX:
                 self._shares = {each: one for each, one in self._shares.items() if not one.is_idle}
-            share = self._shares[at.partition] = KeyShare(
-                at, limit, self.owner, self._handle.arun, self._clock, self._handle.draw_version
+            share = self._shares[place.partition] = KeyShare(
+                place, limit, self.owner, self._handle.arun, self._clock, self._handle.draw_version
             )
         share.change(limit)
         if self._watching is None:
@@ -232,20 +232,20 @@ class Limiter:
         return share
 
     async def is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
-        """Return True if the budget of a key is used up, as the database has it; from any event loop."""
+        """Return True if the budget of a key is used up by the database's record; from any event loop."""
         return await asyncio.wrap_future(self.submit(self._is_used_up(tenant, name, key)))
 
     async def _is_used_up(self, tenant: str, name: str, key: Mapping[str, str]) -> bool:
         place = stored.place(tenant, self._handle.alias, name, key)
         found = await self._handle.arun(stored.read_state(place.partition))
-        limit = await self._current(tenant, name)
+        limit = await self._load_limit(tenant, name)
         if found is None or limit.budget is None:
             return False
         state = drop_expired(limit, found.state, await self._handle.arun(ask(Now())))
         return state.spent >= limit.budget * MONEY
 
     async def _watch(self) -> None:
-        """Follow amounts that are set while calls or runs wait, until none does."""
+        """Apply amounts that are set while calls or runs wait for a limit, until none waits."""
         try:
             while True:
                 await asyncio.sleep(_REFRESH_S)
@@ -254,14 +254,14 @@ class Limiter:
                     return
                 for share in waiting:
                     try:
-                        share.change(await self._current(share.at.partition.tenant, share.at.limit))
+                        share.change(await self._load_limit(share.at.partition.tenant, share.at.limit))
                     except PerdureError as error:
                         kind = type(error).__name__
                         _log.warning("limit %r: its set amounts cannot be read: %s", share.at.limit, kind)
         finally:
             self._watching = None
 
-    async def _current(self, tenant: str, name: str) -> SharedLimit:
+    async def _load_limit(self, tenant: str, name: str) -> SharedLimit:
         """Return a limit with the amounts that were set for it, which are read again from time to time."""
         async with self._reading.setdefault(tenant, asyncio.Lock()):
             read_at, amounts = self._amounts.get(tenant, (-_REFRESH_S, {}))
@@ -279,7 +279,7 @@ class Limiter:
         """Return the limit of a name with amounts that were set for it.
 
         Raises:
-            BadSetting: No such limit is declared, and none was set.
+            BadSetting: The limit is neither declared, nor were amounts set for it.
         """
         limit = self._limits.get(name)
         try:
@@ -326,10 +326,10 @@ _guard = threading.Lock()
 
 
 def limiter_of(handle: DatabaseHandle) -> Limiter:
-    """Return the limits of this process on a database; the same for all who ask.
+    """Return the limits of this process on a database, the same object at each call.
 
     Raises:
-        BadSetting: There are no threads here.
+        BadSetting: The platform has no OS threads.
     """
     with _guard:
         found = next((each for each in handle.closed_first if isinstance(each, Limiter)), None)

@@ -27,7 +27,7 @@ class Permits:
             self._spans.append((first, count))
 
     def put_back(self, moment: float) -> None:
-        """Add a permit again that was used for nothing."""
+        """Add a permit again whose call did not begin."""
         self._spans.appendleft((moment, 1))
 
     def lapse(self, now: float) -> None:
@@ -46,7 +46,7 @@ class Permits:
         return sum(count for _, count in self._spans)
 
     def ready(self, now: float) -> int:
-        """Return the number that can be used now."""
+        """Return the number of permits that can be used now."""
         return sum(
             max(0, min(count, math.floor((now - first) / self._interval) + 1)) for first, count in self._spans
         )

@@ -19,8 +19,8 @@ from perdure.runtime.limits.limiter import CallTurn, limiter_of
 class RateLimiter(BaseRateLimiter):
     """Rate limiter for LangChain's models: ``init_chat_model(…, rate_limiter=RateLimiter(db, "openai"))``.
 
-    All rate limiters with the same name on one database share the limit, in any number of processes, threads
-    and event loops. Users take turns.
+    All rate limiters with the same name on one database share the limit, in any number of processes, OS
+    threads and event loops. Users take turns.
 
     Args:
         database: The database, which stays open as long as the models are used.
@@ -31,8 +31,8 @@ class RateLimiter(BaseRateLimiter):
         timeout: Maximum seconds to wait; ``None`` for no limit.
 
     Raises:
-        ValueError: The limit has no rate, or has another amount, which needs the end of a call: a rate
-            limiter learns only of its start. ``Settings(limits=…)`` supports all amounts.
+        ValueError: The limit has no rate, or has another amount, for which the end of a call has to be
+            known: a rate limiter learns only of its start. ``Settings(limits=…)`` supports all amounts.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class RateLimiter(BaseRateLimiter):
         if limit is not None:
             self._limiter.declare({name: limit})
 
-    def _turn(self) -> CallTurn:
+    def _make_turn(self) -> CallTurn:
         user = CALLER.get() if self._user is None else self._user
         return CallTurn([(self._name, {}, user() if callable(user) else user)])
 
     def acquire(self, *, blocking: bool = True) -> bool:
-        """Wait in a thread until a call may begin. Return False if it may not begin at once and ``blocking``
-        is False; raise ``LimitReached`` after the timeout."""
-        turn = self._turn()
+        """Block the OS thread until a call may begin. Return False if it may not begin at once and
+        ``blocking`` is False; raise ``LimitReached`` after the timeout."""
+        turn = self._make_turn()
         try:
             self._limiter.acquire_blocking(turn, self._tenant, self._timeout if blocking else 0)
         except LimitReached:
@@ -87,7 +87,7 @@ class RateLimiter(BaseRateLimiter):
 
     async def aacquire(self, *, blocking: bool = True) -> bool:
         """Wait like ``acquire``, in an event loop."""
-        turn = self._turn()
+        turn = self._make_turn()
         try:
             await self._limiter.acquire(turn, self._tenant, self._timeout if blocking else 0)
         except LimitReached:

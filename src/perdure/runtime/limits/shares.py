@@ -25,7 +25,7 @@ _RENEW_S = _LEASE_S / 3
 _MARGIN_S = 0.25
 """Seconds before its end from which a lease is no longer used."""
 _LEAD_S = 0.1
-"""Seconds before the last permit is used at which more are requested."""
+"""Permits are requested so many seconds before the moment of the last one."""
 _SKEW_S = SKEW_US / 1_000_000
 _DISAGREE_US = 500_000
 _UNAVAILABLE_S = 10.0
@@ -33,7 +33,7 @@ _UNAVAILABLE_S = 10.0
 _PAUSE_S = 0.02
 """Minimum seconds between two requests."""
 _USED_UP_S = 1.0
-"""Seconds for which an exhausted budget refuses calls before it is checked whether it was raised."""
+"""Seconds after which an exhausted budget is checked again, as it may have been raised."""
 _SOON_S = 0.25
 """Seconds within which a permit counts as available at once."""
 _FIRST_TOKENS = 1000
@@ -67,8 +67,8 @@ class KeyShare:
         self._owner, self._perform, self._clock, self._fresh = owner, perform, clock, fresh
         self._waiting = WaitingPermits()
         self._held, self._use = HeldAmounts(), UsedAmounts()
-        self._calls = self._permits(limit.interval_us, limit.burst_size)
-        self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
+        self._calls = self._make_permits(limit.interval_us, limit.burst_size)
+        self._tokens = self._make_permits(limit.token_interval_us, limit.token_burst)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._failing_since: float | None = None
@@ -76,7 +76,7 @@ class KeyShare:
         self._loop = asyncio.get_running_loop()
 
     @staticmethod
-    def _permits(interval_us: float, burst: int) -> Permits:
+    def _make_permits(interval_us: float, burst: int) -> Permits:
         interval = interval_us / 1_000_000
         lasts = (burst - 1) * interval
         return Permits(interval, lasts - min(_SKEW_S, lasts / 4))
@@ -86,8 +86,8 @@ class KeyShare:
         if limit == self.limit:
             return
         self.limit = limit
-        self._calls = self._permits(limit.interval_us, limit.burst_size)
-        self._tokens = self._permits(limit.token_interval_us, limit.token_burst)
+        self._calls = self._make_permits(limit.interval_us, limit.burst_size)
+        self._tokens = self._make_permits(limit.token_interval_us, limit.token_burst)
         self._held.again = 0.0
         self._wake.set()
 
@@ -142,7 +142,7 @@ class KeyShare:
             self.release(permit, is_used=False)
 
     async def _request_once(self, turn: asyncio.Future[None]) -> None:
-        """Request amounts from the database once; raise ``TimeoutError`` if the turn does not come then."""
+        """Request amounts from the database once; raise ``TimeoutError`` if the turn does not follow."""
         if (pause := self._held.again - self._loop.time()) <= _PAUSE_S:
             await asyncio.sleep(max(0.0, pause))
             async with self._asking:
@@ -164,13 +164,15 @@ class KeyShare:
         """Return the error for a call that does not wait any longer."""
         again = self._held.again
         if self.limit.rate is not None and (permit is None or permit.begins):
-            # Permits are handed out before the moments from which they are valid.
+            # Permits are granted before the moments from which they are valid: the call has to wait for its
+            # own.
             again = max(again, self._calls.moment() or again + HORIZON_S)
         after = max(0.05, again - self._loop.time())
         text = f"limit {self.at.limit!r}{self._of()} is reached; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
 
     def _of(self) -> str:
+        """Return the key as it follows the limit's name in errors."""
         return "".join(f" of {what} {name!r}" for what, name in self.at.key.items())
 
     def drop(self, permit: Permit) -> None:
@@ -233,7 +235,7 @@ class KeyShare:
                 if self._is_over():
                     return
                 try:
-                    async with asyncio.timeout_at(self._next(now)):
+                    async with asyncio.timeout_at(self._find_next_time(now)):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
@@ -270,7 +272,7 @@ class KeyShare:
             return False
         money = 0
         if limit.budget is not None:
-            found = self._money(now)
+            found = self._choose_money(now)
             if found is None:
                 return False
             money = found
@@ -315,7 +317,7 @@ class KeyShare:
         held = self._held
         return self._use.places < min(held.places, held.allotted) and now < held.until - _MARGIN_S
 
-    def _money(self, now: float) -> int | None:
+    def _choose_money(self, now: float) -> int | None:
         """Return the amount of money that a call reserves, ``None`` if there is too little."""
         held, use = self._held, self._use
         if now >= held.until - _MARGIN_S:
@@ -345,7 +347,7 @@ class KeyShare:
         is_short = limit.concurrency is not None and not self._has_place(now)
         if is_short and (self._wants_more() or now >= held.frees_at):
             return True
-        return limit.budget is not None and self._money(now) is None
+        return limit.budget is not None and self._choose_money(now) is None
 
     def _wants_more(self) -> bool:
         """Return True if this process would use more places than it requested last."""
@@ -364,7 +366,7 @@ class KeyShare:
         wanted = self._count_wanted(now) * self._estimate() + self._use.debt
         return max(1, math.ceil(wanted))
 
-    def _next(self, now: float) -> float | None:
+    def _find_next_time(self, now: float) -> float | None:
         """Return the time at which a permit may be granted, or a request is due."""
         held, limit = self._held, self.limit
         if held.places or held.money or self._use.paid:
@@ -395,7 +397,7 @@ class KeyShare:
             return [*times, moment]
         return times
 
-    def _demand(self, now: float) -> Demand:
+    def _make_demand(self, now: float) -> Demand:
         limit, held, use = self.limit, self._held, self._use
         if limit.rate is not None:
             wanted = self._count_wanted(now)
@@ -452,10 +454,11 @@ class KeyShare:
 
     async def _request(self) -> None:
         now = await self._clock.now()
-        asked = self._loop.time()
-        demand = self._demand(asked)
+        asked_at = self._loop.time()
+        demand = self._make_demand(asked_at)
         held = self._held
-        # The grant may be no larger than the usage stated in the demand, but calls may begin meanwhile.
+        # The answer may grant no more than the usage that the demand states, so calls that begin meanwhile
+        # must not use more.
         held.places, held.may_exceed = min(held.places, self._use.places), False
         held.money = min(held.money, self._use.reserved)
         known = held.known
@@ -466,9 +469,9 @@ class KeyShare:
         ):
             # The processes disagree on the time: the clock of the database was set.
             self._clock.forget()
-        self._take(taken, demand, now, asked)
+        self._take(taken, demand, now, asked_at)
 
-    def _take(self, taken: Taken, demand: Demand, now: int, asked: float) -> None:
+    def _take(self, taken: Taken, demand: Demand, now: int, asked_at: float) -> None:
         held, use, share = self._held, self._use, taken.share
         if taken.is_first and taken.document is not None:
             held.known = (taken.document,)
@@ -482,24 +485,24 @@ class KeyShare:
         is_short = not share.dearest or share.money < demand.reserved + share.dearest
         held.may_exceed = share.money > 0 and not demand.reserved and is_short
         held.money = share.money - use.paid
-        held.until = asked + (share.until - now) / 1_000_000
-        held.renew_at = min(asked + _RENEW_S, max(asked + 0.05, held.until - 2 * _MARGIN_S))
+        held.until = asked_at + (share.until - now) / 1_000_000
+        held.renew_at = min(asked_at + _RENEW_S, max(asked_at + 0.05, held.until - 2 * _MARGIN_S))
         if share.again is None:
             pause = 0.0
         else:
             pause = (share.again - now) / 1_000_000
-        held.again = asked + max(_PAUSE_S, pause)
+        held.again = asked_at + max(_PAUSE_S, pause)
         if share.frees_at is None:
             held.frees_at = math.inf
         else:
-            held.frees_at = asked + (share.frees_at - now) / 1_000_000
+            held.frees_at = asked_at + (share.frees_at - now) / 1_000_000
         use.peak = use.places
         for permits, span in ((self._calls, share.calls), (self._tokens, share.tokens)):
-            permits.add(asked + (span.start - now) / 1_000_000, span.size)
+            permits.add(asked_at + (span.start - now) / 1_000_000, span.size)
         held.day_ends = None
         if share.day_ends is not None:
             after = (share.day_ends - now) / 1_000_000
-            held.day_ends, held.again = asked + after, asked + min(after, _USED_UP_S)
+            held.day_ends, held.again = asked_at + after, asked_at + min(after, _USED_UP_S)
             self._waiting.fail(self._budget_error(after))
 
     def _budget_error(self, after: float) -> LimitReached:

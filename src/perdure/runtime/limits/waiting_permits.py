@@ -13,8 +13,8 @@ class Permit:
 
     Attributes:
         user: The user who takes turns with others.
-        begins: False if it was counted towards the rate before.
-        is_nested: True for a call within another one that holds a place of the limit, which it shares.
+        begins: False if the call was counted towards the rate before.
+        is_nested: True for a call within another one that holds a place of the limit: both share that place.
         is_granted: True from its turn until it is released.
         is_dropped: True if it is not awaited any more.
     """
@@ -52,7 +52,7 @@ class WaitingPermits:
         if permit.begins and not permit.is_nested:
             queue.append(permit)
             return
-        # It goes first: it needs less than new calls, which may wait for its outer call or its place.
+        # This one goes first: it needs less than new calls do, and they may wait for its outer call or place.
         queue.appendleft(permit)
         if permit.is_nested or not has_places:
             self._by_user.move_to_end(permit.user, last=False)

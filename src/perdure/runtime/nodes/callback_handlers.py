@@ -7,8 +7,8 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 
 
 class NodesOnly(BaseCallbackHandler):
-    """Handler that learns of nodes and tools. Models are ignored: LangChain would write all that is sent to
-    one out as text for a handler without ``on_chat_model_start``."""
+    """Handler that learns of nodes and tools. Models are ignored: for a handler without
+    ``on_chat_model_start`` LangChain would render all that is sent to a model as text."""
 
     run_inline = True
 
@@ -24,7 +24,7 @@ class NodesOnly(BaseCallbackHandler):
 
 
 def with_handlers(callbacks: Callbacks, *handlers: BaseCallbackHandler) -> Callbacks:
-    """Return the callbacks of a config together with handlers, which graphs called within inherit."""
+    """Return the callbacks of a config together with handlers, which graphs called inside inherit, too."""
     if isinstance(callbacks, list):
         return [*callbacks, *handlers]
     if callbacks is None and var_child_runnable_config.get() is None:

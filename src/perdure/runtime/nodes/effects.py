@@ -41,10 +41,11 @@ R = TypeVar("R")
 class EffectJournal:
     """Journal of the side effects of a held run.
 
-    ``stored`` has the run's checkpoints that are stored, if its steps begin sooner: an effect waits for the
-    one that its key is derived from, as after a crash it would be repeated under another key. ``lease`` is
-    the check of the run's lease before a side effect. ``waits`` are those that its nodes have begun, by the
-    ids of their interrupts.
+    ``stored`` knows which of the run's checkpoints are stored; it is set if steps begin before the checkpoint
+    of the previous one is. An effect then waits for the checkpoint that its key is derived from: if that were
+    lost in a crash, the effect would be repeated under another key. ``lease`` is the check of the run's lease
+    before a side effect. ``waits`` are the waits that the run's nodes have begun, by the ids of their
+    interrupts.
     """
 
     database: DatabaseHandle
@@ -67,7 +68,7 @@ class EffectJournal:
         return cls(database, held.partition, held.run.id, held.epoch, stored=stored, lease=lease)
 
     async def await_origins(self, config: RunnableConfig) -> None:
-        """Return when the checkpoints are stored that the current task's keys are derived from."""
+        """Wait until the checkpoints are stored from which the current task's keys are derived."""
         if self.stored is not None:
             for origin in origins(config):
                 await asyncio.wrap_future(self.stored.future_of(*origin))
@@ -76,7 +77,7 @@ class EffectJournal:
         """Wait like ``await_origins``, blocking.
 
         Raises:
-            NotAllowed: Called on an event loop, by which the checkpoint is stored that would be waited for.
+            NotAllowed: Called on an event loop, which would have to store the checkpoint meanwhile.
         """
         if self.stored is None:
             return
@@ -100,7 +101,8 @@ class EffectJournal:
 
 @dataclass(frozen=True)
 class ReplayedEffects(EffectJournal):
-    """Journal for a replay, which repeats no side effect: ``results`` are those of the thread, by key."""
+    """Journal for a replay, which repeats no side effect: ``results`` are the
+    thread's recorded ones, by key."""
 
     results: Mapping[Key, bytes]
 
@@ -122,8 +124,8 @@ class ReplayedEffects(EffectJournal):
 def effect_key(label: str, number: int = 0) -> str:
     """Return an idempotency key for a side effect of the current node, with or without a runtime.
 
-    It is the same at every attempt of this step, and different from every other step's. In a subgraph that is
-    so in a run of a ``Runtime``, and in ``isolated_subgraph``.
+    It is the same at every attempt of this step, and different from every other step's. In a subgraph this
+    holds only in a run of a ``Runtime``, and in an ``isolated_subgraph``.
 
     Args:
         label: Name of the effect within the step.
@@ -132,7 +134,7 @@ def effect_key(label: str, number: int = 0) -> str:
     Raises:
         NotAllowed: Called outside of a node.
     """
-    return f"{_name(label)}:{number}"
+    return f"{_make_name(label)}:{number}"
 
 
 async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -151,7 +153,7 @@ async def effect(call: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwa
 def effects(
     call: Callable[P, Awaitable[R]], *, label: str | None = None, number: int = 0
 ) -> Callable[P, Awaitable[R]]:
-    """Return ``effect`` for a function under a name of its own.
+    """Return a function that calls ``call`` as ``effect`` does, under a label and number of its own.
 
     A call is written as ``await effects(charge, number=n)(amount)``.
 
@@ -164,24 +166,24 @@ def effects(
         NotAllowed: The function has no name and there is no label, or, when it is called, another effect of
             the step has the same label and number.
     """
-    named = label or _name_call(call)
+    full_label = label or _make_label(call)
 
     async def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = find_node_journal()
-        if kept is None:
+        journal = find_node_journal()
+        if journal is None:
             return await call(*args, **kwargs)
-        name = _name(named)
-        with claim_for_try(_config(), (name, number), named):
-            before = await kept.arecall(name, number)
-            if before is None:
-                await kept.await_origins(_config())
-                if kept.lease is not None:
-                    await kept.lease.aconfirm()
+        name = _make_name(full_label)
+        with claim_for_try(_require_config(), (name, number), full_label):
+            recorded = await journal.arecall(name, number)
+            if recorded is None:
+                await journal.await_origins(_require_config())
+                if journal.lease is not None:
+                    await journal.lease.aconfirm()
                 body = encode(await call(*args, **kwargs), "side effect's result")
-                before = await kept.database.arun(
-                    effect_journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                recorded = await journal.database.arun(
+                    effect_journal.note(journal.partition, journal.run_id, name, number, body, journal.epoch)
                 )
-        return cast(R, json.loads(before))
+        return cast(R, json.loads(recorded))
 
     return call_once
 
@@ -189,32 +191,32 @@ def effects(
 def effects_sync(call: Callable[P, R], *, label: str | None = None, number: int = 0) -> Callable[P, R]:
     """Return the same as ``effects``, for nodes that are plain functions.
 
-    In a run with the durability ``"async"`` the result raises ``NotAllowed`` on an event loop, where it could
-    only wait for ever.
+    In a run with the durability ``"async"`` the returned function raises ``NotAllowed`` if it is called on an
+    event loop, where it would wait for ever.
     """
-    named = label or _name_call(call)
+    full_label = label or _make_label(call)
 
     def call_once(*args: P.args, **kwargs: P.kwargs) -> R:
-        kept = find_node_journal()
-        if kept is None:
+        journal = find_node_journal()
+        if journal is None:
             return call(*args, **kwargs)
-        name = _name(named)
-        with claim_for_try(_config(), (name, number), named):
-            kept.wait_for_origins(_config())
-            before = kept.recall(name, number)
-            if before is None:
-                if kept.lease is not None:
-                    kept.lease.confirm()
+        name = _make_name(full_label)
+        with claim_for_try(_require_config(), (name, number), full_label):
+            journal.wait_for_origins(_require_config())
+            recorded = journal.recall(name, number)
+            if recorded is None:
+                if journal.lease is not None:
+                    journal.lease.confirm()
                 body = encode(call(*args, **kwargs), "side effect's result")
-                before = kept.database.run(
-                    effect_journal.note(kept.partition, kept.run_id, name, number, body, kept.epoch)
+                recorded = journal.database.run(
+                    effect_journal.note(journal.partition, journal.run_id, name, number, body, journal.epoch)
                 )
-        return cast(R, json.loads(before))
+        return cast(R, json.loads(recorded))
 
     return call_once
 
 
-def _name_call(call: Callable[..., Any]) -> str:
+def _make_label(call: Callable[..., Any]) -> str:
     name = getattr(call, "__qualname__", None)
     if name is None or name.endswith("<lambda>"):
         raise NotAllowed(
@@ -224,7 +226,7 @@ def _name_call(call: Callable[..., Any]) -> str:
     return f"{getattr(call, '__module__', None) or ''}.{name}"
 
 
-def _config() -> RunnableConfig:
+def _require_config() -> RunnableConfig:
     try:
         return get_config()
     except RuntimeError as error:
@@ -233,14 +235,14 @@ def _config() -> RunnableConfig:
 
 def find_node_journal() -> EffectJournal | None:
     """Return the journal of the run of the current node, ``None`` outside of a run of a ``Runtime``."""
-    thread = read_carrier(_config().get("configurable", {}))
+    thread = read_carrier(_require_config().get("configurable", {}))
     if thread is not None and isinstance(thread.journal, EffectJournal):
         return thread.journal
     return None
 
 
-def _name(label: str) -> str:
-    name = find_task_name(_config())
+def _make_name(label: str) -> str:
+    name = find_task_name(_require_config())
     if not name:
         raise NotAllowed("a side effect's key is a node's own; ask for it inside a node")
     return f"{name}:{label}"

@@ -2,7 +2,7 @@
 
 With the durability "sync" LangGraph waits after each step for the checkpoint of that step, also in a graph
 that is compiled with ``checkpointer=False`` and has none: its loop lacks the future, and the run ends with
-``AttributeError``. Libraries compile graphs so and call them from a node: trustcall, and with it LangMem.
+``AttributeError``. Some libraries call such graphs from a node: trustcall, and with it LangMem.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FUTURE = "_put_checkpoint_fut"
 
 
 class _NothingToStore:
-    """The future of a checkpoint that is not stored: it has ended, for either way to wait for it."""
+    """The future of a checkpoint that is not stored: it is done, for ``result()`` and for ``await``."""
 
     def result(self) -> None:
         return None
@@ -27,8 +27,8 @@ class _NothingToStore:
 
 
 class _MissingFuture:
-    """Stand-in for the future of the latest checkpoint in a loop without a saver. A loop with one has its own
-    once it stores a checkpoint, and until then none, as without this attribute."""
+    """Stand-in for the future of the latest checkpoint in a loop without a saver. A loop with a saver
+    sets its own future when it stores a checkpoint; until then the attribute is missing, as without this."""
 
     def __get__(self, loop: PregelLoop | None, owner: type[PregelLoop]) -> _NothingToStore:
         if loop is None or loop.checkpointer is not None:

@@ -1,10 +1,10 @@
 """Answers to interrupts across attempts: each reaches its own interrupt, exactly once.
 
 An answer is given by the id of its interrupt. LangGraph keeps an answer without an id beside the checkpoint,
-where the task's next interrupt would find it; that form is left for a stop before or after a node, which has
-no id, and for a task that is not stored and has another id each time. An unused one is removed when the run
-asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken, and
-what a command writes.
+where the task's next interrupt would find it. That form is used only for a stop before or after a node, which
+has no id, and for a task that is not stored and has another id each time; such an answer is removed when the
+run asks again. A later attempt leaves out what an earlier one has stored: the answers that tasks have taken,
+and what a command writes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def select_still_to_give(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
     held: HeldRun,
-    given: Command[Any],
+    command: Command[Any],
     database: DatabaseHandle,
 ) -> Command[Any] | None:
     """Return a run's command without the parts that an earlier attempt has stored.
@@ -46,48 +46,49 @@ async def select_still_to_give(
         graph: The graph of the run.
         config: The run's config.
         held: The run, with its lease.
-        given: The command as it was accepted.
+        command: The command as it was accepted.
         database: The handle of the database.
 
     Returns:
         The command, or ``None`` if nothing of it is left: the graph goes on without input.
 
     Raises:
-        NotAllowed: The command goes to another node and would leave an open question.
+        NotAllowed: The command goes to another node and would abandon an open question.
     """
     saver, message = graph.checkpointer, held.messages[0]
     if not isinstance(saver, PerdureSaver):
-        return given
+        return command
     if not held.run.is_fresh and await database.arun(questions.has_written(held.partition, held.run)):
-        given = replace(given, update=None, goto=())
+        command = replace(command, update=None, goto=())
     if message.mode != "answer":
-        # If an earlier attempt has stored the goto, open questions were asked by the node that it led to.
-        if given.goto and questions.leaves_question(message.payload):
+        # Once an earlier attempt has stored the goto, ``command`` has none: an open question may then come
+        # from the node that it led to, and stays.
+        if command.goto and questions.leaves_question(message.payload):
             await _refuse_leaving(graph, config, held)
-        if _holds_anything(given):
-            return given
+        if _holds_anything(command):
+            return command
         return None
-    answers = _by_id(given.resume, message.options.get(ANSWERS, ()))
+    answers = _map_by_id(command.resume, message.options.get(ANSWERS, ()))
     if answers is None:
-        return await _of_pause(graph, saver, config, held, given)
+        return await _select_answer_to_pause(graph, saver, config, held, command)
     # Asked before a deploy that renamed the node: the client knows the interrupt by its former id.
     moved = await saver.amoved_interrupts(config)
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
-    alone = None
+    only_answer = None
     if len(answers) == 1:
-        alone = next(iter(answers.values()))
-    if alone is not None or not held.run.is_fresh:
-        levels = await _levels_of(graph, saver, config)
+        only_answer = next(iter(answers.values()))
+    if only_answer is not None or not held.run.is_fresh:
+        levels = await _load_levels(graph, saver, config)
         if held.run.is_fresh and not any(name in level.asked for level in levels for name in answers):
-            return replace(given, resume=alone)
+            return replace(command, resume=only_answer)
         if not held.run.is_fresh:
-            taken = {name for level in levels for name in level.answered}
-            answers = {name: answer for name, answer in answers.items() if name not in taken}
+            answered = {name for level in levels for name in level.answered}
+            answers = {name: answer for name, answer in answers.items() if name not in answered}
     await remove_unnamed(saver, config, held)
     if answers:
-        return replace(given, resume=answers)
-    if _holds_anything(replace(given, resume=None)):
-        return replace(given, resume=None)
+        return replace(command, resume=answers)
+    if _holds_anything(replace(command, resume=None)):
+        return replace(command, resume=None)
     return None
 
 
@@ -103,7 +104,7 @@ def is_by_name(resume: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def _by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
+def _map_by_id(resume: Any, asked: Sequence[str]) -> Mapping[str, Any] | None:
     """Return answers by the id of their interrupts; ``None`` if nothing with an id was asked."""
     if is_by_name(resume) and set(resume) <= set(asked):
         return resume
@@ -116,21 +117,21 @@ def _holds_anything(command: Command[Any]) -> bool:
     return command.resume is not None or bool(command.update) or bool(command.goto)
 
 
-async def _of_pause(
+async def _select_answer_to_pause(
     graph: Pregel[Any, Any, Any, Any],
     saver: PerdureSaver,
     config: RunnableConfig,
     held: HeldRun,
-    given: Command[Any],
+    command: Command[Any],
 ) -> Command[Any] | None:
     """Return the answer to a stop before or after a node, or to a state that was edited since: LangGraph
     gives it to the interrupt that comes first."""
     if not held.run.is_fresh:
         await remove_unnamed(saver, config, held)
-        if any(level.answered for level in await _levels_of(graph, saver, config)):
-            given = replace(given, resume=None)
-    if _holds_anything(given):
-        return given
+        if any(level.answered for level in await _load_levels(graph, saver, config)):
+            command = replace(command, resume=None)
+    if _holds_anything(command):
+        return command
     return None
 
 
@@ -147,24 +148,25 @@ async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableCon
 async def remove_unnamed(
     saver: BaseCheckpointSaver[Any] | bool | None, config: RunnableConfig, held: HeldRun
 ) -> None:
-    """Remove the answer beside the head that has no id: it was consumed, or is given by id."""
+    """Remove an answer without an id that is stored at the newest checkpoint: it was consumed, or is given
+    by id now."""
     if not isinstance(saver, PerdureSaver):
         return
     with keep_for_next_load():
-        found = await saver.aget_tuple(config)
-    if found is None or not any(
+        head = await saver.aget_tuple(config)
+    if head is None or not any(
         task_id == NULL_TASK and channel == RESUME and value is not None
-        for task_id, channel, value in found.pending_writes or ()
+        for task_id, channel, value in head.pending_writes or ()
     ):
         return
-    configurable = with_lease(found.config.get("configurable", {}), held.epoch)
-    # None counts as no answer: an answer of None has to be given by id.
+    configurable = with_lease(head.config.get("configurable", {}), held.epoch)
+    # A stored None counts as no answer; an answer that is None therefore has to be given by id.
     await saver.aput_writes({"configurable": configurable}, [(RESUME, None)], NULL_TASK)
 
 
 class _Level:
-    """Tasks of a graph or subgraph: ids of their interrupts that come next, and of those that were
-    answered."""
+    """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
+    next."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
@@ -182,18 +184,18 @@ class _Level:
             self.asked.add(interrupt_id(place, count))
 
 
-async def _levels_of(
+async def _load_levels(
     graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
 ) -> list[_Level]:
     """Return the levels of a thread's state: that of the graph, and those of its subgraphs."""
-    return [level async for level in _levels(saver, await aread_state(graph, config, subgraphs=True))]
+    return [level async for level in _walk_levels(saver, await aread_state(graph, config, subgraphs=True))]
 
 
-async def _levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
+async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:
     """Yield a state, and the states of the subgraphs that its tasks run."""
-    found = await saver.aget_tuple(state.config)
-    yield _Level(state, () if found is None else found.pending_writes or ())
+    stored = await saver.aget_tuple(state.config)
+    yield _Level(state, () if stored is None else stored.pending_writes or ())
     for task in state.tasks:
         if isinstance(task.state, StateSnapshot):
-            async for level in _levels(saver, task.state):
+            async for level in _walk_levels(saver, task.state):
                 yield level

@@ -1,4 +1,4 @@
-"""Check of a run's lease before something begins that another process may have done by then."""
+"""Check of a run's lease before a side effect, which another process may begin once the lease has ended."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class LeaseCheck:
-    """Check of the lease of one run. As long as the lease certainly lasts, it is one comparison.
+    """Check of the lease of one run. As long as the lease certainly lasts, the check is one comparison.
 
-    A database that is unavailable may perform a request and answer it when it is back. By then the lease may
-    have ended, and another process may have continued the run.
+    A request that renews the lease may be answered only when the database is available again. By then the
+    lease may have ended, and another process may have continued the run.
 
     Args:
         is_confirmed: Returns False if the lease may have ended.
@@ -36,13 +36,13 @@ class LeaseCheck:
             await self._renew()
 
     def confirm(self) -> None:
-        """See ``aconfirm``. On the event loop, which would have to renew the lease, nothing is checked."""
+        """See ``aconfirm``. On an event loop, which would itself have to renew the lease, check nothing."""
         if not self._is_confirmed() and not is_on_loop():
             asyncio.run_coroutine_threadsafe(self._renew(), self._loop).result()
 
 
 def is_on_loop() -> bool:
-    """Return True if an event loop runs in this thread."""
+    """Return True if an event loop runs in this OS thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

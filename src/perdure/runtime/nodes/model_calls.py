@@ -1,7 +1,7 @@
 """Calls of models in a run, measured by hop: the node of the outermost graph in which a call is made.
 
 Each call becomes the event ``model.called``, with its time, its tokens and, for models with a known price,
-its cost. Nothing that was sent to a model, and nothing that it answered, is in it.
+its cost. The event contains neither what was sent to the model nor what it answered.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ UNKNOWN = "unknown"
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenCall:
     hop: str
     model: str
     began: float
 
 
 class ModelCalls(BaseCallbackHandler):
-    """Reports the calls of models of one attempt at a run, those of threads as well, in the event loop in
-    which it is made. ``emit`` gets the fields of each event; ``answers`` is called with the first token of
-    any of them, or its whole answer if it does not stream.
+    """Reports the calls of models in one attempt at a run, also those made in other OS threads, on the event
+    loop on which this object is made. ``emit`` gets the fields of each event; ``answers`` is called once, at
+    the first token of any of the calls, or at the first whole answer of a model that does not stream.
 
     Attributes:
-        waited: Returns the seconds for which a call waited for a limit, which are not its own.
+        waited: Returns the seconds for which a call waited for a limit; they do not count as its time.
     """
 
     run_inline = True
@@ -51,7 +51,7 @@ class ModelCalls(BaseCallbackHandler):
     ) -> None:
         self._emit, self._prices, self._user = emit, prices, user
         self._answers: Callable[[], object] | None = answers
-        self._open: dict[UUID, _Open] = {}
+        self._open: dict[UUID, _OpenCall] = {}
         self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self.waited: Callable[[UUID], float] | None = None
 
@@ -72,7 +72,7 @@ class ModelCalls(BaseCallbackHandler):
         """Begin a call of a model."""
         about = metadata or {}
         hop = str(about.get("langgraph_checkpoint_ns") or about.get("langgraph_node") or "").partition(":")[0]
-        self._open[run_id] = _Open(hop, model_name(serialized, about, kwargs), time.perf_counter())
+        self._open[run_id] = _OpenCall(hop, model_name(serialized, about, kwargs), time.perf_counter())
 
     on_chat_model_start: Any = on_llm_start
 
@@ -95,10 +95,10 @@ class ModelCalls(BaseCallbackHandler):
         call = self._open.pop(run_id, None)
         if call is None:
             return
-        answers = [] if response is None else read_calls(response)
+        reported = [] if response is None else read_calls(response)
         costs = [
             price.cost(each)
-            for each in answers
+            for each in reported
             if (price := self._prices.of(call.model, each.model)) is not None
         ]
         took = time.perf_counter() - call.began - (self.waited(run_id) if self.waited is not None else 0.0)
@@ -107,8 +107,8 @@ class ModelCalls(BaseCallbackHandler):
             "model": call.model,
             "user": self._user,
             "took": round(took * 1_000_000),
-            "input_tokens": sum(each.input for each in answers),
-            "output_tokens": sum(each.output for each in answers),
+            "input_tokens": sum(each.input for each in reported),
+            "output_tokens": sum(each.output for each in reported),
         }
         if costs:
             fields["cost"] = sum(costs)
@@ -126,7 +126,7 @@ class ModelCalls(BaseCallbackHandler):
 def model_name(
     serialized: Mapping[str, Any] | None, metadata: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return the name of the model that a callback reports the start of a call of."""
+    """Return the name of a model from the arguments of a callback that reports the start of its call."""
     asked = kwargs.get("invocation_params") or {}
     named = metadata.get("ls_model_name") or asked.get("model") or asked.get("model_name")
     return str(named or (serialized or {}).get("name") or kwargs.get("name") or UNKNOWN)
@@ -143,7 +143,7 @@ def list_messages(response: LLMResult) -> list[BaseMessage]:
 
 
 def read_calls(response: LLMResult) -> list[ModelCall]:
-    """Return the calls of a response with their tokens; none where the model reports none."""
+    """Return the calls that a response reports, with their tokens; empty if it reports none."""
     return [
         call
         for message in list_messages(response)

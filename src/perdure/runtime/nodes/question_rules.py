@@ -18,8 +18,8 @@ from perdure.runtime.question_forms import find_human_interrupt, find_requests
 
 
 class QuestionRules(NodesOnly):
-    """Observer of one attempt at a run, for the rules of its agent. It learns from the errors by which
-    interrupts leave nodes and tools where each comes from."""
+    """Observer of one attempt at a run, for the rules of its agent. An interrupt leaves a node
+    or tool as an error, by which the observer learns which of them asks."""
 
     def __init__(self, rules: Sequence[Question]) -> None:
         self._rules = rules
@@ -88,7 +88,7 @@ class QuestionRules(NodesOnly):
         return rule.wait(len(requests))
 
     def apply(self, interrupts: Sequence[Interrupt], waits: dict[str, Wait]) -> None:
-        """Add the waits of the questions that have none of their own."""
+        """Add a wait for each question that has none of its own, if a rule fits it."""
         for asked in interrupts if self._rules else ():
             if asked.id not in waits and (wait := self.wait_of(asked)) is not None:
                 waits[asked.id] = wait

@@ -1,10 +1,10 @@
 """Names of tasks in nested graphs, which are the same at every attempt of the enclosing step.
 
-LangGraph's id of a task is a hash over the checkpoint at which its step began. In a graph without checkpoints
-that one is new at each attempt, in a subgraph with checkpoints at each try of a retry policy, and so are the
-ids. A name is derived from stable facts instead: the task of the outermost graph, the number of the graph's
-call within it, and for each level of graphs the node, the number of the step, and the path that distinguishes
-tasks of one step.
+LangGraph's id of a task is a hash over the checkpoint at which its step began. That checkpoint, and with it
+the id, is new at each attempt in a graph without checkpoints, and at each try of a retry policy in a subgraph
+with checkpoints. A name is derived from stable facts instead: the task of the outermost graph, the number of
+the graph's call within it, and for each level of graphs the node, the number of the step, and the path that
+distinguishes tasks of one step.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ _RUNTIME = "__pregel_runtime"
 _CHECKPOINTER = "__pregel_checkpointer"
 
 _calls: WeakKeyDictionary[Any, dict[int, int]] = WeakKeyDictionary()
+"""Number of calls of isolated graphs so far, by task and by try of the task."""
 _calls_lock = Lock()
 _used: WeakKeyDictionary[Any, set[tuple[int, str, int]]] = WeakKeyDictionary()
+"""Try, name and number of the effects that each task has claimed."""
 
 
 class _Places(NodesOnly):
     """Places of the tasks that were started below this handler, nested graphs included: a task's own config
-    has only the last level's."""
+    has only the place of the innermost level."""
 
     def __init__(self) -> None:
         self._places: dict[str, list[Any]] = {}
@@ -60,7 +62,7 @@ class _Places(NodesOnly):
         self.learn(metadata)
         if metadata and any(tag.startswith(_NODE_TAG) for tag in tags or ()):
             namespace = metadata.get("langgraph_checkpoint_ns") or ""
-            with self._lock:  # the node starts, or a retry policy repeats it
+            with self._lock:  # The node starts, or a retry policy repeats it: count its calls from here.
                 self._first_calls[namespace] = self._next_calls.get(namespace, 0)
 
     def learn(self, metadata: Mapping[str, Any] | None) -> None:
@@ -73,16 +75,16 @@ class _Places(NodesOnly):
             for caller, call in _list_calls(namespace):
                 self._next_calls[caller] = max(self._next_calls.get(caller, 0), call + 1)
 
-    def call(self, namespace: str, caller: str) -> list[int]:
+    def find_call(self, namespace: str, caller: str) -> list[int]:
         """Return the number of the graph's call that leads from the task ``caller`` to ``namespace``, within
-        this try of the task; nothing for the first."""
+        this try of the task; an empty list for the first call."""
         with self._lock:
             number = dict(_list_calls(namespace))[caller] - self._first_calls.get(caller, 0)
         if number:
             return [number]
         return []
 
-    def levels(self, namespace: str, start: int) -> list[Any]:
+    def list_levels(self, namespace: str, start: int) -> list[Any]:
         """Return the places of the levels of ``namespace`` from the part number ``start`` on, each with the
         number of the call that leads to the next.
 
@@ -104,19 +106,19 @@ class _Places(NodesOnly):
                 )
             levels.append(place)
             if index + 1 < len(parts):
-                levels += self.call(namespace, reached)
+                levels += self.find_call(namespace, reached)
         return levels
 
 
 class _Isolated(_Places):
-    """Call of a graph without checkpoints, as ``number`` of the calls by the task with ``config``."""
+    """Call of a graph without checkpoints by the task with ``config``; ``number`` counts its calls."""
 
     def __init__(self, config: RunnableConfig, number: int) -> None:
         super().__init__()
         self._config, self._number = config, number
         self._namespace: str = config.get("configurable", {}).get(_NAMESPACE) or ""
 
-    def name(self, namespace: str) -> str:
+    def make_name(self, namespace: str) -> str:
         """Return the name of the task in ``namespace``.
 
         Raises:
@@ -128,11 +130,11 @@ class _Isolated(_Places):
             start = len(self._namespace.split("|"))
         else:
             start = 0
-        levels = self.levels(namespace, start)
+        levels = self.list_levels(namespace, start)
         place = [find_task_name(self._config), self._number, levels]
         return sha256(json.dumps(place).encode()).hexdigest()[:32]
 
-    def origins(self) -> list[tuple[str, str]]:
+    def list_origins(self) -> list[tuple[str, str]]:
         """Return the checkpoints that names within this call are derived from; see ``origins``."""
         return origins(self._config)
 
@@ -162,17 +164,17 @@ def find_task_name(config: RunnableConfig) -> str | None:
     isolated: _Isolated | None = configurable.get(_ISOLATED)
     if isolated is not None:
         isolated.learn(config.get("metadata"))
-        return isolated.name(namespace)
+        return isolated.make_name(namespace)
     places: _Places | None = configurable.get(_PLACES)
     if places is None or "|" not in namespace:
         return task_id
     places.learn(config.get("metadata"))
     parts = namespace.split("|")
-    begin = _begin(parts)
+    begin = _find_stable(parts)
     outermost = "|".join(parts[: begin + 1])
     if outermost == namespace:
         return task_id
-    place = [outermost, *places.call(namespace, outermost), *places.levels(namespace, begin + 1)]
+    place = [outermost, *places.find_call(namespace, outermost), *places.list_levels(namespace, begin + 1)]
     return sha256(json.dumps(place).encode()).hexdigest()[:32]
 
 
@@ -181,16 +183,19 @@ def origins(config: RunnableConfig) -> list[tuple[str, str]]:
     configurable = config.get("configurable", {})
     isolated: _Isolated | None = configurable.get(_ISOLATED)
     if isolated is not None:
-        return isolated.origins()
-    known: Mapping[str, str] = configurable.get(_CHECKPOINTS) or {}
+        return isolated.list_origins()
+    stored: Mapping[str, str] = configurable.get(_CHECKPOINTS) or {}
     parts = (configurable.get(_NAMESPACE) or "").split("|")
-    return [(place, known[place]) for place in sorted({"", "|".join(parts[: _begin(parts)])} & known.keys())]
+    return [
+        (place, stored[place])
+        for place in sorted({"", "|".join(parts[: _find_stable(parts)])} & stored.keys())
+    ]
 
 
-def _begin(parts: Sequence[str]) -> int:
-    """Return the number of the part whose task's name in LangGraph is the same at every attempt: that of the
-    outermost graph, or of the last with ``checkpointer=True``, which has no task's id in its namespace, and
-    loads its own checkpoints."""
+def _find_stable(parts: Sequence[str]) -> int:
+    """Return the index of the part whose task has the same id in LangGraph at every attempt: a task of the
+    outermost graph, or of the last graph with ``checkpointer=True``. The part of such a graph has no task's
+    id, and the graph loads its own checkpoints."""
     return 1 + max((n for n, part in enumerate(parts) if not part.isdigit() and ":" not in part), default=-1)
 
 
@@ -213,12 +218,12 @@ def isolate(config: RunnableConfig) -> RunnableConfig:
     inside = {**configurable, _CHECKPOINTER: None}
     if not configurable.get(_TASK_ID):  # called on its own, not by a node
         return {**config, "configurable": inside}
-    isolated = inside[_ISOLATED] = _Isolated(config, _call_number(configurable))
+    isolated = inside[_ISOLATED] = _Isolated(config, _count_earlier_calls(configurable))
     callbacks = with_handlers(config.get("callbacks"), isolated)
     return {**config, "configurable": inside, "callbacks": callbacks}
 
 
-def _call_number(configurable: Mapping[str, Any]) -> int:
+def _count_earlier_calls(configurable: Mapping[str, Any]) -> int:
     """Return the number of calls of isolated graphs before this one in the same try of the task. A task that
     a retry policy repeats keeps its scratchpad, and the function that is used here is the only part of it
     that can be weakly referenced."""
@@ -241,7 +246,7 @@ def claim_for_try(config: RunnableConfig, effect: tuple[str, int], label: str) -
     configurable = config.get("configurable", {})
     used = (configurable[_RUNTIME].execution_info.node_attempt, *effect)
     with _calls_lock:
-        # See ``_call_number``: an object of the task, which lives as long.
+        # See ``_count_earlier_calls``: an object that lives as long as the task.
         claimed = _used.setdefault(configurable[_SCRATCHPAD].get_null_resume, set())
         if used in claimed:
             raise NotAllowed(

@@ -16,8 +16,8 @@ def is_core_statement(statement: object) -> bool:
 
 
 def render(statement: Any, parameters: Mapping[str, object], dialect: str) -> tuple[str, dict[str, object]]:
-    """Return the text of a statement, with a parameter as ``:name``, and their values as the client takes
-    them. Defaults of columns that Python computes are computed here.
+    """Return the text of a statement, with parameters written as ``:name``, and their values as the client
+    takes them. Column defaults that SQLAlchemy computes in Python are among the values.
 
     Args:
         statement: The statement.
@@ -27,23 +27,23 @@ def render(statement: Any, parameters: Mapping[str, object], dialect: str) -> tu
     from sqlalchemy.sql.compiler import SQLCompiler
     from sqlalchemy.sql.dml import Insert, Update
 
-    to = _find_dialect(dialect)
+    target = _find_dialect(dialect)
     if isinstance(statement, Insert | Update):
         # Otherwise SQLAlchemy would add RETURNING for the new row's key, which is not read.
         statement = statement.inline()
-    compiled = statement.compile(dialect=to, column_keys=list(parameters) or None)
+    compiled = statement.compile(dialect=target, column_keys=list(parameters) or None)
     if not isinstance(compiled, SQLCompiler):
-        return str(compiled), {}  # of a table's definition
+        return str(compiled), {}  # a statement that defines tables
     values = dict(compiled.construct_params({**parameters, **_list_defaults(compiled)}))
     expanded = compiled.construct_expanded_state(values)
-    out: dict[str, object] = {}
+    converted: dict[str, object] = {}
     for name, value in expanded.parameters.items():
         bound = compiled.binds.get(name)
         convert = expanded.processors.get(name)
         if convert is None and bound is not None:
-            convert = bound.type.dialect_impl(to).bind_processor(to)
-        out[name] = convert(value) if callable(convert) else value
-    return expanded.statement, out
+            convert = bound.type.dialect_impl(target).bind_processor(target)
+        converted[name] = convert(value) if callable(convert) else value
+    return expanded.statement, converted
 
 
 def _find_dialect(name: str) -> Dialect:

@@ -5,9 +5,9 @@ next run. Either the worker writes it into the thread's state between two steps,
 nodes find it there, or a node takes it with ``take_messages``:
 
     async def work(state):
-        came = await take_messages()
-        heard = [*state["messages"], *came.get("messages", [])]
-        return {"messages": [*came.get("messages", []), await model.ainvoke(heard)]}
+        new = (await take_messages()).get("messages", [])
+        reply = await model.ainvoke([*state["messages"], *new])
+        return {"messages": [*new, reply]}
 
 The message is bound to the run in the commit that stores it in the state. A step that is repeated after a
 crash therefore finds the same messages, and no message is seen twice.
@@ -60,22 +60,22 @@ STEERING: ContextVar[Steering | None] = ContextVar("steering", default=None)
 
 
 class StepControl(RunControl):
-    """Control that ends a run's loop before its next step while ``is_wanted``, unless it ``is_closed``. It
-    never ends the loop within a subgraph, nor before the first step of a call: until then LangGraph keeps an
-    answer to an interrupt in memory."""
+    """Control that ends a run's loop before its next step while ``is_wanted``, unless ``is_closed``: then the
+    recursion limit leaves no step after this one. It never ends the loop within a subgraph, nor before the
+    first step of a call, because until that step LangGraph keeps an answer to an interrupt only in memory."""
 
-    __slots__ = ("_in_call", "is_closed", "is_wanted", "steps")
+    __slots__ = ("_steps_in_call", "is_closed", "is_wanted", "steps")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_wanted = False
         self.is_closed = False
         self.steps = 0
-        self._in_call = 0
+        self._steps_in_call = 0
 
     def begin(self) -> None:
         """Note that a call of the graph begins."""
-        self._in_call = 0
+        self._steps_in_call = 0
 
     @property
     def drain_requested(self) -> bool:
@@ -83,22 +83,22 @@ class StepControl(RunControl):
         # LangGraph asks once before each step of a graph, and of each of its subgraphs.
         if _find_task_config() is not None:
             return False
-        if self.is_wanted and self._in_call and not self.is_closed:
+        if self.is_wanted and self._steps_in_call and not self.is_closed:
             return True
-        self._in_call += 1
+        self._steps_in_call += 1
         self.steps += 1
         return False
 
 
 class Steering:
-    """Messages that one attempt at a run takes up while it goes on.
+    """Messages that one attempt at a run takes up while it runs.
 
     Args:
         database: The handle of the database.
         agent: The agent of the run's graph.
         held: The run, with its lease.
         most: Maximum number of messages that are taken up at once.
-        is_sync: True if a step begins when the one before is stored.
+        is_sync: True if each step begins only when the one before is stored.
 
     Attributes:
         first_look: The task that looks for messages that waited when the run began; the run's first step
@@ -110,8 +110,8 @@ class Steering:
     ) -> None:
         self.database = database
         self._agent = agent
-        self._before = len(held.messages)
-        self._tries: dict[str, int] = {}
+        self._count_at_start = len(held.messages)
+        self._try_by_task: dict[str, int] = {}
         self.is_sync = is_sync
         self.first_look: asyncio.Task[None] | None = None
         self.control = StepControl()
@@ -119,7 +119,7 @@ class Steering:
 
     def current(self, held: HeldRun) -> HeldRun:
         """Return the held run with the messages that it has taken."""
-        messages = (*held.messages[: self._before], *self.taking.taken)
+        messages = (*held.messages[: self._count_at_start], *self.taking.taken)
         if self.taking.taken:
             return held._replace(run=self.taking.run, messages=messages)
         return held
@@ -132,8 +132,8 @@ class Steering:
             self.control.is_wanted = True
 
     def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
-        """Return the config with which a graph goes on after a step, with what is left of its recursion
-        limit."""
+        """Return the config with which a graph continues after a step: its recursion limit is what is left
+        of it."""
         limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
         left = (DEFAULT_RECURSION_LIMIT if limit is None else limit) - self.control.steps
         # A call allows one step even if none is left, and LangGraph raises its error only before another one.
@@ -161,22 +161,22 @@ class Steering:
             control.is_wanted = True
             return 0
         saver = graph.checkpointer
-        found = None
+        latest = None
         if isinstance(saver, BaseCheckpointSaver):
-            found = await saver.aget_tuple(config)
-        if found is None or not isinstance(saver, BaseCheckpointSaver):
+            latest = await saver.aget_tuple(config)
+        if latest is None or not isinstance(saver, BaseCheckpointSaver):
             return 0
         if any(
-            task == NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in found.pending_writes or ()
+            task == NULL_TASK and name not in WRITES_IDX_MAP for task, name, _ in latest.pending_writes or ()
         ):
-            # An earlier attempt took messages here.
+            # An earlier attempt stored messages here, under the same task id; new ones wait a step.
             control.is_wanted = True
             return 0
-        update = updates(graph, self._make_input(waiting), found)
+        update = plan_writes(graph, self._make_input(waiting), latest)
         if update is None or await self._exceeds(state, dict(update)):
             return 0
         taking.offer(NULL_TASK, waiting)
-        configurable = with_lease(found.config.get("configurable", {}), held.epoch, taking=taking)
+        configurable = with_lease(latest.config.get("configurable", {}), held.epoch, taking=taking)
         try:
             await saver.aput_writes({"configurable": configurable}, update, NULL_TASK)
         except TakenBack:
@@ -187,24 +187,24 @@ class Steering:
         return len(waiting)
 
     async def _exceeds(self, state: StateSnapshot, update: Mapping[str, Any]) -> bool:
-        """Return True if an update does not fit the conversation's limit beside the messages of a state. The
-        messages are a run of their own then, whose input is cut to the limit."""
+        """Return True if the messages of a state and of an update together exceed the conversation's limit.
+        The new messages then become a run of their own, whose input is cut to the limit."""
         conversation = self._agent.conversation
         if conversation is None or conversation.key not in update:
             return False
-        held: Any = state.values.get(conversation.key) or []
-        whole: Any = add_messages(held, update[conversation.key])
+        present: Any = state.values.get(conversation.key) or []
+        combined: Any = add_messages(present, update[conversation.key])
         try:
-            changed = await off_loop(conversation, compact, conversation, whole)
+            compacted = await off_loop(conversation, compact, conversation, combined)
         except NoWindow:
             return True
-        return changed is not None and changed.left_out > 0
+        return compacted is not None and compacted.left_out > 0
 
     def find_task(self, config: RunnableConfig) -> str:
         """Return the id of the current task, which may take messages.
 
         Raises:
-            NotAllowed: The node belongs to a subgraph, or the run's steps do not wait for the one before.
+            NotAllowed: The node belongs to a subgraph, or steps begin before the previous one is stored.
         """
         configurable = config.get("configurable", {})
         if "|" in (configurable.get("checkpoint_ns") or ""):
@@ -219,29 +219,30 @@ class Steering:
             )
         task_id: str = configurable[_TASK_ID]
         this_try: int = configurable[_RUNTIME].execution_info.node_attempt
-        if self._tries.get(task_id) != this_try:
+        if self._try_by_task.get(task_id) != this_try:
             # A retry policy repeats the node: it gets the same messages again.
-            self._tries[task_id] = this_try
+            self._try_by_task[task_id] = this_try
             if self.taking.task_id == task_id:
                 self.taking.offer(task_id, ())
         return task_id
 
     def take_new(self, task_id: str, waiting: Sequence[Message]) -> Mapping[str, Any]:
-        """Hold the messages that came since the task's last call for it, and return them as input."""
+        """Reserve for a task the messages that came since its last call, and return them as input; ``{}`` if
+        none came, or another task has reserved some."""
         taking = self.taking
-        before = taking.held if taking.task_id == task_id else ()
-        came = [message for message in waiting if not before or message.seq > before[-1].seq]
-        if not came or taking.is_held_by_another(task_id):
+        reserved = taking.held if taking.task_id == task_id else ()
+        new = [message for message in waiting if not reserved or message.seq > reserved[-1].seq]
+        if not new or taking.is_held_by_another(task_id):
             return {}
-        update = self._make_input(came)
+        update = self._make_input(new)
         if not isinstance(update, Mapping):
             return {}
-        taking.offer(task_id, (*before, *came))
+        taking.offer(task_id, (*reserved, *new))
         return update
 
     def _make_input(self, messages: Sequence[Message]) -> Any:
-        """Return the input that messages make; ``None`` if they make none. Then they become a run of their
-        own, which shows the error, so that the open run does not fail for it."""
+        """Return the input that messages make; ``None`` if making it fails. The messages then become a run
+        of their own, which fails with the error instead of the open run."""
         try:
             return self._agent.to_input(messages)
         except Exception:
@@ -253,14 +254,14 @@ async def take_messages() -> Mapping[str, Any]:
     """Take the messages that came for the current run, and return the input that they make; ``{}`` if none
     came since the last call.
 
-    They belong to the run once the node's result is stored: the node puts into it what it wants to keep of
-    them. Until then they wait, and a repeated node gets them again. Only one node of a step at a time gets
-    messages. Outside of a run of a ``Runtime`` nothing comes.
+    The messages belong to the run once the node's result is stored, so the result has to contain what shall
+    be kept of them. Until then they wait, and a repeated node gets them again. Only one node of a step at a
+    time gets messages. Outside of a run of a ``Runtime`` the result is always ``{}``.
 
     Raises:
         NotAllowed: Called outside of a node, in a subgraph, or in a run whose durability is not ``"sync"``.
     """
-    config, steering = _current()
+    config, steering = _find_caller()
     if steering is None:
         return {}
     task_id = steering.find_task(config)
@@ -269,7 +270,7 @@ async def take_messages() -> Mapping[str, Any]:
 
 def take_messages_sync() -> Mapping[str, Any]:
     """Return the same as ``take_messages``, for nodes that are plain functions."""
-    config, steering = _current()
+    config, steering = _find_caller()
     if steering is None:
         return {}
     task_id = steering.find_task(config)
@@ -277,23 +278,23 @@ def take_messages_sync() -> Mapping[str, Any]:
 
 
 def may_join(first: Message, message: Message) -> bool:
-    """Return True if a message fits the run of another: the same graph, channel, webhook, context and user,
-    and the same kind of input."""
+    """Return True if ``message`` may join the run that ``first`` began: it has the same graph, channel,
+    webhook, context and user, and the same kind of input."""
     kinds = {MESSAGE, INPUT}
-    mine, its = kinds & first.payload.keys(), kinds & message.payload.keys()
+    first_kinds, message_kinds = kinds & first.payload.keys(), kinds & message.payload.keys()
     return (
         (message.graph, message.channel) == (first.graph, first.channel)
-        and bool(its)
-        and (not mine or mine == its)
-        and _terms(message) == _terms(first)
+        and bool(message_kinds)
+        and (not first_kinds or first_kinds == message_kinds)
+        and _read_terms(message) == _read_terms(first)
     )
 
 
-def _terms(message: Message) -> tuple[Any, ...]:
+def _read_terms(message: Message) -> tuple[Any, ...]:
     options = message.options
     configurable = dict((options.get("config") or {}).get("configurable") or {})
     if _VERIFIED_ID in configurable:
-        # The same user with another token.
+        # The id identifies the user; the rest may differ, as the token does.
         configurable.pop(USER, None)
     return configurable, options.get("context"), options.get("webhook")
 
@@ -301,8 +302,9 @@ def _terms(message: Message) -> tuple[Any, ...]:
 def is_open(state: StateSnapshot, agent: Agent) -> bool:
     """Return True if messages may be written into a state before its next step.
 
-    They may not come between a tool call and its result, nor before the first step. Without
-    ``steer_before`` they do not follow an answer either, as nothing might answer them.
+    Messages may not stand between a tool call and its result, nor before the first step. Without
+    ``steer_before`` they may not follow a model's answer either, because the graph might end without
+    answering them.
     """
     if START in state.next:
         return False
@@ -310,10 +312,10 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
         key = "messages"
     else:
         key = agent.conversation.key
-    held = None
+    value = None
     if isinstance(state.values, Mapping):
-        held = state.values.get(key)
-    messages = _read(held) if isinstance(held, list) else []
+        value = state.values.get(key)
+    messages = _convert_messages(value) if isinstance(value, list) else []
     if _has_open_calls(messages):
         return False
     if agent.steer_before is not None:
@@ -321,13 +323,13 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
     return not messages or not isinstance(messages[-1], AIMessage)
 
 
-def _read(held: list[Any]) -> list[BaseMessage]:
-    """Return a state's messages, also of a graph that keeps them as plain data; only the messages among other
-    values."""
+def _convert_messages(values: list[Any]) -> list[BaseMessage]:
+    """Return a state's messages, converted if the graph keeps them as plain data. If a value cannot be
+    converted, return only the values that are messages already."""
     try:
-        return convert_to_messages(held)
+        return convert_to_messages(values)
     except (ValueError, TypeError, KeyError, NotImplementedError):
-        return [one for one in held if isinstance(one, BaseMessage)]
+        return [value for value in values if isinstance(value, BaseMessage)]
 
 
 def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:
@@ -342,15 +344,15 @@ def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:
     return False
 
 
-def updates(
-    graph: Pregel[Any, Any, Any, Any], given: Any, found: CheckpointTuple
+def plan_writes(
+    graph: Pregel[Any, Any, Any, Any], update: Any, checkpoint: CheckpointTuple
 ) -> list[tuple[str, Any]] | None:
-    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it. Then the
-    input becomes a run of its own, which shows the error."""
-    if not isinstance(given, Mapping) or not given or not set(given) <= _names(graph):
+    """Return an input as writes to the channels of a graph; ``None`` if the graph would not take it. The
+    input then becomes a run of its own, which shows the error."""
+    if not isinstance(update, Mapping) or not update or not set(update) <= _list_input_channels(graph):
         return None
-    values = found.checkpoint["channel_values"]
-    writes: list[tuple[str, Any]] = list(given.items())
+    values = checkpoint.checkpoint["channel_values"]
+    writes: list[tuple[str, Any]] = list(update.items())
     try:
         ensure_message_ids(graph.channels, writes)
         for place, (name, value) in enumerate(writes):
@@ -358,12 +360,12 @@ def updates(
             if isinstance(channel, DeltaChannel) or not isinstance(channel, BaseChannel):
                 continue
             if name in values:
-                present = channel.from_checkpoint(values[name])
+                copy = channel.from_checkpoint(values[name])
             else:
-                present = channel.copy()
-            present.update([value])
-            held = present.get() if present.is_available() else None
-            if isinstance(held, list) and held and all(isinstance(one, BaseMessage) for one in held):
+                copy = channel.copy()
+            copy.update([value])
+            updated = copy.get() if copy.is_available() else None
+            if isinstance(updated, list) and updated and all(isinstance(one, BaseMessage) for one in updated):
                 writes[place] = name, _with_ids(value)
     except Exception:
         # The reducer is the application's, and may raise anything; the message's own run shows the error.
@@ -372,17 +374,17 @@ def updates(
 
 
 def _with_ids(value: Any) -> Any:
-    """Return messages with ids, because the stored writes are applied again at each load until the next
-    step."""
+    """Return messages, each with an id: the stored writes are applied again at each load until the next step,
+    and a message without an id would get another one each time."""
     messages = convert_to_messages(value if isinstance(value, list) else [value])
     return [one if one.id else one.model_copy(update={"id": str(uuid.uuid4())}) for one in messages]
 
 
-def _names(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
+def _list_input_channels(graph: Pregel[Any, Any, Any, Any]) -> set[str]:
     return {name for name in list_input_names(graph) if name in graph.channels}
 
 
-def _current() -> tuple[RunnableConfig, Steering | None]:
+def _find_caller() -> tuple[RunnableConfig, Steering | None]:
     config = _find_task_config()
     if config is None:
         raise NotAllowed("messages are taken by the node that is running; call take_messages() inside a node")

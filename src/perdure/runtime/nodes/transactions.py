@@ -1,12 +1,12 @@
-"""Statements on the application's own tables, made by the commit that stores a node's writes.
+"""Statements on the application's own tables, executed in the commit that stores a node's writes.
 
     async def answer(state):
         reply = await model.ainvoke(state["messages"])
         transaction().execute("INSERT INTO answers (text) VALUES (:text)", {"text": reply.text})
         return {"messages": [reply]}
 
-Nothing is sent before that commit, so no connection is held while a model is called. Both are stored or
-neither is, once.
+Nothing is sent before that commit, so no connection is held while a model is called. The node's writes
+and the effects of the statements are stored together, once, or not at all.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ _OVER = (
     "threads and tasks that end before it"
 )
 
-_given: WeakKeyDictionary[Any, tuple[int, ref[TaskStatements]]] = WeakKeyDictionary()
+_statements_by_task: WeakKeyDictionary[Any, tuple[int, ref[TaskStatements]]] = WeakKeyDictionary()
+"""Number of the latest attempt of each task, with its statements."""
 _subgraphs: WeakSet[PregelLoop] = WeakSet()
 """Loops of subgraphs in which statements were given."""
-_given_lock = Lock()
+_lock = Lock()
 
 
 class Transaction:
     """The commit that stores the writes of the current node. Made by ``transaction``."""
 
-    def __init__(self, given: TaskStatements, maker: MakesStatements) -> None:
-        # The task's writes are to hold what was given, and nothing else: a failed attempt's is dropped.
-        self._given, self._maker = ref(given), maker
+    def __init__(self, statements: TaskStatements, maker: MakesStatements) -> None:
+        # Only the task's writes keep the statements alive: those of a failed attempt are dropped with them.
+        self._statements, self._maker = ref(statements), maker
 
     def execute(self, statement: str | Executable, parameters: Mapping[str, object] | None = None) -> None:
         """Add a statement to the commit. Nothing is sent to the database, and nothing is returned.
@@ -68,12 +69,12 @@ class Transaction:
 
         Raises:
             NotAllowed: The node has ended.
-            TooLarge: It would be more than a task may give.
-            TypeError: It is not a statement, or the database takes no parameter of such a type.
+            TooLarge: The statement would exceed the limit of a task's statements.
+            TypeError: The argument is not a statement, or the database takes no parameter of such a type.
             ValueError: The parameters are not those of the text, or the text may not stand in a transaction.
         """
-        given = self._given()
-        if given is None:
+        statements = self._statements()
+        if statements is None:
             raise NotAllowed(_OVER)
         values = dict(parameters or {})
         if isinstance(statement, str):
@@ -84,16 +85,17 @@ class Transaction:
             raise TypeError(
                 f"a statement is text, or a Core statement of SQLAlchemy, not {type(statement).__name__}"
             )
-        given.add(self._maker.make(text, values))
+        statements.add(self._maker.make(text, values))
 
 
 def transaction() -> Transaction:
-    """Return the commit that stores the writes of the current node, to add statements on own tables to it.
+    """Return the commit that stores the writes of the current node, to which statements on the application's
+    own tables can be added.
 
-    They are made if the node ends without an error, in order, after its writes and in the same transaction;
-    those of an attempt that failed, or that asked a question, are dropped. They run as the user and with the
-    settings of the connection that Perdure has. A statement that the database refuses fails the step with
-    ``StatementRefused``, and nothing of the step is stored.
+    The statements are executed if the node ends without an error, in order, after its writes and in the same
+    transaction; those of an attempt that failed, or that asked a question, are dropped. They run as the user
+    and with the settings of the connection that Perdure has. A statement that the database refuses fails the
+    step with ``StatementRefused``, and nothing of the step is stored.
 
     Raises:
         NotAllowed: Called outside of a node, in a graph whose steps are not stored by Perdure, or with the
@@ -103,12 +105,12 @@ def transaction() -> Transaction:
         config = get_config()
     except RuntimeError as error:
         raise NotAllowed("transaction() belongs to the step of a node; call it inside a node") from error
-    return Transaction(*_statements_of(config.get("configurable", {})))
+    return Transaction(*_find_statements(config.get("configurable", {})))
 
 
-def _statements_of(configurable: Mapping[str, Any]) -> tuple[TaskStatements, MakesStatements]:
-    """Return the collection for the statements of the task with these values, and their factory."""
-    loop = _loop_of(configurable)
+def _find_statements(configurable: Mapping[str, Any]) -> tuple[TaskStatements, MakesStatements]:
+    """Return the statements of the task that has this ``configurable``, and the factory that makes them."""
+    loop = _find_loop(configurable)
     saver = None if loop is None else loop.checkpointer
     if loop is None or _ISOLATED in configurable or not isinstance(saver, PerdureSaver):
         raise NotAllowed(
@@ -121,37 +123,41 @@ def _statements_of(configurable: Mapping[str, Any]) -> tuple[TaskStatements, Mak
             'use durability="sync" or "async"'
         )
     maker = require_statements(saver)
-    task = configurable[_SCRATCHPAD].get_null_resume  # an object of the task, which lives as long
+    task = configurable[_SCRATCHPAD].get_null_resume  # an object that lives as long as the task
     attempt: int = configurable[_RUNTIME].execution_info.node_attempt
-    with _given_lock:
-        latest, known = _given.get(task, (0, None))
-        if known is None or latest != attempt:
-            given = None
+    with _lock:
+        latest, made = _statements_by_task.get(task, (0, None))
+        if made is None or latest != attempt:
+            statements = None
         else:
-            given = known()
-        if latest > attempt or (latest == attempt and given is None) or _is_over(loop, configurable[_TASK]):
+            statements = made()
+        if (
+            latest > attempt
+            or (latest == attempt and statements is None)
+            or _is_over(loop, configurable[_TASK])
+        ):
             raise NotAllowed(_OVER)
-        if given is None:
-            given = saver.give_statements(_make_config_of_writes(loop))
-            given.parent = getattr(loop, "_put_checkpoint_fut", None)
-            _given[task] = attempt, ref(given)
-            configurable[_SEND]([(NOTHING, given)])
-            if _is_over(loop, configurable[_TASK], given):
-                given.end()
+        if statements is None:
+            statements = saver.give_statements(_make_config_of_writes(loop))
+            statements.parent = getattr(loop, "_put_checkpoint_fut", None)
+            _statements_by_task[task] = attempt, ref(statements)
+            configurable[_SEND]([(NOTHING, statements)])
+            if _is_over(loop, configurable[_TASK], statements):
+                statements.end()
                 raise NotAllowed(_OVER)
             if loop.is_nested and loop not in _subgraphs:
                 _subgraphs.add(loop)
                 cast("Any", loop).stack.push(partial(_pass_to_caller, loop))
-    return given, maker
+    return statements, maker
 
 
-def _is_over(loop: PregelLoop, task_id: str, given: TaskStatements | None = None) -> bool:
-    """Return True if what a task wrote was passed on to be stored, and ``given`` was not among it."""
+def _is_over(loop: PregelLoop, task_id: str, statements: TaskStatements | None = None) -> bool:
+    """Return True if a task's writes were already passed on to be stored, without ``statements``."""
     if task_id not in loop.tasks:
         return True
     passed = [write for write in loop.checkpoint_pending_writes if write[0] == task_id]
     return any(channel not in WRITES_IDX_MAP for _, channel, _ in passed) and not any(
-        value is given for _, _, value in passed
+        value is statements for _, _, value in passed
     )
 
 
@@ -161,29 +167,30 @@ def _pass_to_caller(
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> None:
-    """Give what a task of a subgraph gave, which leaves it by a command to the graph above, to the task that
-    called the subgraph: the command becomes that one's result, and the task itself has no writes."""
+    """Move the statements of a task that left a subgraph by a command to the graph above to the task that
+    called the subgraph. The command becomes the caller's result; the task itself has no writes with which its
+    statements could be stored."""
     if not isinstance(error, ParentCommand):
         return
-    left = {
+    by_task = {
         task.id: [value for _, value in task.writes if isinstance(value, TaskStatements)]
         for task in loop.tasks.values()
     }
-    passed = _tasks_that_raised(error) & left.keys()
-    if not passed and any(left.values()):
+    raising = _tasks_that_raised(error) & by_task.keys()
+    if not raising and any(by_task.values()):
         raise NotAllowed(
             "statements were given in a subgraph that was left by Command(graph=Command.PARENT), by one of "
             "its nodes, which is not known; give them in the node of the graph above to which it goes"
         )
-    for given in (each for task in passed for each in left[task]):
-        above, _ = _statements_of(loop.config.get("configurable", {}))
-        for statement in given.close():
+    for statements in (each for task in raising for each in by_task[task]):
+        above, _ = _find_statements(loop.config.get("configurable", {}))
+        for statement in statements.close():
             above.add(statement)
-        given.end()
+        statements.end()
 
 
 def _tasks_that_raised(error: BaseException) -> set[str]:
-    """Return the ids of the tasks through which an error came: frames of LangGraph have their configs."""
+    """Return the ids of the tasks that an error passed, from the configs in LangGraph's frames."""
     configs = (frame.f_locals.get("config") for frame, _ in walk_tb(error.__traceback__))
     values = (config.get("configurable") for config in configs if isinstance(config, dict))
     return {value[_TASK] for value in values if isinstance(value, dict) and isinstance(value.get(_TASK), str)}
@@ -193,7 +200,7 @@ def require_statements(saver: PerdureSaver) -> MakesStatements:
     """Return the factory of statements for a checkpointer's commits.
 
     Raises:
-        NotAllowed: Its database takes none.
+        NotAllowed: The checkpointer's database takes no statements of applications.
     """
     maker = saver.statements
     if isinstance(maker, str):
@@ -213,9 +220,9 @@ def _make_config_of_writes(loop: PregelLoop) -> RunnableConfig:
     return {"configurable": {**loop.checkpoint_config.get("configurable", {}), **own}}
 
 
-def _loop_of(configurable: Mapping[str, Any]) -> PregelLoop | None:
-    """Return the loop that runs the current task, which alone knows whether its writes are stored. It is
-    found through the function by which a task schedules others, wrapped for a node with a timeout."""
+def _find_loop(configurable: Mapping[str, Any]) -> PregelLoop | None:
+    """Return the loop that runs the current task, which alone knows whether its writes are stored. The
+    loop is found through the function by which a task schedules others; a node with a timeout wraps it."""
     call = configurable.get(_CALL)
     while call is not None and not isinstance(call, partial):
         call = inspect.getclosurevars(call).nonlocals.get("call")

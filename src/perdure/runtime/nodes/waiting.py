@@ -42,12 +42,12 @@ _REMINDERS_MAX = 20
 class Question:
     """Rule for the questions of a graph that knows nothing of deadlines, as in ``Agent(questions=…)``.
 
-    The rule of a question is the first that fits. Without ``node`` and ``tool`` it fits all.
+    The first rule that fits a question applies. A rule without ``node`` and ``tool`` fits all questions.
 
     Args:
         node: Name of the node that asks, in the graph or in one of its subgraphs.
-        tool: Name of the tool that asks, or that an approval is asked for.
-        within: Time until the default is the answer.
+        tool: Name of the tool that asks, or for which an approval is asked.
+        within: Time after which the default becomes the answer.
         default: The answer at the deadline: the value that ``interrupt`` returns. For LangChain's
             ``HumanInTheLoopMiddleware`` ``"approve"`` or ``"reject"`` decides all actions of the question.
         remind: Time of a reminder after the question, or several.
@@ -75,12 +75,12 @@ class Question:
             raise ValueError("a rule for questions needs within=… and a default, or remind=…")
 
     def fits(self, nodes: frozenset[str], tools: frozenset[str]) -> bool:
-        """Return True if it is the rule of a question that these nodes and tools ask."""
+        """Return True if the rule fits a question that these nodes and tools ask."""
         return (self.node is None or self.node in nodes) and (self.tool is None or self.tool in tools)
 
     def wait(self, actions: int) -> Wait:
-        """Return the wait of a question; ``actions`` is how many the middleware asks for, 0 for another
-        question."""
+        """Return the wait of a question; ``actions`` is the number of actions that LangChain's middleware
+        asks for, 0 for any other question."""
         default = self.default
         if actions and default in ("approve", "reject"):
             default = {"decisions": [{"type": default} for _ in range(actions)]}
@@ -102,7 +102,7 @@ def ask(
     Raises:
         QuestionExpired: The deadline passed without an answer, and no default was given.
         NotAllowed: There is a deadline or a reminder, and the node is not run by a ``Runtime``.
-        ValueError: A time is out of range, a reminder comes after the deadline, or a default has none.
+        ValueError: A time is out of range, a reminder comes after the deadline, or a default has no deadline.
         Unserialisable: The default is not plain JSON data.
     """
     if within is None and remind is None:
@@ -115,7 +115,7 @@ def ask(
 async def sleep(seconds: Span) -> None:
     """Let the run end, and go on with the node after a time: seconds, or a ``timedelta``.
 
-    A sleep takes no answer. A message for the thread replaces it, like a question.
+    A sleep takes no answer. A message for the thread replaces it, as it replaces a question.
 
     Raises:
         NotAllowed: The node is not run by a ``Runtime``.
@@ -144,7 +144,7 @@ async def wait_for(name: str, *, within: Span | None = None, default: Any = ...)
     Raises:
         QuestionExpired: The signal did not come in time, and there is no default.
         NotAllowed: The node is not run by a ``Runtime``.
-        ValueError: The name is empty or too long, a time is out of range, or a default has none.
+        ValueError: The name is empty or too long, a time is out of range, or a default has no deadline.
         Unserialisable: The default is not plain JSON data.
     """
     return wait_for_sync(name, within=within, default=default)
@@ -170,14 +170,14 @@ def wait_of(
     remind: Span | Sequence[Span] | None,
     name: str = "",
 ) -> Wait:
-    """Return a wait, with times from the end of the run that asks; errors as of ``ask``."""
+    """Return a wait, with times from the end of the run that asks; raise the same errors as ``ask``."""
     until = None if within is None else parse_span("within", _seconds(within))
     if until is None and default is not ...:
         raise ValueError("a default is the answer at the deadline; give within=…, too")
     if default is not ... and (size := len(encode(default, "default"))) > DEFAULT_MAX:
         raise TooLarge(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
-    given = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
-    times = tuple(sorted(parse_span("remind", _seconds(each)) for each in given))
+    reminders = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
+    times = tuple(sorted(parse_span("remind", _seconds(each)) for each in reminders))
     if len(times) > _REMINDERS_MAX:
         raise ValueError(f"remind has {len(times)} times; a question has at most {_REMINDERS_MAX} reminders")
     if until is not None and times and times[-1] >= until:

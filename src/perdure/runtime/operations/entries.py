@@ -18,7 +18,7 @@ _QUESTION_MAX = 64 * 1024
 
 
 def run_entry(found: FoundRun, *, with_traceback: bool = False) -> dict[str, Any]:
-    """Return a run, without what it was given."""
+    """Return a run, without its input."""
     run = found.run
     return {
         "thread_id": found.thread_id,

@@ -1,7 +1,7 @@
 """Errors of failed runs as they are shown, and the groups of those that are alike.
 
 Where the texts of exceptions are not shown, they take no part in groups and searches either: a search would
-tell what is hidden.
+reveal what is hidden.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VARYING = (
     (re.compile(r"[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,64}){1,4}"), "<address>"),
     (re.compile(r"\d+(?:[.,]\d+)*"), "<n>"),
 )
-"""Parts of messages that differ from run to run, with their placeholders in a group."""
+"""Parts of messages that differ from run to run, with the placeholders for them in a group."""
 
 _EXAMINED_MAX = 1000
 _GROUP_MAX = 200

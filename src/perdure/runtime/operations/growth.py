@@ -18,14 +18,14 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     """Return the sizes of the last 92 days as JSON data; times are microseconds since 1970.
 
     Returns:
-        ``now``, and ``samples``, the oldest first, of which the last is taken now: the time ``at`` which it
+        ``now``, and ``samples``, the oldest first, the last one taken now: the time ``at`` which it
         was taken, the ``bytes`` of the database with all tenants, indexes and free space, and the number of
-        the tenant's ``threads``. Both are ``None`` where the backend does not tell them without reading
-        everything.
+        the tenant's ``threads``. Both are ``None`` where the backend cannot report them without
+        reading everything.
     """
     now = await database.arun(ask(Now()))
     stored = await database.arun(documents.list_newest(partition_of(tenant), SIZES, _MOST))
-    # Samples of the future were taken before the clock was set back; a damaged one is for `perdure fsck`.
+    # Left out: samples of the future, from before the clock was set back, and damaged ones (`perdure fsck`).
     samples = [
         {"at": each.updated_at, **each.body}
         for each in reversed(stored)

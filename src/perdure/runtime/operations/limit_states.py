@@ -1,7 +1,7 @@
 """Limits over all processes as operators see them: what is used now, what waits, and when each of them is
 reset.
 
-The states are those that the processes stored last, at most about a second ago. Reading it changes nothing.
+The states are those that the processes stored last, at most about a second ago. Reading them changes nothing.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ async def read_entries(
     Args:
         handle: The database.
         tenant: The tenant.
-        limit: Name of a limit; all of them without one.
+        limit: Name of a limit, ``None`` for all limits.
         most: The number of keys to examine.
-        after: Where to go on.
+        after: Where to continue.
 
     Returns:
-        An entry for each key, and where to go on, ``None`` at the end.
+        An entry for each key, and where to continue, ``None`` at the end.
     """
     now = await handle.arun(ask(Now()))
     if limit is not None:
@@ -102,7 +102,7 @@ async def set_amounts(
     about 10 seconds.
 
     Returns:
-        All that is set for the limit now.
+        All amounts that are set for the limit now.
 
     Raises:
         BadSetting: An amount is out of range.

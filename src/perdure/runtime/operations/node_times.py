@@ -1,10 +1,10 @@
 """Times of nodes over all threads: how often each node ran since a time, how long it took, and how often it
 failed.
 
-Times are those of the tasks of stored steps, so nothing is counted beside them. A node has failed as often as
-a run did with an error of it, since the steps of a failed run may be removed; in a thread without runs, as
-often as its tasks did. Threads are read one after the other, the latest activity first where the database can
-do that, and only their steps since that time.
+Times are those of the tasks of stored steps, so no further counts are stored. A node's failures are the
+failed runs whose error it raised, because the steps of a failed run may be removed; in a thread without runs,
+its failed tasks. Threads are read one after the other, the latest activity first where the database can do
+that, and of each only the steps since that time.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ async def read_part(walk: ThreadWalk, since: int, cursor: str, seconds: float) -
         walk: the threads.
         since: the time from which on steps count, in microseconds since 1970.
         cursor: the cursor of the part before, empty for the first.
-        seconds: the time after which it ends, at the next page of a thread's steps.
+        seconds: the time after which reading ends, at the next page of a thread's steps.
 
     Raises:
         BadSetting: the cursor is not one of this walk.
@@ -219,10 +219,10 @@ def _read_cursor(cursor: str) -> tuple[str, str | None, int | None]:
     if not cursor:
         return "", None, None
     try:
-        held = json.loads(cursor) if len(cursor) <= _CURSOR_MAX else None
+        parts = json.loads(cursor) if len(cursor) <= _CURSOR_MAX else None
     except (ValueError, RecursionError):
-        held = None
-    match held:
+        parts = None
+    match parts:
         case [str() as place, None, None]:
             return place, None, None
         case [str() as place, str() as thread_id, int() as before] if before > 0:

@@ -44,13 +44,13 @@ class AskedQuestion(NamedTuple):
         thread_id: the thread.
         title: its title, if it has one.
         user: its user, ``None`` if it names none.
-        graph: the graph that asked, ``None`` if no run did that is stored.
-        run_id: the run that asked, likewise.
+        graph: the graph that asked, ``None`` if no stored run asked.
+        run_id: the run that asked, ``None`` likewise.
         interrupt_id: the interrupt, ``None`` for a stop before or after a node.
         value: what is asked, in plain data.
         since: the time at which it was asked.
-        until: the time at which its thread expires if nothing happens, ``None`` if it does not as far as this
-            process knows the retention policies.
+        until: the time at which its thread expires if nothing happens, ``None`` if it does not, by
+            the retention policies that this process knows.
         fault: why it cannot be read, if it cannot.
         kind: ``sleep`` and ``signal`` are waits that no person answers; they have no ``value``.
         deadline: the time at which it is answered by its default or expires, ``None`` if it does not.
@@ -73,7 +73,7 @@ class AskedQuestion(NamedTuple):
 
 
 class QuestionStep(NamedTuple):
-    """A thread that was examined: where to go on after it, and its open questions."""
+    """A thread that was examined: the cursor from which to continue after it, and its open questions."""
 
     cursor: str
     questions: tuple[AskedQuestion, ...]
@@ -93,7 +93,7 @@ async def search(
         walk: the threads; those with the status ``interrupted`` are examined.
         user: the user of the threads, ``None`` for any.
         asked_before: latest time at which they were asked, in microseconds since 1970.
-        cursor: where to go on, empty for the beginning.
+        cursor: where to continue, empty for the beginning.
         with_waits: include sleeps, and waits for signals.
     """
     walk = walk._replace(status="interrupted", is_oldest_first=True)
@@ -131,7 +131,7 @@ def of_thread(
         checkpoint_id, values = yield from open_interrupts.read_values(partition, database.digest)
     except Corrupt as error:
         fault = str(error)
-    at = run.updated_at if run is not None else time_of(checkpoint_id or "")
+    asked_at = run.updated_at if run is not None else time_of(checkpoint_id or "")
     until = yield from _find_expiry(database, partition)
     common = AskedQuestion(
         row.thread_id,
@@ -141,7 +141,7 @@ def of_thread(
         None if run is None else run.id,
         None,
         None,
-        at or row.updated_at,
+        asked_at or row.updated_at,
         until,
         fault,
     )
@@ -173,8 +173,8 @@ def _find_expiry(database: DatabaseHandle, partition: Partition) -> Program[int 
 
 
 def read_asking_options(partition: Partition) -> Program[Options]:
-    """Return the config and the context of the run whose question a thread waits with, for an answer by an
-    operator: the graph goes on for the same user. No options if there is no such run."""
+    """Return the config and the context of the run that asked a thread's open question: with these, the graph
+    continues for the same user if an operator answers. Empty options if there is no such run."""
     (lanes,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
     waiting = Lane.read(IN, lanes).waiting
     if waiting is None:
@@ -196,14 +196,14 @@ async def answer(
     interrupt_id: str | None = None,
     graph: str | None = None,
 ) -> str:
-    """Answer a question, for a worker in another process to go on; return the id of the answer's run.
+    """Answer a question, so that a worker in another process continues; return the id of the answer's run.
 
     Args:
         database: the database.
         partition: the thread.
         value: the answer, plain JSON data.
         interrupt_id: the interrupt, if the thread waits for several.
-        graph: the graph that asked, if no run did that is stored.
+        graph: the graph that asked, if no stored run asked.
 
     Raises:
         NotWaiting: the thread does not wait for this answer.
@@ -213,11 +213,11 @@ async def answer(
     handle = handle_of(database)
     resume = value if interrupt_id is None else {interrupt_id: value}
     if interrupt_id is not None or is_by_name(resume):
-        named = list(resume)
+        interrupt_ids = list(resume)
     else:
-        named = []
+        interrupt_ids = []
     options = await handle.arun(read_asking_options(partition))
-    message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=named)
+    message = message_of(graph or "", {RESUME: resume}, "answer", None, "", options, answers=interrupt_ids)
     accept = Accept(
         partition,
         message,
@@ -242,8 +242,8 @@ async def give_signal(
     key: str | None = None,
     to_all: bool = True,
 ) -> SignalReceipt:
-    """Give a signal to a thread, for a worker in another process to go on; arguments and errors as of
-    ``Runtime.signal``."""
+    """Give a signal to a thread, so that a worker in another process continues; the arguments and errors are
+    those of ``Runtime.signal``."""
     handle = handle_of(database)
     signal = Signal(
         partition,
@@ -256,8 +256,8 @@ async def give_signal(
         handle.draw_version(),
         partial(database.checkpointer(tenant=partition.tenant).read_asked, partition),
     )
-    found = await handle.arun(signal.store())
-    if found.accepted is not None and not found.is_duplicate:
+    signalled = await handle.arun(signal.store())
+    if signalled.accepted is not None and not signalled.is_duplicate:
         Notifications(handle, None).notify_due(partition)
-    run_id = None if found.accepted is None else found.accepted.id
-    return SignalReceipt(partition.thread, name, run_id, found.is_duplicate)
+    run_id = None if signalled.accepted is None else signalled.accepted.id
+    return SignalReceipt(partition.thread, name, run_id, signalled.is_duplicate)

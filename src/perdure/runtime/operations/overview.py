@@ -33,8 +33,8 @@ from perdure.runtime.threads.rows import look
 
 _DUE_MAX = 1000
 _LISTED_MAX = 1000
-_TOLD_APART_MAX = 100
-"""Threads that are read to tell which of them wait for a person."""
+_READ_MAX = 100
+"""Maximum number of threads that are read to find out which of them wait for a person."""
 _AHEAD_US = 24 * HOUR_US
 _PAGE = 200
 _DOCUMENTS_MAX = 2000
@@ -61,8 +61,8 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
         ``is_whole`` is false if one did, or if there were too many processes to add up.
     """
     now = await database.arun(ask(Now()))
-    queue, is_queue_whole = await database.arun(_queue(tenant, now))
-    documents = {name: await database.arun(_documents(tenant, name, now)) for name in LENGTHS}
+    queue, is_queue_whole = await database.arun(_read_queue(tenant, now))
+    documents = {name: await database.arun(_read_documents(tenant, name, now)) for name in LENGTHS}
     threads: dict[str, int | None] = {"failed": None, "interrupted": None, "asleep": None}
     is_listed_whole = True
     if database.has_listing:
@@ -70,28 +70,28 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
             hits = await database.arun(ask(FindListed(tenant, status=status, limit=_LISTED_MAX)))
             threads[name] = len(hits)
             is_listed_whole = is_listed_whole and len(hits) < _LISTED_MAX
-            if name == "interrupted" and len(hits) <= _TOLD_APART_MAX:
+            if name == "interrupted" and len(hits) <= _READ_MAX:
                 rows = [await database.arun(look(hit.partition)) for hit in hits]
                 threads["asleep"] = sum(row is not None and row.is_asleep for row in rows)
     are_whole = all(len(found) < _DOCUMENTS_MAX for found in documents.values())
     return {
         "now": now,
-        "minutes": _slots(documents[MINUTES], MINUTES, now),
-        "hours": _slots(documents[HOURS], HOURS, now),
-        "days": _slots(documents[DAYS], DAYS, now),
-        "hour": _summary(documents[MINUTES]),
+        "minutes": _make_slots(documents[MINUTES], MINUTES, now),
+        "hours": _make_slots(documents[HOURS], HOURS, now),
+        "days": _make_slots(documents[DAYS], DAYS, now),
+        "hour": _summarise(documents[MINUTES]),
         "day": {
-            **_summary(documents[HOURS]),
-            "versions": _versions(documents[HOURS], documents[MINUTES], _first(MINUTES, now)),
+            **_summarise(documents[HOURS]),
+            "versions": _sum_versions(documents[HOURS], documents[MINUTES], _find_first(MINUTES, now)),
         },
-        "month": _summary(documents[DAYS]),
+        "month": _summarise(documents[DAYS]),
         "queue": queue,
         "threads": threads,
         "is_whole": is_queue_whole and is_listed_whole and are_whole,
     }
 
 
-def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
+def _read_queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
     hits = yield from ask(FindDue(tenant, until=now + _AHEAD_US, limit=_DUE_MAX))
     due = [(hit.record.key[0], hit.record.fields["due_at"]) for hit in hits if hit.record is not None]
     waiting = [at for name, at in due if name == IN and at <= now]
@@ -105,12 +105,12 @@ def _queue(tenant: str, now: int) -> Program[tuple[dict[str, Any], bool]]:
     }, len(hits) < _DUE_MAX
 
 
-def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[str, Any]]]:
+def _read_documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[str, Any]]]:
     """Read the counts of the last hour by minute, day by hour, or month by day; what cannot be read is left
     out."""
-    first = _first(collection, now)
+    first = _find_first(collection, now)
     found: list[Mapping[str, Any]] = []
-    # A range by time goes on after a time, so a page has to hold all that have the same one.
+    # The next page starts after a time, so a page has to contain all documents of that time.
     limit, after = _PAGE, None
     while len(found) < _DOCUMENTS_MAX:
         page = Range(DOCUMENT, (collection,), by="updated_at", reverse=True, after=after, limit=limit)
@@ -120,8 +120,8 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
             limit = min(limit * 4, _DOCUMENTS_MAX)
             continue
         is_last = len(records) < limit or times[-1] < first
-        whole = records if is_last else [r for r in records if r.fields["updated_at"] != times[-1]]
-        for record in whole or records:
+        complete = records if is_last else [r for r in records if r.fields["updated_at"] != times[-1]]
+        for record in complete or records:
             # Counts of the future were made before the clock was set back.
             if first <= record.fields["updated_at"] <= now:
                 try:
@@ -130,17 +130,17 @@ def _documents(tenant: str, collection: str, now: int) -> Program[list[Mapping[s
                     continue  # `perdure fsck` reports it
         if is_last:
             break
-        after = (whole or records)[-1].fields["updated_at"]
+        after = (complete or records)[-1].fields["updated_at"]
     return found
 
 
-def _first(collection: str, now: int) -> int:
+def _find_first(collection: str, now: int) -> int:
     """Return the beginning of the first minute, hour or day that is read."""
     length = LENGTHS[collection]
     return now - now % length - (_SLOTS[collection] - 1) * length
 
 
-def _slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> list[dict[str, Any]]:
+def _make_slots(found: Sequence[Mapping[str, Any]], collection: str, now: int) -> list[dict[str, Any]]:
     length, count = LENGTHS[collection], _SLOTS[collection]
     last = now - now % length
     slots: list[list[Mapping[str, Any]]] = [[] for _ in range(count)]
@@ -169,23 +169,23 @@ def _sum_usage(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: sums[name] if name in sums or name != "cost" else None for name in USAGE}
 
 
-def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summarise(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     graphs, users, errors, models = (
-        _by_name(found, part) for part in ("graphs", "users", "errors", "models")
+        _group_by_name(found, part) for part in ("graphs", "users", "errors", "models")
     )
-    every = [entry for entries in graphs.values() for entry in entries]
+    graph_entries = [entry for entries in graphs.values() for entry in entries]
     return {
         **_sum_totals(found),
-        "end": _estimate_latencies(entry["end"] for entry in every),
-        "first": _estimate_latencies(entry["first"] for entry in every),
-        "graphs": sorted((_of_graph(*each) for each in graphs.items()), key=_by_runs),
-        "users": sorted((_of_user(*each) for each in users.items()), key=_by_tokens)[:_USERS_MAX],
-        "errors": sorted((_of_error(*each) for each in errors.items()), key=_by_runs),
-        "models": sorted((_of_model(*each) for each in models.items()), key=_by_calls),
+        "end": _estimate_latencies(entry["end"] for entry in graph_entries),
+        "first": _estimate_latencies(entry["first"] for entry in graph_entries),
+        "graphs": sorted((_sum_graph(*each) for each in graphs.items()), key=_by_runs),
+        "users": sorted((_sum_user(*each) for each in users.items()), key=_by_tokens)[:_USERS_MAX],
+        "errors": sorted((_sum_error(*each) for each in errors.items()), key=_by_runs),
+        "models": sorted((_sum_model(*each) for each in models.items()), key=_by_calls),
     }
 
 
-def _by_name(found: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[Mapping[str, Any]]]:
+def _group_by_name(found: Sequence[Mapping[str, Any]], part: str) -> dict[str, list[Mapping[str, Any]]]:
     """Return the entries of a part of the counts by their name."""
     entries: dict[str, list[Mapping[str, Any]]] = {}
     for counts in found:
@@ -206,7 +206,7 @@ def _by_calls(entry: Mapping[str, Any]) -> int:
     return -int(entry["calls"])
 
 
-def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     states = [entry["states"] for entry in entries]
     return {
         "graph": name or None,
@@ -218,7 +218,7 @@ def _of_graph(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]
     }
 
 
-def _versions(
+def _sum_versions(
     hours: Sequence[Mapping[str, Any]], minutes: Sequence[Mapping[str, Any]], first: int
 ) -> list[dict[str, Any]]:
     """Return the runs by version of their graph, the latest version first.
@@ -228,19 +228,19 @@ def _versions(
         minutes: The counts of the last minutes.
         first: The first of these minutes. A version that began later has its minute, any other its hour.
     """
-    finer = {name: entry["since"] for name, entry in _by_version(minutes).items()}
-    found = _by_version(hours)
-    for name, entry in found.items():
+    finer = {name: entry["since"] for name, entry in _sum_by_version(minutes).items()}
+    sums = _sum_by_version(hours)
+    for name, entry in sums.items():
         if entry["since"] >= first:
             entry["since"] = max(entry["since"], finer.get(name, 0))
     named = [
         {"graph": graph or None, "version": version or None, **entry}
-        for (graph, version), entry in found.items()
+        for (graph, version), entry in sums.items()
     ]
     return sorted(named, key=lambda each: (-each["since"], -each["runs"]))
 
 
-def _by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, int]]:
+def _sum_by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dict[str, int]]:
     """Return sums of runs by graph and version, each ``since`` the first of its counts."""
     entries: dict[tuple[str, str], dict[str, int]] = {}
     for counts in found:
@@ -254,7 +254,7 @@ def _by_version(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], dic
     return entries
 
 
-def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "user": name if name != OTHER else None,
         "runs": sum(entry["runs"] for entry in entries),
@@ -263,11 +263,11 @@ def _of_user(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_error(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_error(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"kind": name or None, "runs": sum(entry["runs"] for entry in entries)}
 
 
-def _of_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _sum_model(name: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"model": name or None, **_sum_usage(entries)}
 
 
@@ -280,10 +280,10 @@ def _estimate_latencies(entries: Iterable[Mapping[str, int]]) -> dict[str, float
     total = classes.total()
     if not total:
         return None
-    return {"p50": _percentile(classes, total, 0.5), "p95": _percentile(classes, total, 0.95)}
+    return {"p50": _find_percentile(classes, total, 0.5), "p95": _find_percentile(classes, total, 0.95)}
 
 
-def _percentile(classes: Mapping[str, int], total: int, part: float) -> float | None:
+def _find_percentile(classes: Mapping[str, int], total: int, part: float) -> float | None:
     passed = 0
     for place, bound in enumerate(BOUNDS_S):
         passed += classes.get(str(place), 0)

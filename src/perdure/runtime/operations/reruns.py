@@ -30,9 +30,10 @@ class Rerun(NamedTuple):
     Attributes:
         thread_id: the thread.
         run_id: the failed run.
-        outcome: ``accepted``; ``repeated before``; or ``stays``, for the ``reason``.
+        outcome: ``accepted``; ``repeated before``; or ``stays``, if it cannot be repeated, for the
+            ``reason``.
         again: the run that repeats it.
-        reason: why it stays as it is.
+        reason: why it cannot be repeated.
     """
 
     thread_id: str
@@ -43,8 +44,8 @@ class Rerun(NamedTuple):
 
 
 class RerunStep(NamedTuple):
-    """A thread that was examined: where to go on after it, what was done there, and why its runs cannot be
-    read, if they cannot."""
+    """A thread that was examined: the cursor from which to continue after it, what was done there, and why
+    its runs cannot be read, if they cannot."""
 
     cursor: str
     reruns: tuple[Rerun, ...] = ()
@@ -89,28 +90,28 @@ async def rerun_standing(
         walk: the threads.
         query: which of the failed runs.
         repeat: runs one again.
-        cursor: where to go on, empty for the beginning.
+        cursor: where to continue, empty for the beginning.
 
     Raises:
         BadSetting: the cursor is not one of this walk.
         Unavailable: the database cannot be reached.
     """
-    begun, _, place = cursor.partition("/")
+    began, _, place = cursor.partition("/")
     if cursor:
-        before = number(begun, "the cursor's time")
+        before = number(began, "the cursor's time")
     else:
         before = await walk.database.arun(ask(Now()))
     query = query._replace(state=FAILED, stands=True, before=before)
-    left = 0
+    accepted_count = 0
     async with aclosing(search(walk, query, place)) as steps:
         async for step in steps:
             done = [await _repeat(found, repeat) for found in reversed(step.runs)]
-            left += any(each.outcome == "accepted" for each in done)
+            accepted_count += any(each.outcome == "accepted" for each in done)
             inner = step.cursor
             if walk.is_by_time:
                 # A thread that runs again leaves the listing of failed ones, and those behind it move up.
                 order, _, passed = inner.partition(":")
-                inner = f"{order}:{int(passed) - left}"
+                inner = f"{order}:{int(passed) - accepted_count}"
             yield RerunStep(f"{before}/{inner}", tuple(done), step.fault)
 
 

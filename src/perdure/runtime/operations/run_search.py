@@ -1,8 +1,8 @@
 """Runs of a tenant: a search, the failed runs that still need attention, and one run in all its detail.
 
 The runs of a thread are read in its partition, so finding runs reads the threads with recent activity first,
-and stops at the first that is too old. A failed run *stands* if it was not run again, and no later run of its
-thread ended otherwise: it needs attention.
+and stops at the first that is too old. A failed run *stands*, and so needs attention, if it was not
+run again, and no later run of its thread ended in another state.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RunQuery(NamedTuple):
         group: name of the group of its error.
         graph: its graph.
         version: the version of its graph.
-        stands: true for failed runs that stand only.
+        stands: true to find only failed runs that stand.
     """
 
     state: str | None = None
@@ -80,7 +80,7 @@ class FoundRun(NamedTuple):
         run: the run.
         failure: its error, if it has one.
         is_repeated: it failed, and was run again.
-        stands: it failed, was not run again, and no later run of the thread ended otherwise.
+        stands: it failed, was not run again, and no later run of the thread ended in another state.
     """
 
     thread_id: str
@@ -92,9 +92,16 @@ class FoundRun(NamedTuple):
 
 
 class RunStep(NamedTuple):
-    """A thread that was examined: where to go on after it, its runs that are asked for, the time of its last
-    change if threads come by time, whether none that comes later can have any such run, why its runs cannot
-    be read, if they cannot, and the number of threads that were examined since the one before."""
+    """A thread that was examined.
+
+    Attributes:
+        cursor: where to continue after it.
+        runs: its runs that match.
+        at: the time of its last change, if threads come by time.
+        is_last: true if no later thread can have runs that match.
+        fault: why its runs cannot be read, if they cannot.
+        examined: the number of threads that were examined since the step before.
+    """
 
     cursor: str
     runs: tuple[FoundRun, ...]
@@ -112,7 +119,7 @@ async def search(
     Args:
         walk: the threads; failed runs that stand are searched only in threads with the status ``error``.
         query: the conditions.
-        cursor: where to go on, empty for the beginning.
+        cursor: where to continue, empty for the beginning.
         enough: the number of runs after which the caller is likely to stop.
     """
     if query.stands:
@@ -125,7 +132,9 @@ async def search(
                 continue
             if row.fault is not None:
                 # Its time may be unknown, so the search cannot end here.
-                yield RunStep(step.cursor, (), fault=_fault(row.thread_id, row.fault), examined=step.examined)
+                yield RunStep(
+                    step.cursor, (), fault=_describe_fault(row.thread_id, row.fault), examined=step.examined
+                )
                 continue
             if walk.is_by_time and query.since is not None and row.updated_at < query.since:
                 yield RunStep(step.cursor, (), row.updated_at, is_last=True)
@@ -140,12 +149,12 @@ async def search(
                 try:
                     found = await walk.database.arun(program)
                 except Corrupt as error:
-                    fault = _fault(row.thread_id, error)
+                    fault = _describe_fault(row.thread_id, error)
             at = row.updated_at if walk.is_by_time else None
             yield RunStep(step.cursor, found, at, fault=fault, examined=step.examined)
 
 
-def _fault(thread_id: str, error: Corrupt) -> str:
+def _describe_fault(thread_id: str, error: Corrupt) -> str:
     text = str(error)
     if repr(thread_id) in text:
         return text
@@ -187,7 +196,7 @@ async def _find_largest(
     number = 0
     async with aclosing(search(walk, query, enough=limit)) as steps:
         async for step in steps:
-            # No thread that follows has a run which changed later than it did itself.
+            # No run changed later than its thread, so the threads that follow have no newer ones.
             is_full = order is _find_change_time and len(found) == limit
             if step.is_last or (step.at is not None and is_full and step.at < found[0][0]):
                 break
@@ -219,12 +228,12 @@ def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Progra
         for record in records:
             state = record.fields["state"]
             is_standing = is_standing and state == FAILED
-            is_over = query.since is not None and record.fields["updated_at"] < query.since
-            if is_over or (query.stands and not is_standing):
+            is_too_old = query.since is not None and record.fields["updated_at"] < query.since
+            if is_too_old or (query.stands and not is_standing):
                 is_last = True
                 break
-            is_later = query.before is not None and record.fields["updated_at"] > query.before
-            if is_later or query.state not in (None, state):
+            is_too_new = query.before is not None and record.fields["updated_at"] > query.before
+            if is_too_new or query.state not in (None, state):
                 continue
             if query.graph in (None, record.fields["graph"]):
                 wanted.append((record, is_standing))
@@ -252,12 +261,14 @@ def _read(
         wanted, answers[: len(runs)], answers[len(runs) :], strict=True
     ):
         for run in read_each(partition, Run.read, stored):
-            whose = user
-            if whose is None:
+            run_user = user
+            if run_user is None:
                 # The thread has no metadata yet if nothing of the run is stored.
-                whose = yield from user_of_message(partition, run.first)
+                run_user = yield from user_of_message(partition, run.first)
             stands = is_standing and may_retry(run.state) and not repeated
-            out.append(FoundRun(partition.thread, whose, run, failure_of(run.note), bool(repeated), stands))
+            out.append(
+                FoundRun(partition.thread, run_user, run, failure_of(run.note), bool(repeated), stands)
+            )
     return out
 
 
@@ -270,7 +281,7 @@ class RunDetail(NamedTuple):
         repeats: the failed run that it repeats, if it does.
         repeated_by: the run that repeats it, or will.
         goes_on_from: the id and the step of the thread's latest checkpoint, if this run made it: a repetition
-            goes on from there.
+            continues from there.
         messages: the number of messages that it took.
     """
 
@@ -301,7 +312,7 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
         for hit in await database.arun(ask(FindRuns(tenant, run_id, limit=1))):
             thread_id = hit.partition.thread
     if thread_id is None:
-        thread_id = await _thread_of(walk, run_id)
+        thread_id = await _search_thread(walk, run_id)
     found = None
     if thread_id is not None:
         partition = Partition(tenant, thread_id)
@@ -319,7 +330,7 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     return found
 
 
-async def _thread_of(walk: ThreadWalk, run_id: str) -> str | None:
+async def _search_thread(walk: ThreadWalk, run_id: str) -> str | None:
     for status in ("error", None):
         async with aclosing(walk._replace(status=status).steps()) as steps:
             async for step in steps:
@@ -334,7 +345,7 @@ async def _thread_of(walk: ThreadWalk, run_id: str) -> str | None:
 
 def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> Program[RunDetail | None]:
     """Return a run of a thread, ``None`` if there is none; ``row`` is the thread, if it was read."""
-    runs, newer, heads, keys = yield from ask(
+    runs, latest_runs, heads, keys = yield from ask(
         Fetch(
             partition,
             (
@@ -346,16 +357,16 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         )
     )
     if not runs:
-        # The id of a message that was joined with one before it is that of their run.
+        # ``run_id`` may be the id of a message that was joined with an earlier one: return their run.
         joined = yield from inbox.find(partition, run_id)
         if joined is None or joined.run is None or joined.run.id == run_id:
             return None
         return (yield from detail(partition, joined.run.id, row))
     run = read_one(partition, Run.read, runs[0])
-    later = [record.fields["state"] for record in newer if record.fields["first"] > run.first]
+    later_states = [record.fields["state"] for record in latest_runs if record.fields["first"] > run.first]
     head = heads[0].fields["checkpoint_id"] if heads else ""
     seq = keys[0].fields["seq"] if keys else 0
-    messages, again, checkpoints = yield from ask(
+    messages, repetitions, checkpoints = yield from ask(
         Fetch(
             partition,
             (Get(INBOX, (run.first,)), Get(INBOX, (seq,)), Get(CHECKPOINT, (ROOT, head))),
@@ -367,12 +378,12 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         repeats = message.options.get(RETRY_OF)
         user = user or user_of_options(message.options)
     repeated_by = None
-    for message in read_each(partition, Message.read, again):
+    for message in read_each(partition, Message.read, repetitions):
         repeated_by = message.id
     goes_on_from = None
     if checkpoints and (latest := CheckpointRecord.read(checkpoints[0])).run_id == run.id:
         goes_on_from = (latest.id, latest.step)
-    stands = may_retry(run.state) and not keys and all(state == FAILED for state in later)
+    stands = may_retry(run.state) and not keys and all(state == FAILED for state in later_states)
     found = FoundRun(partition.thread, user, run, failure_of(run.note), bool(keys), stands)
     count = run.last - run.first + 1
     return RunDetail(found, partition.tenant, repeats, repeated_by, goes_on_from, count)

@@ -31,7 +31,7 @@ from perdure.schema.schema import Schema
 
 _OWN = ("__", "branch:", "join:")
 _CHECKED = (str, bool, int, list, dict, set)
-"""Types of channels that a stored value is compared with; the others convert, or accept, more than one."""
+"""Types of channels against which a stored value is checked: other types accept or convert other values."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ThreadPlan:
         version: The schema version that stored its latest checkpoint, ``None`` if that cannot be read.
         pinned: The version that it is pinned to, if any.
         waits_in: The nodes that it waits in or would go on with, by their present names.
-        problems: Values that would be lost or refused, a line each; empty if the thread goes on.
+        problems: Values that would be lost or refused, a line each; empty if the thread can continue.
     """
 
     thread_id: str
@@ -92,18 +92,18 @@ def _plan(
     pinned: int | None = None
     config: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     try:
-        found = handle_of(database).run(checkpoint_loading.load(partition, "", None))
+        loaded = handle_of(database).run(checkpoint_loading.load(partition, "", None))
         version = None
-        if found.checkpoint is not None:
-            version = found.checkpoint.schema
+        if loaded.checkpoint is not None:
+            version = loaded.checkpoint.schema
         pinned = handle_of(database).run(schema_pin.read_pin(partition))
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = read_state(graph, config, subgraphs=True)
-        kept = handle_of(database).run(history.namespaces(partition))
+        namespaces = handle_of(database).run(history.namespaces(partition))
         problems = [
             *_find_lost(graph, saver, state, config),
-            *_find_hidden(graph, saver.schema, kept),
+            *_find_hidden(graph, saver.schema, namespaces),
             *_find_unfit(graph, saver, config),
         ]
         if has_history:
@@ -119,10 +119,10 @@ def _find_lost(
 ) -> Iterator[str]:
     """Yield the waiting nodes and interrupts of a thread that the graph would not find: nodes that are gone,
     and interrupts of tasks that it does not make any more."""
-    found = saver.get_tuple(config)
-    if found is None:
+    latest = saver.get_tuple(config)
+    if latest is None:
         return
-    values: Mapping[str, Any] = found.checkpoint["channel_values"]
+    values: Mapping[str, Any] = latest.checkpoint["channel_values"]
     for name in values:
         node = name.removeprefix(BRANCH)
         if name.startswith(BRANCH) and node not in graph.nodes:
@@ -131,7 +131,7 @@ def _find_lost(
         if isinstance(send, Send) and send.node not in graph.nodes:
             yield f"a Send waits for the node {send.node!r}, which the graph does not have; rename_node it"
     made = {task.id for task in state.tasks}
-    asked = {task for task, channel, _ in found.pending_writes or () if channel == INTERRUPT}
+    asked = {task for task, channel, _ in latest.pending_writes or () if channel == INTERRUPT}
     if asked - made:
         yield (
             f"{len(asked - made)} of its interrupts could not be answered any more: the graph does not make "
@@ -143,8 +143,8 @@ def _find_lost(
 
 
 def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iterable[str]) -> Iterator[str]:
-    """Yield the subgraphs with a memory of their own that a step renames to a node which the graph does not
-    have, although it has one of an old name: that one would begin without a memory."""
+    """Yield the problems of subgraphs with a memory of their own: a step gives the memory to a node that the
+    graph does not have, while a node of an old name, which it has, would begin without a memory."""
     names = NamespaceNames(schema.steps)
     if names.are_plain:
         return
@@ -169,12 +169,13 @@ def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iter
 def _find_unfit(
     graph: Pregel[Any, Any, Any, Any], saver: PerdureSaver, config: RunnableConfig
 ) -> Iterator[str]:
-    """Yield the channels whose stored value the graph does not have or accept."""
-    found = saver.get_tuple(config)
-    if found is None:
+    """Yield the problems of channels that the graph does not have, or whose stored value it does not
+    accept."""
+    latest = saver.get_tuple(config)
+    if latest is None:
         values: Mapping[str, Any] = {}
     else:
-        values = found.checkpoint["channel_values"]
+        values = latest.checkpoint["channel_values"]
     facts = read(graph)
     for name in values:
         if name not in graph.channels and not name.startswith(_OWN):

@@ -50,8 +50,8 @@ async def find_unfinished(
     most: int | None = None,
     settings: Settings = Settings(),  # noqa: B008 - frozen
 ) -> AsyncGenerator[Unfinished, None]:
-    """Yield the open and waiting runs of a tenant that were not stopped yet. The runs of a thread come from
-    its newest message on: if they are ended in this order, none begins meanwhile.
+    """Yield the open and waiting runs of a tenant that were not stopped yet. The runs of a thread come
+    newest message first: if they are ended in this order, no waiting one begins meanwhile.
 
     Args:
         walk: the threads.
@@ -61,39 +61,39 @@ async def find_unfinished(
         settings: those of the workers, which say how many messages one run takes.
     """
     database = walk.database
-    # All are listed first: a thread whose run has ended is not busy any more.
-    found: dict[str, str | None] = {}
+    # All are listed first: a thread whose runs the caller ends leaves the listing of busy threads.
+    users_by_thread: dict[str, str | None] = {}
     async with aclosing(walk._replace(status="busy").steps()) as steps:
         async for step in steps:
             if step.row is not None:
-                found[step.row.thread_id] = find_user(step.row.metadata)
-            if len(found) == most:
+                users_by_thread[step.row.thread_id] = find_user(step.row.metadata)
+            if len(users_by_thread) == most:
                 break
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
-        if partition.thread.startswith(walk.prefix) and partition.thread not in found:
+        if partition.thread.startswith(walk.prefix) and partition.thread not in users_by_thread:
             row = await database.arun(look(partition))
             # A thread without a run may not exist yet.
             metadata = {} if row is None else row.metadata
             if walk.sees is None or walk.sees(metadata):
-                found[partition.thread] = find_user(metadata)
-    for thread_id, whose in found.items():
+                users_by_thread[partition.thread] = find_user(metadata)
+    for thread_id, thread_user in users_by_thread.items():
         for standing in await _list_unfinished(database, Partition(walk.tenant, thread_id), settings):
             message, its_run = standing.message, standing.run
-            its_user = whose or user_of_options(message.options)
-            its_id = message.id if its_run is None else its_run.id
-            if user in (None, its_user) and run_id in (None, its_id, message.id):
-                yield Unfinished(thread_id, its_id, its_user, its_run is not None)
+            run_user = thread_user or user_of_options(message.options)
+            unfinished_id = message.id if its_run is None else its_run.id
+            if user in (None, run_user) and run_id in (None, unfinished_id, message.id):
+                yield Unfinished(thread_id, unfinished_id, run_user, its_run is not None)
 
 
 async def stop_runs(
     walk: ThreadWalk, *, user: str | None = None, run_id: str | None = None, rollback: bool = False
 ) -> AsyncGenerator[Stopped, None]:
-    """End the runs that ``find_unfinished`` finds. An open run ends when its worker hears of it; with
+    """End the runs that ``find_unfinished`` finds. An open run ends when its worker is notified; with
     ``rollback`` its checkpoints are removed."""
     how = ROLLBACK if rollback else INTERRUPT_RUN
     async with aclosing(find_unfinished(walk, user=user, run_id=run_id)) as found:
         async for each in found:
-            was_open = await _end(walk.database, Partition(walk.tenant, each.thread_id), each.run_id, how)
+            was_open = await _end_run(walk.database, Partition(walk.tenant, each.thread_id), each.run_id, how)
             if was_open is not None:
                 yield Stopped(each.thread_id, each.run_id, each.user, was_open)
 
@@ -102,29 +102,29 @@ async def _list_unfinished(
     database: DatabaseHandle, partition: Partition, settings: Settings
 ) -> list[Standing]:
     """Return the messages whose runs have not ended and are not ending, the newest first."""
-    later = await database.arun(scheduled.list_postponed(partition, settings.max_pending))
-    found = [Standing(message, None) for message in later]
+    postponed = await database.arun(scheduled.list_postponed(partition, settings.max_pending))
+    unfinished = [Standing(message, None) for message in postponed]
     after: int | None = None
     while True:
         page = await database.arun(inbox.latest(partition, _PAGE, after, settings.max_batch))
         for standing in page:
             if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
-                return found  # All before it have ended.
+                return unfinished  # All before it have ended.
             if not standing.is_over and standing.joins is None and standing.stop is None:
-                found.append(standing)
+                unfinished.append(standing)
         if len(page) < _PAGE:
-            return found
+            return unfinished
         after = page[-1].message.seq
 
 
-async def _end(database: DatabaseHandle, partition: Partition, run_id: str, how: Stop) -> bool | None:
+async def _end_run(database: DatabaseHandle, partition: Partition, run_id: str, how: Stop) -> bool | None:
     """End a run; return whether it was open, ``None`` if it ended meanwhile."""
     now, most = await database.arun(ask(Now())), Settings().max_batch
     withdraw = partial(inbox.withdraw, partition, run_id, how, now, most)
-    later = partial(scheduled.withdraw, partition, run_id, how, now, database.draw_version())
+    withdraw_postponed = partial(scheduled.withdraw, partition, run_id, how, now, database.draw_version())
     stop = partial(runs.stop, partition, run_id, how, now)
     # Meanwhile a waiting run may begin, and an open one may be postponed until its next attempt.
-    for end, was_open in ((withdraw, False), (later, False), (stop, True), (withdraw, False)):
+    for end, was_open in ((withdraw, False), (withdraw_postponed, False), (stop, True), (withdraw, False)):
         if await database.arun(end()):
             Notifications(database, None).notify_due(partition)
             return was_open

@@ -41,7 +41,7 @@ R = TypeVar("R")
 _AT_ONCE = 16
 """Threads that are examined at the same time, which share the round trips of their requests."""
 _THREAD_BYTES = 32 * 1024
-"""Size of records, as they are stored, from which decoding them would keep the event loop for long."""
+"""Stored size of records from which they are decoded in an OS thread, as that would block the event loop."""
 
 
 class ThreadQuery(NamedTuple):
@@ -102,9 +102,15 @@ class ThreadQuery(NamedTuple):
 
 
 class ThreadMatch(NamedTuple):
-    """A thread that was examined: where to go on after it, the thread, ``None`` if it does not match, the
-    part of the conversation with the words, the cost, if one was asked for, and the number of threads that
-    were examined since the one before."""
+    """A thread that was examined.
+
+    Attributes:
+        cursor: where to continue after it.
+        row: the thread, ``None`` if it does not match.
+        excerpt: the part of the conversation with the words.
+        cost: the cost, if the query has one.
+        examined: the number of threads that were examined since the step before.
+    """
 
     cursor: str
     row: ThreadRow | None
@@ -121,7 +127,7 @@ async def search(
     Args:
         walk: the threads.
         query: the conditions.
-        cursor: where to go on, empty for the beginning.
+        cursor: where to continue, empty for the beginning.
         enough: the number of threads after which the caller is likely to stop.
 
     Raises:
@@ -154,21 +160,21 @@ async def search(
 
 async def _examine(walk: ThreadWalk, query: ThreadQuery, step: VisitedThread) -> ThreadMatch:
     row = step.row
-    none = ThreadMatch(step.cursor, None, examined=step.examined)
+    no_match = ThreadMatch(step.cursor, None, examined=step.examined)
     if row is None or not query.is_met(row):
-        return none
+        return no_match
     partition = Partition(walk.tenant, row.thread_id)
     if not await _meets_rest(walk.database, partition, row, query):
-        return none
-    found = await _find(walk.database, partition, row, words_of(query.words or ""))
-    if found is None:
-        return none
+        return no_match
+    part = await _find_words(walk.database, partition, row, words_of(query.words or ""))
+    if part is None:
+        return no_match
     cost = None
     if query.cost is not None:
-        cost = await _cost(walk.database, partition, query.prices)
+        cost = await _compute_cost(walk.database, partition, query.prices)
         if cost is None or cost < query.cost:
-            return none
-    return ThreadMatch(step.cursor, row, found or None, cost, step.examined)
+            return no_match
+    return ThreadMatch(step.cursor, row, part or None, cost, step.examined)
 
 
 def _is_last(walk: ThreadWalk, query: ThreadQuery, row: ThreadRow) -> bool:
@@ -189,14 +195,14 @@ async def _meets_rest(
     """Return True if a thread has the user and the tag; False if that cannot be read, as the search has to go
     on with the next thread."""
     try:
-        if query.user is not None and query.user != await _user(database, partition, row):
+        if query.user is not None and query.user != await _load_user(database, partition, row):
             return False
         return query.tag is None or await _has_tag(database, partition, query.tag)
     except Corrupt:
         return False
 
 
-async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
+async def _load_user(database: DatabaseHandle, partition: Partition, row: ThreadRow) -> str | None:
     """Return the user of a thread: the one of its newest run if its metadata names none, and that of its
     newest message if none has begun."""
     user = find_user(row.metadata)
@@ -210,15 +216,15 @@ async def _user(database: DatabaseHandle, partition: Partition, row: ThreadRow) 
 
 
 async def _has_tag(database: DatabaseHandle, partition: Partition, name: str) -> bool:
-    found = await database.arun(tags.list_tags(partition))
-    return any(tag.key[0] == name for tag in found)
+    stored_tags = await database.arun(tags.list_tags(partition))
+    return any(tag.key[0] == name for tag in stored_tags)
 
 
-async def _find(
+async def _find_words(
     database: DatabaseHandle, partition: Partition, row: ThreadRow, wanted: list[str]
 ) -> str | None:
-    """Return the part of a conversation with the words, ``""`` if it is its title or no words are asked for,
-    ``None`` if it does not have them. A state that cannot be read has none."""
+    """Return the part of a conversation with the words, ``""`` if the title has them or no words are asked
+    for, ``None`` if neither has them or the state cannot be read."""
     if not wanted or has_words(find_title(row.metadata), wanted):
         return ""
     if not row.has_state:
@@ -236,7 +242,7 @@ async def _find(
         return None
 
 
-async def _cost(database: DatabaseHandle, partition: Partition, prices: Prices) -> float | None:
+async def _compute_cost(database: DatabaseHandle, partition: Partition, prices: Prices) -> float | None:
     """Return the cost of a thread's calls of models, ``None`` if no call has a price, or if they cannot be
     read."""
     try:
@@ -248,6 +254,6 @@ async def _cost(database: DatabaseHandle, partition: Partition, prices: Prices) 
 
 
 async def _read_aside(database: DatabaseHandle, program: Program[R]) -> R:
-    """Run a program that decodes much of a long thread, which it does in a thread of its own where it can."""
+    """Run a program that may decode much data, in an OS thread where there are such threads."""
     has_threads = database.driver.capabilities.has_threads
     return await arun(program, database.driver, in_threads=has_threads, thread_bytes=_THREAD_BYTES)

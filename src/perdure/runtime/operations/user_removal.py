@@ -20,8 +20,8 @@ from perdure.runtime.threads.user_and_title import user_of_options
 
 async def find_crons(database: DatabaseHandle, tenant: str, user: str) -> list[crons.Cron]:
     """Return a user's crons."""
-    every = await database.arun(crons.everything(crons.place(tenant)))
-    return [cron for cron in every if cron.body["user"]["identity"] == user]
+    all_crons = await database.arun(crons.everything(crons.place(tenant)))
+    return [cron for cron in all_crons if cron.body["user"]["identity"] == user]
 
 
 async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[ThreadMatch, None]:
@@ -33,7 +33,8 @@ async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGe
 
 
 async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
-    """Return the threads with messages of a user that are in no listing, as none of their runs has begun."""
+    """Return the threads that have messages of a user, and are in no listing, as none of their runs has
+    begun."""
     database, found = walk.database, set[str]()
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
         if await database.arun(look(partition)) is not None:
@@ -52,10 +53,10 @@ class RemovalTerms(NamedTuple):
         memories: The user's memories.
         remove_thread: Removes a listed thread; returns False if it stays.
         remove_unlisted: Removes a thread that is in no listing; returns False if it stays.
-        unlisted: Threads in no listing that were found before; ``end_runs`` may end the messages that show
-            whose they are.
-        end_runs: Ends the user's runs, once nothing of the user's begins another.
-        record: Context of the last part, with a dict that receives its ``entries``.
+        unlisted: Threads in no listing that were found before ``end_runs``, which may end the messages that
+            show whose threads they are.
+        end_runs: Ends the user's runs; called once nothing of the user can begin another.
+        record: Returns a context around the last step, with a dict that receives the number of ``entries``.
     """
 
     own_crons: Sequence[crons.Cron]
@@ -68,8 +69,8 @@ class RemovalTerms(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Numbers of threads, crons and entries of memories that a step removed. After a thread that was
-    examined, a later call goes on from ``cursor``."""
+    """Numbers of threads, crons and entries of memories that a step removed. A later call can
+    continue from ``cursor``, which is set after each thread that was examined."""
 
     threads: int = 0
     crons: int = 0
@@ -97,10 +98,10 @@ async def remove_user(
                 listed.add(step.row.thread_id)
                 removed = await terms.remove_thread(step.row.thread_id)
             yield Removed(threads=int(removed), cursor=step.cursor)
-    async with terms.record() as more:
+    async with terms.record() as record:
         threads = 0
-        # A thread whose messages were ended may be listed since.
+        # A thread whose messages were ended may be listed by now, and so was removed above.
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
-        more["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
+        record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
     yield Removed(threads=threads, entries=entries)

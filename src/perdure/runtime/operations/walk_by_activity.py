@@ -1,8 +1,8 @@
 """Walk over a tenant's threads as they are now, the latest activity first where the database can do that.
 
 A backend with a listing orders its threads by time; on the others they come by their ids, as an order by time
-would need all of them. Each step names a place to go on from, so that a request examines threads for a moment
-and the next one goes on.
+would need all of them. Each step names the place after it, so that a request examines threads for a moment
+and the next request continues there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ThreadWalk(NamedTuple):
         """Yield the steps after a cursor.
 
         Args:
-            cursor: where to go on, empty for the beginning.
+            cursor: where to continue, empty for the beginning.
             enough: the number of threads after which the caller is likely to stop.
 
         Raises:
@@ -72,25 +72,25 @@ class ThreadWalk(NamedTuple):
         if cursor and order != (_BY_TIME if self.is_by_time else _BY_ID):
             raise BadSetting(f"the cursor {cursor[:40]!r} is not one of this search; begin it again without")
         if self.is_by_time:
-            steps = self._by_time(place, enough)
+            steps = self._walk_by_time(place, enough)
         else:
-            steps = self._by_id(place)
+            steps = self._walk_by_id(place)
         async with aclosing(steps) as walked:
             async for step in walked:
                 yield step
 
-    async def _by_time(self, place: str, enough: int | None) -> AsyncGenerator[VisitedThread, None]:
+    async def _walk_by_time(self, place: str, enough: int | None) -> AsyncGenerator[VisitedThread, None]:
         passed = number(place, "the cursor's number") if place else 0
         index = ThreadIndex(self.database, self.tenant)
         order = Order("updated_at", descending=not self.is_oldest_first)
         found = index.steps(status=self.status, sees=self.sees, order=order, skip=passed, enough=enough)
         async with aclosing(found) as steps:
-            async for at, row in steps:
-                if at > passed:
-                    yield VisitedThread(f"{_BY_TIME}:{at}", row, at - passed)
-                passed = at
+            async for position, row in steps:
+                if position > passed:
+                    yield VisitedThread(f"{_BY_TIME}:{position}", row, position - passed)
+                passed = position
 
-    async def _by_id(self, place: str) -> AsyncGenerator[VisitedThread, None]:
+    async def _walk_by_id(self, place: str) -> AsyncGenerator[VisitedThread, None]:
         start = WalkPlace.read(place)
         found = walk(self.database, self.tenant, self.sees, start, prefix=self.prefix, with_rows=True)
         async with aclosing(found) as walked:

@@ -37,12 +37,12 @@ def excerpt(messages: Any, wanted: Sequence[str]) -> str | None:
         for text in _list_texts(message):
             if has_words(text, wanted):
                 line = " ".join(text.split())
-                word = _place(line, wanted[0])
-                at = max(0, word - _BEFORE)
-                if at and " " in line[at:word]:
-                    at = line.index(" ", at) + 1
-                start, end = "…" if at else "", "…" if at + _EXCERPT < len(line) else ""
-                return f"{start}{line[at : at + _EXCERPT]}{end}"
+                word = _find_place(line, wanted[0])
+                begin = max(0, word - _BEFORE)
+                if begin and " " in line[begin:word]:
+                    begin = line.index(" ", begin) + 1
+                start, end = "…" if begin else "", "…" if begin + _EXCERPT < len(line) else ""
+                return f"{start}{line[begin : begin + _EXCERPT]}{end}"
     return None
 
 
@@ -58,14 +58,14 @@ def find_excerpt(messages: EncodedList, wanted: Sequence[str]) -> str | None:
 
 
 def _list_texts(message: Any) -> Iterator[str]:
-    # In its plain form a message is the value of its type.
+    # In its plain form a message is a mapping of its type and, as ``value``, its fields.
     if isinstance(message, Mapping) and "content" not in message:
-        held = message.get("value")
+        fields = message.get("value")
     else:
-        held = message
+        fields = message
     content = None
-    if isinstance(held, Mapping):
-        content = held.get("content")
+    if isinstance(fields, Mapping):
+        content = fields.get("content")
     if isinstance(content, str):
         yield content
     for part in content if isinstance(content, list) else ():
@@ -77,7 +77,7 @@ def _list_texts(message: Any) -> Iterator[str]:
             yield text
 
 
-def _place(line: str, word: str) -> int:
+def _find_place(line: str, word: str) -> int:
     """Return where a word begins in a line; folding can make a character longer, as it does "ß"."""
     left = line.casefold().find(word)
     for place, character in enumerate(line):

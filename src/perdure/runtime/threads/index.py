@@ -31,7 +31,7 @@ _GROWTH = 4
 _UNANNOUNCED = b',"announced":0}'
 """End of a copy for whose thread no change is announced."""
 _TURN_S = 0.005
-"""Seconds for which metadata are compared before others have a turn of the event loop."""
+"""Seconds for which metadata are compared before other tasks get a turn of the event loop."""
 
 Sees = Callable[[Mapping[str, Any]], bool]
 """Predicate over a thread's metadata."""
@@ -46,8 +46,8 @@ class ThreadIndex:
         self._partition = Partition(tenant, *LISTED)
 
     async def add(self, thread_id: str, document: Document) -> Document | None:
-        """Store the copy of a new thread's document in one request; None if the index has a copy already. It
-        is then of an earlier thread of this name, or another request created the same thread.
+        """Store the copy of a new thread's document in one request; None if the index has a copy already:
+        that of an earlier thread of this name, or of the same thread, created by another request.
 
         Args:
             thread_id: the thread.
@@ -58,7 +58,7 @@ class ThreadIndex:
             self._partition,
             _COLLECTION,
             thread_id,
-            _copy(document, 0),
+            _make_copy(document, 0),
             document.updated_at,
             Expect.ABSENT,
             fresh=fresh,
@@ -69,14 +69,14 @@ class ThreadIndex:
         """Store the copy of a thread's document, unless the index has one of a newer document; the arguments
         are as for ``add``."""
 
-        def newer(before: Document | None) -> Mapping[str, Any] | None:
+        def make_newer(before: Document | None) -> Mapping[str, Any] | None:
             announced = 0 if before is None else _read_announced(before, document)
-            made = _copy(document, announced if announced > document.version else 0)
+            made = _make_copy(document, announced if announced > document.version else 0)
             if before is not None and _age(before.body) > _age(made):
                 return None
             return made
 
-        await self._change(thread_id, newer, document.updated_at)
+        await self._change(thread_id, make_newer, document.updated_at)
 
     async def announce(self, thread_id: str, document: Document, now: int) -> None:
         """Record that a thread's document is about to be replaced by its next version.
@@ -89,7 +89,7 @@ class ThreadIndex:
 
         def add_announcement(before: Document | None) -> Mapping[str, Any] | None:
             if before is None:
-                return None  # The thread is read in full as it is.
+                return None  # A thread without a copy is read in full anyway.
             if _age(before.body) > (document.body["created_at"], document.version):
                 return None
             return {**before.body, "announced": max(_read_announced(before, document), document.version + 1)}
@@ -97,8 +97,8 @@ class ThreadIndex:
         await self._change(thread_id, add_announcement, now)
 
     async def remove(self, thread_id: str, seen: Document | None = None) -> None:
-        """Remove the copy of a thread that was removed; with ``seen`` only that one: a thread of the same
-        name that was created since has another."""
+        """Remove the copy of a thread that was removed; with ``seen`` only that copy, because a thread
+        of the same name that was created since has another."""
         expect = Expect.PRESENT if seen is None else seen.version
         await self._database.arun(documents.remove(self._partition, _COLLECTION, thread_id, expect))
 
@@ -178,8 +178,8 @@ class ThreadIndex:
     ) -> AsyncGenerator[tuple[int, ThreadRow | None], None]:
         """Yield the results of ``search``, each with its place: the number of threads of the status up to it,
         including those that do not match. Places without a thread come in between, so that a caller whose
-        time is over can go on from there. The arguments are those of ``search``, except that ``skip`` is a
-        place.
+        time is over can continue there later. The arguments are those of ``search``, except that ``skip`` is
+        a place.
         """
 
         def matches(held: Mapping[str, Any]) -> bool:
@@ -191,7 +191,7 @@ class ThreadIndex:
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        found = places(
+        pages = places(
             self._database,
             self._tenant,
             order or Order(),
@@ -200,10 +200,10 @@ class ThreadIndex:
             enough=enough,
             copies=copies,
         )
-        async for batch in _group_places(found, enough or _FIRST_BATCH):
+        async for batch in _group_places(pages, enough or _FIRST_BATCH):
             wanted = batch
             if needs_metadata:
-                entries = await self._entries(batch)
+                entries = await self._read_copies(batch)
                 wanted = []
                 turn = loop.time()
                 for place in batch:
@@ -213,8 +213,8 @@ class ThreadIndex:
                     if loop.time() - turn > _TURN_S:
                         await asyncio.sleep(0)
                         turn = loop.time()
-            for at in range(0, len(wanted), AT_ONCE):
-                some = wanted[at : at + AT_ONCE]
+            for start in range(0, len(wanted), AT_ONCE):
+                some = wanted[start : start + AT_ONCE]
                 # A few at a time, as the caller may need no more.
                 read = {row.thread_id: row for row in await rows(self._database, some)}
                 for place in some:
@@ -246,9 +246,9 @@ class ThreadIndex:
         program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
         await self._database.arun(program)
 
-    async def _entries(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
-        """Return the copies of threads' documents, by name, without those that cannot be read, or that a
-        change was announced for."""
+    async def _read_copies(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
+        """Return the copies of threads' documents, by name, without those that cannot be read, or for which
+        a change was announced."""
         names = [place.partition.thread for place in found]
         program = documents.get_many(self._partition, _COLLECTION, names)
         copies = await self._database.arun(program)
@@ -259,10 +259,11 @@ class ThreadIndex:
         }
 
 
-def _copy(document: Document, announced: int) -> dict[str, Any]:
-    """Return the copy of a thread's document; ``announced`` is the newest version that it is known to get."""
-    held = {name: document.body.get(name) for name in ("metadata", "created_at", "ttl")}
-    return {**held, "version": document.version, "announced": announced}
+def _make_copy(document: Document, announced: int) -> dict[str, Any]:
+    """Return the copy of a thread's document; ``announced`` is the newest version that was announced, or
+    0."""
+    kept = {name: document.body.get(name) for name in ("metadata", "created_at", "ttl")}
+    return {**kept, "version": document.version, "announced": announced}
 
 
 def _age(copy: Mapping[str, Any]) -> tuple[int, int]:
@@ -314,8 +315,8 @@ def _are_same_number(a: Any, b: Any) -> bool:
 async def _group_places(
     found: AsyncIterator[list[SortedThread]], first: int
 ) -> AsyncIterator[list[SortedThread]]:
-    """Yield places in groups of growing size, the first of ``first`` places: it is answered soon, the later
-    ones need few requests."""
+    """Yield places in groups of growing size: the first, of ``first`` places, comes soon, and the later ones
+    need few requests."""
     size = min(first, _BATCH)
     async for page in found:
         while page:

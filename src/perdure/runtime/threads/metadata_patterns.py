@@ -1,8 +1,8 @@
 """Byte patterns by which a database leaves out threads whose metadata cannot match.
 
-The copies in the index are JSON text from one encoder, so equal text is stored in equal bytes. Patterns are
-groups: metadata that matches has one pattern of each group in its stored form. Metadata that has them may
-still not match.
+The copies in the index are JSON text from one encoder, so equal text is stored in equal bytes. Patterns come
+in groups: the stored form of metadata that matches contains at least one pattern of each group. Metadata that
+contains them may still not match.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 Patterns = tuple[tuple[bytes, ...], ...]
 
 MOST = 8
-"""Groups, and patterns of a group, that one request has."""
+"""Maximum number of groups in one request, and of patterns in one group."""
 _BYTES = 256
 _EXACT = 1 << 53
 
 
 def patterns_of(part: Any) -> Patterns:
-    """Return the patterns of JSON data that contains other data."""
-    return tuple((each.encode("utf-8", "surrogatepass")[:_BYTES],) for each in _parts(part))
+    """Return the patterns of JSON data that contains ``part``."""
+    return tuple((each.encode("utf-8", "surrogatepass")[:_BYTES],) for each in _list_texts(part))
 
 
 def any_of(alternatives: list[Patterns]) -> Patterns:
@@ -34,18 +34,18 @@ def any_of(alternatives: list[Patterns]) -> Patterns:
     return (group,)
 
 
-def _parts(value: Any) -> Iterator[str]:
+def _list_texts(value: Any) -> Iterator[str]:
     match value:
         case str():
             yield _to_json(value)
         case list():
             for each in value:
-                yield from _parts(each)
+                yield from _list_texts(each)
         case Mapping():
             for name, each in value.items():
                 yield f"{_to_json(name)}:{_start_of(each)}"
                 if not isinstance(each, str):
-                    yield from _parts(each)
+                    yield from _list_texts(each)
         case _:
             pass
 

@@ -24,6 +24,7 @@ from perdure.runtime.threads.rows import ThreadRow, look
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 
 UNSURE = "unsure"
+"""Status in the listing of a thread whose records have to be read for its status."""
 
 _FIRST_PAGE, _PAGE = 100, 1000
 _SPAN = 1 << 13
@@ -69,41 +70,43 @@ async def places(
         skip: number of threads to leave out at the beginning.
         enough: number of places after which the caller is likely to stop.
         copies: condition on the threads' copies in the index. Threads whose copies do not meet it may be left
-            out, which the numbers of places show only in an order by time.
+            out; only in an order by time do the numbers of places count them.
     """
     if database.has_listing and order.by in ("created_at", "updated_at"):
         async for page in _list(database, tenant, order, status, skip=skip, enough=enough, copies=copies):
             yield page
         return
     if database.has_listing and order.by == "thread_id" and copies is None:
-        async for page in _by_name(database, tenant, order, status, enough):
+        async for page in _list_by_name(database, tenant, order, status, enough):
             yield [place for place in page if place.number > skip]
         return
     if database.has_listing:
-        # In the order in which nothing moves: each thread that stays is found once, whatever is written.
+        # In the order of creation no thread moves: each that stays is found once, whatever is written.
         pages = _list(database, tenant, Order("created_at"), status, copies=copies)
-        every = [place async for page in pages for place in page]
+        all_places = [place async for page in pages for place in page]
         if order.by == "status":
-            every = await _read_unsure(database, every)
+            all_places = await _read_unsure(database, all_places)
     else:
-        every = [place async for place in _scan(database, tenant) if status in (None, place.listed.status)]
-    every.sort(key=_key("updated_at"), reverse=True)
-    every.sort(key=_key(order.by), reverse=order.descending)
-    yield [place._replace(number=number) for number, place in enumerate(every, 1)][skip:]
+        all_places = [
+            place async for place in _scan(database, tenant) if status in (None, place.listed.status)
+        ]
+    all_places.sort(key=_make_key("updated_at"), reverse=True)
+    all_places.sort(key=_make_key(order.by), reverse=order.descending)
+    yield [place._replace(number=number) for number, place in enumerate(all_places, 1)][skip:]
 
 
 async def count(database: DatabaseHandle, tenant: str, status: Status | None = None) -> int:
     """Return the number of a tenant's threads with a status, or, if it is None, with any."""
     if not database.has_listing:
         return sum([len(page) async for page in places(database, tenant, Order(), status)])
-    number = await _size(database, FindListed(tenant, status=status or "", limit=1))
+    number = await _count_rows(database, FindListed(tenant, status=status or "", limit=1))
     if status is not None and status != "busy":
         number += len(await _find_unsure(database, tenant, Order(), status))
     return number
 
 
-async def _size(database: DatabaseHandle, find: FindListed) -> int:
-    """Return the number of rows in the listing, of which only the ends of long spans are read."""
+async def _count_rows(database: DatabaseHandle, find: FindListed) -> int:
+    """Return the number of rows in the listing, reading only the last row of each long span."""
     number, span = 0, _SPAN
     while span:
         hits = await database.arun(ask(replace(find, skip=span - 1)))
@@ -118,8 +121,8 @@ async def _size(database: DatabaseHandle, find: FindListed) -> int:
 async def rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
     """Return the threads at these places as they are now."""
     out: list[ThreadRow] = []
-    for at in range(0, len(found), AT_ONCE):
-        looks = (database.arun(look(place.partition)) for place in found[at : at + AT_ONCE])
+    for start in range(0, len(found), AT_ONCE):
+        looks = (database.arun(look(place.partition)) for place in found[start : start + AT_ONCE])
         out += [row for row in await asyncio.gather(*looks) if row is not None]
     return out
 
@@ -144,17 +147,17 @@ async def _list(
     if status is not None and status != "busy":
         unsure.extend(await _find_unsure(database, tenant, order, status))
     if not unsure:
-        found = _pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
-        async for page in found:
+        pages = _iterate_pages(database, tenant, order, status or "", skip=skip, enough=enough, copies=copies)
+        async for page in pages:
             yield page
         return
     # With places to merge in, each place has to be visited to count the skipped ones.
     sign = -1 if order.descending else 1
-    by, passed = _key(order.by), 0
-    async for page in _pages(database, tenant, order, status or "", enough=enough):
+    key, passed = _make_key(order.by), 0
+    async for page in _iterate_pages(database, tenant, order, status or "", enough=enough):
         merged: list[SortedThread] = []
         for place in page:
-            while unsure and sign * by(unsure[0]) < sign * by(place):
+            while unsure and sign * key(unsure[0]) < sign * key(place):
                 merged.append(unsure.popleft())
             merged.append(place)
         yield [place._replace(number=passed + n) for n, place in enumerate(merged, 1) if passed + n > skip]
@@ -166,12 +169,12 @@ async def _find_unsure(
     database: DatabaseHandle, tenant: str, order: Order, status: Status
 ) -> list[SortedThread]:
     """Return the threads that the listing is unsure about, and that have the status."""
-    pages = _pages(database, tenant, order, UNSURE)
+    pages = _iterate_pages(database, tenant, order, UNSURE)
     read = await _read(database, [place async for page in pages for place in page])
     return [place for place in read if place is not None and place.listed.status == status]
 
 
-async def _pages(
+async def _iterate_pages(
     database: DatabaseHandle,
     tenant: str,
     order: Order,
@@ -203,7 +206,7 @@ async def _pages(
             for number, hit in enumerate(hits, 1)
             if hit.listed is not None
         ]
-        # Threads with new activity move within the listing between pages.
+        # Threads with new activity move within the listing, and may come again on a later page.
         yield [place for place in page if place.partition not in seen]
         if not page or page[-1].number < passed + find.limit:
             return
@@ -212,15 +215,15 @@ async def _pages(
         find = replace(find.after(page[-1].listed), limit=_PAGE)
 
 
-async def _by_name(
+async def _list_by_name(
     database: DatabaseHandle, tenant: str, order: Order, status: Status | None, enough: int | None
 ) -> AsyncIterator[list[SortedThread]]:
     """Yield places in the order of the threads' names, which is that of the catalogue."""
     pages = _walk_catalogue(database, tenant, status, min(enough or _FIRST_PAGE, _PAGE))
     passed = 0
     if order.descending:
-        every = [place async for page in pages for place in page][::-1]
-        yield [place._replace(number=number) for number, place in enumerate(every, 1)]
+        all_places = [place async for page in pages for place in page][::-1]
+        yield [place._replace(number=number) for number, place in enumerate(all_places, 1)]
         return
     async for page in pages:
         yield [place._replace(number=number) for number, place in enumerate(page, passed + 1)]
@@ -271,8 +274,8 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
     """Return the same places with rows, and times and statuses read from them; None for threads that no
     longer exist."""
     out: list[SortedThread | None] = []
-    for at in range(0, len(found), AT_ONCE):
-        some = found[at : at + AT_ONCE]
+    for start in range(0, len(found), AT_ONCE):
+        some = found[start : start + AT_ONCE]
         read = await asyncio.gather(*(database.arun(look(place.partition)) for place in some))
         out += [
             None
@@ -294,12 +297,12 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
 async def _read_unsure(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[SortedThread]:
     """Return the places with the statuses of all threads, without threads that no longer exist."""
     doubtful = [place for place in found if place.listed.status == UNSURE]
-    read = iter(await _read(database, doubtful))
-    known = (next(read) if place.listed.status == UNSURE else place for place in found)
-    return [place for place in known if place is not None]
+    read_places = iter(await _read(database, doubtful))
+    checked = (next(read_places) if place.listed.status == UNSURE else place for place in found)
+    return [place for place in checked if place is not None]
 
 
-def _key(by: SortBy) -> Callable[[SortedThread], Any]:
+def _make_key(by: SortBy) -> Callable[[SortedThread], Any]:
     if by == "thread_id":
         return lambda place: place.partition.thread
     read = attrgetter(by)

@@ -39,7 +39,7 @@ from perdure.model.write_records import find_asking_tasks
 from perdure.runtime.json_encoding import plain
 
 _RUNS = 10
-_LOOKS = (
+_ITEMS = (
     Get(DOCUMENT, OF_THREAD),
     Get(DOCUMENT, EDITED),
     Get(LANE, (IN,)),
@@ -86,33 +86,33 @@ class ThreadRow(NamedTuple):
 
 def look(partition: Partition) -> Program[ThreadRow | None]:
     """Return a thread as it is now, None if it does not exist."""
-    (found, edits, lanes, runs, heads), fault = yield from _records(partition)
+    (stored, edits, lanes, runs, heads), fault = yield from _fetch_records(partition)
     lane = Lane.read(IN, lanes)
-    documents, faults = _decode_readable(found)
-    edited, more = _decode_readable(edits)
-    faults += more
-    kept: list[Run] = []
+    documents, faults = _decode_readable(stored)
+    edited, edit_faults = _decode_readable(edits)
+    faults += edit_faults
+    standing: list[Run] = []
     try:
-        # A run that never began left nothing, like one that was rolled back.
-        kept = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
+        # Like a run that was rolled back, one that never began left nothing behind.
+        standing = [r for r in map(Run.read, runs) if r.state != ROLLED_BACK and r.note.get("begun", True)]
     except Corrupt as error:
         faults.append(error)
     fault = faults[0] if faults else fault
-    if not found and fault is None and not heads and not lane.version:
+    if not stored and fault is None and not heads and not lane.version:
         return None
-    run = kept[0] if kept else None
+    run = standing[0] if standing else None
     document = documents[0] if documents else None
     row = row_of(partition, document, lane, run, edited[0] if edited else None)
-    # After a rollback the inbox names none, and the newest run that is left has asked.
-    left = run if run is not None and run.state == WAITING else None
-    asking = next((each for each in kept if each.id == lane.waiting), left)
+    # After a rollback the inbox names no waiting run: the newest one that is left has asked.
+    newest_waiting = run if run is not None and run.state == WAITING else None
+    asking = next((each for each in standing if each.id == lane.waiting), newest_waiting)
     if asking is not None and not (edited and edited[0].body["run_id"] == asking.id):
         ids = {one["id"] for one in asking.note.get("interrupts", ())}
         is_asleep = bool(ids) and ids <= takes_no_answer(asking.note)
         row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
     if heads:
         try:
-            row = yield from _with_state(partition, heads[0].fields["checkpoint_id"], row)
+            row = yield from _add_state(partition, heads[0].fields["checkpoint_id"], row)
         except Corrupt as error:
             fault = fault or error
     elif run is not None and fault is None:
@@ -132,7 +132,7 @@ def row_of(
     run: Run | None = None,
     edited: Document | None = None,
 ) -> ThreadRow:
-    """Return a thread without a state, from its records.
+    """Return a thread from its records, without the data of its checkpoints.
 
     Args:
         partition: the thread's partition.
@@ -159,36 +159,36 @@ def row_of(
     )
 
 
-def _with_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
-    """Return a thread with the data of its latest checkpoint."""
+def _add_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
+    """Return the row with the data of the thread's latest checkpoint."""
     row = row._replace(has_state=True)
-    at = time_of(head)
-    if at is None or not row.has_document:
+    head_time = time_of(head)
+    if head_time is None or not row.has_document:
         (latest, first) = yield from ask(
             Fetch(partition, (Get(CHECKPOINT, ("", head)), Range(CHECKPOINT, ("",), by="seq", limit=1)))
         )
         records = [CheckpointRecord.read(record) for record in (*latest, *first)]
         if not latest:
             return row
-        at = at or _parse(records[0])
+        head_time = head_time or _parse_time(records[0])
         if not row.has_document:
-            made = time_of(records[-1].id) or _parse(records[-1])
-            row = row._replace(metadata=_metadata_of(records[0]), created_at=row.created_at or made)
-    if row.status == "idle" and (row.run is None or row.run.state != DONE or at > row.run.updated_at):
+            first_time = time_of(records[-1].id) or _parse_time(records[-1])
+            row = row._replace(metadata=_read_metadata(records[0]), created_at=row.created_at or first_time)
+    if row.status == "idle" and (row.run is None or row.run.state != DONE or head_time > row.run.updated_at):
         (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
         if find_asking_tasks(writes):
             row = row._replace(status="interrupted")
-    return row._replace(updated_at=max(row.updated_at, at))
+    return row._replace(updated_at=max(row.updated_at, head_time))
 
 
-def _parse(record: CheckpointRecord) -> int:
+def _parse_time(record: CheckpointRecord) -> int:
     try:
         return read_time(record.ts)
     except (TypeError, ValueError, OverflowError) as error:
         raise Corrupt(f"checkpoint {record.id} has the time {record.ts!r}, which is none") from error
 
 
-def _metadata_of(record: CheckpointRecord) -> dict[str, Any]:
+def _read_metadata(record: CheckpointRecord) -> dict[str, Any]:
     """Return the metadata of a checkpoint without the entries that LangGraph adds, as JSON data."""
     metadata: dict[str, Any] = plain_reading.metadata_of(record)
     own = {name: value for name, value in metadata.items() if name not in _TECHNICAL}
@@ -209,14 +209,15 @@ def _decode_readable(records: Iterable[Record]) -> tuple[list[Document], list[Co
     return documents, faults
 
 
-def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
-    """Return a thread's records, and the error of one that cannot be decoded."""
+def _fetch_records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ...], Corrupt | None]]:
+    """Return a thread's records. If one cannot be decoded, read each item by itself, and return the error,
+    too."""
     try:
-        return (yield from ask(Fetch(partition, _LOOKS))), None
+        return (yield from ask(Fetch(partition, _ITEMS))), None
     except Corrupt as error:
         fault = error
     out: list[tuple[Record, ...]] = []
-    for item in _LOOKS:
+    for item in _ITEMS:
         try:
             out += yield from ask(Fetch(partition, (item,)))
         except Corrupt as error:
@@ -226,7 +227,8 @@ def _records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ...], ..
 
 
 def _find_status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
-    """Return the status as far as the queue tells; the checkpoint may have a question that no run asked."""
+    """Return the status that the queue shows: a question that no run asked is known only from a
+    checkpoint."""
     is_fork = edited is not None and edited.get("is_fork", False)
     is_edited = edited is not None and edited["run_id"] == (None if run is None else run.id)
     is_asking = lane is not None and lane.waiting is not None

@@ -36,7 +36,7 @@ deleted."""
 
 class ThreadDraft(NamedTuple):
     """A thread that is created with its first message: ``precondition`` is for ``submit``, ``row`` is the
-    thread as it is then."""
+    thread once it is created."""
 
     precondition: Put
     row: ThreadRow
@@ -65,7 +65,7 @@ class Threads:
             ttl: time to live, in minutes under "ttl"; by default that of the runtime.
         """
         now = await self._context.clock.now()
-        body = self._body(metadata, ttl, now)
+        body = self._make_body(metadata, ttl, now)
         put, document = documents.plan_create(*OF_THREAD, body, now, self._database.draw_version())
         indexed: Document | None = None
         if body["ttl"] is not None:
@@ -88,8 +88,8 @@ class Threads:
     ) -> ThreadRow | None:
         """Create a thread without a message.
 
-        A thread that an application created without a server exists, and becomes known to clients by
-        ``adopt``.
+        A thread that an application created without a server counts as existing; ``adopt`` makes it known to
+        clients.
 
         Args:
             thread_id: the thread.
@@ -102,7 +102,7 @@ class Threads:
         if await self.look(thread_id) is not None:
             return None
         now = await self._context.clock.now()
-        body = self._body(metadata, ttl, now)
+        body = self._make_body(metadata, ttl, now)
         fresh = self._database.draw_version()
         _, document = documents.plan_create(*OF_THREAD, body, now, fresh)
         await self._index_new(thread_id, document)
@@ -135,8 +135,9 @@ class Threads:
             await self.index.write(row.thread_id, made)
 
     async def redraft(self, row: ThreadRow, metadata: Mapping[str, Any]) -> Put | None:
-        """Return the condition that a thread is unchanged, under which a message is accepted and merged into
-        its metadata; call ``reindex`` after that. ``None`` if the thread was changed since."""
+        """Return the precondition of a message that merges into a thread's metadata, if the thread is
+        unchanged since ``row`` was read; call ``reindex`` after the acceptance. ``None`` if it was changed
+        already."""
         before = await self._read_document(row.thread_id)
         if before is None or before.version != row.version:
             return None
@@ -195,7 +196,7 @@ class Threads:
         Args:
             thread_id: the thread.
             run_id: the newest run at the time of the edit, if any.
-            goes_on: the graph has steps left to execute.
+            goes_on: True if the graph has steps left to execute.
         """
         now = await self._context.clock.now()
         body = {"run_id": run_id, "goes_on": goes_on}
@@ -210,8 +211,9 @@ class Threads:
         """Return True if ``touch`` has to follow a message that was accepted on a thread.
 
         Where this process works on the message, the record of its run shows the activity, and nothing more
-        has to be written. The document shows it once an hour all the same: records of runs are removed in
-        time, and do not move with a thread. A time to live starts again with every message.
+        has to be written. Still the document is written once an hour, because records of runs are removed in
+        time, and do not move with a thread; and after every message if the thread has a time to live, which
+        starts again.
 
         Args:
             before: the thread as it was before the message.
@@ -225,7 +227,7 @@ class Threads:
         again."""
         now = await self._context.clock.now()
 
-        def again(before: Document | None) -> Mapping[str, Any] | None:
+        def restart_ttl(before: Document | None) -> Mapping[str, Any] | None:
             ttl = None if before is None else before.body.get("ttl")
             body = None if before is None else before.body
             if body is None or ttl is None:
@@ -233,7 +235,7 @@ class Threads:
             return {**body, "ttl": make_stored_ttl(ttl, now)}
 
         fresh = self._database.draw_version()
-        program = documents.change(self._partition(thread_id), *OF_THREAD, again, now, fresh)
+        program = documents.change(self._partition(thread_id), *OF_THREAD, restart_ttl, now, fresh)
         changed = await self._database.arun(program)
         if changed is not None and changed.body.get("ttl") is not None:
             await self.index.write(thread_id, changed)
@@ -246,8 +248,9 @@ class Threads:
         return row is not None
 
     async def remove_resting(self, thread_id: str, *, only_unused: bool = False) -> bool:
-        """Remove a thread without pending work, and return True if it was removed. A message accepted
-        meanwhile keeps the thread; with ``only_unused`` also one whose run has ended by now."""
+        """Remove a thread without pending work, and return True if it was removed. A thread
+        for which a message is accepted meanwhile is kept; with ``only_unused``, one that ever accepted
+        any."""
         return await self._control.remove_resting(self._partition(thread_id), only_unused=only_unused)
 
     async def copy(self, thread_id: str, into: str) -> None:
@@ -302,7 +305,9 @@ class Threads:
         program = inbox.was_accepted(self._partition(thread_id), dedupe_digest(dedupe_key))
         return await self._database.arun(program)
 
-    def _body(self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int) -> dict[str, Any]:
+    def _make_body(
+        self, metadata: Mapping[str, Any], ttl: Mapping[str, Any] | None, now: int
+    ) -> dict[str, Any]:
         usual = self._context.thread_ttl
         given = ttl or (None if usual is None else usual.client_form)
         return {"metadata": dict(metadata), "created_at": now, "ttl": make_stored_ttl(given, now)}

@@ -13,7 +13,7 @@ from perdure.model.runs.messages import Message
 from perdure.runtime.agents.run_user import USER, USER_ID
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
-"""Keys of the metadata that may name a thread's user; the first existing one does. Handlers of a server's
+"""Keys of the metadata that may name a thread's user; the first that exists counts. Handlers of a server's
 authentication usually write ``owner``."""
 
 _TITLES = ("title", "name")
@@ -45,8 +45,8 @@ def user_of_options(options: Mapping[str, Any]) -> str | None:
 
 
 def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
-    """Return the user of an accepted message, ``None`` if it names none or is gone: a run without stored
-    checkpoints leaves no metadata."""
+    """Return the user of an accepted message, ``None`` if it names none or was removed. Used where
+    the thread has no metadata: a run without stored checkpoints leaves none."""
     (found,) = yield from ask(Fetch(partition, (Get(INBOX, (seq,)),)))
     return next(
         (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None

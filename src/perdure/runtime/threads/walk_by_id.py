@@ -1,8 +1,8 @@
-"""Walk over a tenant's threads in order of their ids, which goes on from a cursor and names only threads that
+"""Walk over a tenant's threads in order of their ids. It continues from a cursor, and names only threads that
 the viewer may see.
 
-A cursor has the last thread that the viewer saw and the number of threads that were examined since: the id
-of another one would tell that it exists.
+A cursor has the last thread that the viewer saw and the number of threads that were examined since, because
+the id of a thread that the viewer may not see would reveal that it exists.
 """
 
 from __future__ import annotations
@@ -71,26 +71,26 @@ async def walk(
         database: The database.
         tenant: The tenant.
         sees: Which threads the viewer may see, None for all.
-        place: Where to go on.
+        place: Where to continue.
         prefix: Beginning of the ids that have to be examined: others may be left out.
-        with_rows: True to read every thread; otherwise only what the rights need is read.
+        with_rows: True to read the row of every thread; otherwise rows are read only if ``sees`` needs them.
     """
     # The index takes prefixes that end in an ASCII character.
     while prefix and ord(prefix[-1]) >= _ASCII - 1:
         prefix = prefix[:-1]
-    after, left = place.after, place.passed
+    after, to_skip = place.after, place.passed
     while True:
         start = Partition(tenant, after) if after else None
-        size = min(left, _SKIPPED_PAGE) or _PAGE
+        size = min(to_skip, _SKIPPED_PAGE) or _PAGE
         find = FindThreads(tenant, after=start, limit=size, prefix=prefix)
         hits = await database.arun(ask(find))
-        skipped = min(left, len(hits))
-        left -= skipped
-        found = [hit.partition for hit in hits[skipped:]]
-        rows: list[ThreadRow | None] = [None] * len(found)
+        skipped = min(to_skip, len(hits))
+        to_skip -= skipped
+        partitions = [hit.partition for hit in hits[skipped:]]
+        rows: list[ThreadRow | None] = [None] * len(partitions)
         if with_rows or sees is not None:
-            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in found)))
-        for partition, row in zip(found, rows, strict=True):
+            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in partitions)))
+        for partition, row in zip(partitions, rows, strict=True):
             if sees is None or (row is not None and sees(row.metadata)):
                 place = WalkPlace(partition.thread)
                 yield WalkStep(place, partition, row)

@@ -52,9 +52,17 @@ TENANT: ContextVar[str] = ContextVar("tenant")
 
 
 class Views(NamedTuple):
-    """Views of a run's graph: of conversations, of its users, of the calls of models that it reports and of
-    their first token, of the messages that it takes up while it goes on, and of the prices and limits of its
-    calls."""
+    """Parts of the runtime that one attempt at a run uses.
+
+    Attributes:
+        conversations: Fit the thread's messages into their window.
+        memories: Recall what is known of the user, and hand over the turn.
+        called: Gets the fields of each call of a model.
+        answers: Called with the first token that a model generates.
+        steering: The messages that the run takes up while it is under way.
+        prices: Prices of the calls of models.
+        limits: Limits of the calls, if there are any.
+    """
 
     conversations: Conversations
     memories: Memories
@@ -82,7 +90,7 @@ async def attempt(
     Args:
         agent: The agent of the run's graph.
         graphs: The graphs of this process.
-        views: The graphs' views of conversations and of their users, and the steering of the run.
+        views: The parts of the runtime that the attempt uses.
         held: The run, with its lease.
         journal: The recorded effects of the run.
         buffer: The buffer for the run's events, or ``None`` if it publishes none.
@@ -108,21 +116,22 @@ async def attempt(
         user=user_of((options.config.get("configurable") or {}).get(USER)),
         context=options.context,
     )
-    within, steered = TENANT.set(tenant), STEERING.set(views.steering)
-    caller = CALLER.set("" if views.limits is None else views.limits.user)
+    tenant_token, steering_token = TENANT.set(tenant), STEERING.set(views.steering)
+    caller_token = CALLER.set("" if views.limits is None else views.limits.user)
     try:
         async with making as graph:
             return await _attempt(agent, graph, views, held, (journal, options), buffer)
     finally:
         if views.limits is not None:
             views.limits.close()
-        CALLER.reset(caller)
-        STEERING.reset(steered)
-        TENANT.reset(within)
+        CALLER.reset(caller_token)
+        STEERING.reset(steering_token)
+        TENANT.reset(tenant_token)
 
 
 def _with_model(options: Options, model: str) -> Options:
-    """Return the options of a run that takes another model from its configurable values, or its context."""
+    """Return a run's options with another model in its configurable values, and in its context if that has
+    one."""
     configurable = {**(options.config.get("configurable") or {}), "model": model}
     context = options.context
     if isinstance(context, Mapping) and "model" in context:
@@ -135,54 +144,60 @@ async def _attempt(
     graph: Pregel[Any, Any, Any, Any],
     views: Views,
     held: HeldRun,
-    how_to: tuple[EffectJournal, Options],
+    journal_and_options: tuple[EffectJournal, Options],
     buffer: EventBuffer | None,
 ) -> Ending:
-    journal, options = how_to
+    journal, options = journal_and_options
     context = context_of(graph, options.context, options.config.get("configurable") or {})
     places = QuestionRules(agent.questions)
-    config = now = places.watch(config_of(agent, held, journal, options, views, context))
-    begun_at = await _find_start(graph, now, held)
+    config = head_config = places.watch(config_of(agent, held, journal, options, views, context))
+    begun_at = await _find_start(graph, head_config, held)
     has_begun = begun_at is not None
-    is_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
-    given = None if is_once and has_begun else agent.to_input(held.messages)
+    is_given_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
+    given = None if is_given_once and has_begun else agent.to_input(held.messages)
     if isinstance(given, Command):
-        given = await select_still_to_give(graph, now, held, given, views.steering.database)
+        given = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
-        config = _at(config, options.checkpoint_id)
+        config = _start_at(config, options.checkpoint_id)
         await _require_start(graph, config, held, options.checkpoint_id)
-    before: Sequence[Any] | None = ()
-    # Read once for both: each load of a thread before its first step is a request to the database.
+    earlier_messages: Sequence[Any] | None = ()
+    # Read once for memory and conversation: each load before the first step is a request to the database.
     is_read = not has_begun and (agent.memory is not None or agent.conversation is not None)
-    stored = await _values(graph, config) if is_read else None
+    stored = await _read_values(graph, config) if is_read else None
     if agent.memory is not None:
-        before = await views.memories.before(agent.memory, graph, config, held, stored)
+        earlier_messages = await views.memories.before(agent.memory, graph, config, held, stored)
     if agent.memory is not None and stored is not None:
         given = await views.memories.input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
         given = await views.conversations.input(agent.conversation, held, given, stored)
-    if isinstance(given, Command) and _ends(given):
-        await _end(graph, config, now, _make_publisher(graph, held, buffer, begun_at, journal.waits))
+    if isinstance(given, Command) and _only_ends(given):
+        await _clear_next_tasks(
+            graph, config, head_config, _make_publisher(graph, held, buffer, begun_at, journal.waits)
+        )
         return Ending(DONE, {})
     if has_begun or given is None:
         graph = await awithout_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
-    how = {**_how(agent, options, context), "control": views.steering.control}
+    call_options = {**_make_call_options(agent, options, context), "control": views.steering.control}
     publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)
-    values = await _steer(graph, given, (config, now), how, held, (views.steering, buffer, publisher))
+    values = await _steer(
+        graph, given, (config, head_config), call_options, held, (views.steering, buffer, publisher)
+    )
     held = views.steering.current(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
-    is_answered = held.run.channel not in ("", WEBHOOK)
-    if _may_pause(graph, options) or is_answered:
-        snapshot = await aread_state(graph, now)
-    others: Sequence[tuple[str, Any]] = ()
+    has_channel = held.run.channel not in ("", WEBHOOK)
+    if _may_pause(graph, options) or has_channel:
+        snapshot = await aread_state(graph, head_config)
+    other_sends: Sequence[tuple[str, Any]] = ()
     if agent.memory is not None:
-        # A run that waits hands its turn over, too: the run of the answer has only what it added itself.
-        others = await views.memories.end_turn(agent.memory, graph, now, held, (before, values))
+        # A run that waits hands over its turn, too: the run of the answer adds only its own messages.
+        other_sends = await views.memories.end_turn(
+            agent.memory, graph, head_config, held, (earlier_messages, values)
+        )
     if interrupts and is_unnamed:
-        await remove_unnamed(graph.checkpointer, now, held)
+        await remove_unnamed(graph.checkpointer, head_config, held)
     if interrupts or (snapshot is not None and snapshot.next):
         # Only the ids are stored with the run: the values are in the checkpoint.
         note = {"interrupts": [{"id": interrupt.id} for interrupt in interrupts]}
@@ -193,34 +208,34 @@ async def _attempt(
             for i in interrupts
             if i.id not in waits or waits[i.id].kind == "question"
         ]
-        return Ending(WAITING, note, asked if is_answered else (), others)
+        return Ending(WAITING, note, asked if has_channel else (), other_sends)
     if agent.conversation is not None:
-        await views.conversations.note_reply(agent.conversation, graph, now, held, values)
-    replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and is_answered else ()
-    return Ending(DONE, {}, tuple(replies), others)
+        await views.conversations.note_reply(agent.conversation, graph, head_config, held, values)
+    replies = agent.to_replies(snapshot.values, held.messages) if snapshot is not None and has_channel else ()
+    return Ending(DONE, {}, tuple(replies), other_sends)
 
 
 async def _steer(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     configs: tuple[RunnableConfig, RunnableConfig],
-    how: dict[str, Any],
+    call_options: dict[str, Any],
     held: HeldRun,
     by: tuple[Steering, EventBuffer | None, StreamPublisher | None],
 ) -> Any:
-    """Return the values of a graph that takes up what steers it between its steps. ``configs`` are those of
-    where it begins and of the thread's latest checkpoint."""
-    (config, now), (steering, buffer, publisher) = configs, by
+    """Run a graph, write steering messages into its state between its steps, and return its values.
+    ``configs`` are the one with which the graph begins, and the one of the thread's latest checkpoint."""
+    (config, head_config), (steering, buffer, publisher) = configs, by
     if steering.first_look is not None:
-        # It reports its own failure. Cancelled, it is the worker's to end.
+        # The task reports its own failure. If this attempt is cancelled, the worker ends the task.
         await asyncio.wait([steering.first_look])
     while True:
         steering.control.begin()
         try:
-            values = await _invoke(graph, given, config, how, buffer, publisher)
+            values = await _invoke(graph, given, config, call_options, buffer, publisher)
         except GraphDrained:
-            await steering.write_between_steps(graph, now, held)
-            given, config = None, steering.go_on(graph, now)
+            await steering.write_between_steps(graph, head_config, held)
+            given, config = None, steering.go_on(graph, head_config)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
             for left in cancelled.args:
@@ -239,15 +254,15 @@ async def _steer(
             return values
 
 
-def _ends(given: Command[Any]) -> bool:
+def _only_ends(given: Command[Any]) -> bool:
     """Return True if a command asks for nothing but the end."""
     return given.goto in (END, [END], (END,)) and given.resume is None and not given.update
 
 
-async def _end(
+async def _clear_next_tasks(
     graph: Pregel[Any, Any, Any, Any],
     config: RunnableConfig,
-    now: RunnableConfig,
+    head_config: RunnableConfig,
     publisher: StreamPublisher | None,
 ) -> None:
     """Clear the thread's next tasks and their interrupts. LangGraph ignores a command with ``goto=END`` when
@@ -255,7 +270,7 @@ async def _end(
     await aupdate_state(graph, config, None, as_node=END)
     if publisher is not None:
         if "values" in publisher.stream_modes:
-            await publisher.part("values", (await aread_state(graph, now)).values, ())
+            await publisher.part("values", (await aread_state(graph, head_config)).values, ())
         await publisher.publish_end()
 
 
@@ -275,17 +290,17 @@ def _make_publisher(
 
 
 async def _find_start(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> str | None:
-    """Return the id of the checkpoint from which the run goes on if an earlier attempt stored one, by
-    LangGraph's own rule: the head is the run's."""
+    """Return the id of the checkpoint from which the run continues, if an earlier attempt stored one.
+    As in LangGraph, that is so if the latest checkpoint has the run's id."""
     if held.run.is_fresh or not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return None
-    found = await graph.checkpointer.aget_tuple(config)
-    if found is None or found.metadata.get("run_id") != held.run.id:
+    latest = await graph.checkpointer.aget_tuple(config)
+    if latest is None or latest.metadata.get("run_id") != held.run.id:
         return None
-    return str(found.checkpoint["id"])
+    return str(latest.checkpoint["id"])
 
 
-async def _values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Mapping[str, Any]:
+async def _read_values(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> Mapping[str, Any]:
     """Return the values of the state from which a run starts."""
     if not isinstance(graph.checkpointer, BaseCheckpointSaver):
         return {}
@@ -326,17 +341,17 @@ def add_notice(held: HeldRun, ending: Ending) -> Ending:
     return replace(ending, note=note, replies=() if url is None else (notice,))
 
 
-def _at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
+def _start_at(config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
     configurable = {**config.get("configurable", {}), "checkpoint_id": checkpoint_id}
     return {**config, "configurable": configurable}
 
 
-def _how(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
-    how: dict[str, Any] = {"durability": options.durability or agent.durability, "context": context}
+def _make_call_options(agent: Agent, options: Options, context: Any) -> dict[str, Any]:
+    call_options: dict[str, Any] = {"durability": options.durability or agent.durability, "context": context}
     for name in ("interrupt_before", "interrupt_after"):
         if (asked := getattr(options, name)) is not None:
-            how[name] = asked
-    return how
+            call_options[name] = asked
+    return call_options
 
 
 def _may_pause(graph: Pregel[Any, Any, Any, Any], options: Options) -> bool:
@@ -353,21 +368,25 @@ async def _invoke(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     config: RunnableConfig,
-    how: dict[str, Any],
+    call_options: dict[str, Any],
     buffer: EventBuffer | None,
     publisher: StreamPublisher | None,
 ) -> Any:
     """Invoke a graph like ``ainvoke`` and publish the run's events meanwhile, if it has a publisher."""
     if buffer is None or publisher is None:
-        return await graph.ainvoke(given, config, **how)
-    how = {**how, "stream_mode": publisher.stream_modes, "subgraphs": publisher.stream.subgraphs}
+        return await graph.ainvoke(given, config, **call_options)
+    call_options = {
+        **call_options,
+        "stream_mode": publisher.stream_modes,
+        "subgraphs": publisher.stream.subgraphs,
+    }
     if publisher.speaks_protocol:
-        how["version"] = "v2"
+        call_options["version"] = "v2"
         config = {**config, "configurable": {**config.get("configurable", {}), BY_BLOCK: True}}
     by_event = publisher if "events" in publisher.stream.modes else None
     values: Any = None
     interrupts: list[Interrupt] = []
-    async with aclosing(_parts(graph, given, config, how, by_event)) as parts:
+    async with aclosing(_stream_parts(graph, given, config, call_options, by_event)) as parts:
         async for part in parts:
             if isinstance(part, dict):
                 part = part["ns"], part["type"], part["data"]
@@ -378,29 +397,31 @@ async def _invoke(
                 interrupts += payload[INTERRUPT]
             await publisher.part(mode, payload, namespace)
             await buffer.room()
-    held = values if isinstance(values, dict) else {}
+    result = values if isinstance(values, dict) else {}
     if interrupts:
-        return {**held, INTERRUPT: tuple(interrupts)}
-    return held
+        return {**result, INTERRUPT: tuple(interrupts)}
+    return result
 
 
-async def _parts(
+async def _stream_parts(
     graph: Pregel[Any, Any, Any, Any],
     given: Any,
     config: RunnableConfig,
-    how: dict[str, Any],
+    call_options: dict[str, Any],
     publisher: StreamPublisher | None,
 ) -> AsyncGenerator[Any, None]:
     """Yield the parts of a graph's stream. With a ``publisher``, LangChain's other events are published as
     well."""
     if publisher is None:
         # Closed at once when a part cannot be published: the graph's tasks end with the stream.
-        async with aclosing(cast(AsyncGenerator[Any, None], graph.astream(given, config, **how))) as parts:
+        async with aclosing(
+            cast(AsyncGenerator[Any, None], graph.astream(given, config, **call_options))
+        ) as parts:
             async for part in parts:
                 yield part
         return
     run_id = publisher.get_root_id()
-    stream = graph.astream_events(given, {**config, "run_id": run_id}, version="v2", **how)
+    stream = graph.astream_events(given, {**config, "run_id": run_id}, version="v2", **call_options)
     async with aclosing(cast(AsyncGenerator[Any, None], stream)) as events:
         async for event in events:
             if event["event"] == "on_chain_stream" and event["run_id"] == str(run_id):
@@ -429,11 +450,11 @@ def config_of(
         views: The observer of the calls of models, and what steers the run.
         context: The graph's context, whose fields are mirrored into the configurable part.
     """
-    given = options.config.get("configurable") or {}
+    given_configurable = options.config.get("configurable") or {}
     configurable = {
         **agent.config.get("configurable", {}),
-        **mirror(context, given),
-        **({USER: user_of(given[USER])} if USER in given else {}),
+        **mirror(context, given_configurable),
+        **({USER: user_of(given_configurable[USER])} if USER in given_configurable else {}),
         "thread_id": ThreadId.of(
             held.partition.thread,
             epoch=held.epoch,

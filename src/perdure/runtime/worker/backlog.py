@@ -1,9 +1,9 @@
 """Due queues as a worker last read them, in the order in which it tries them.
 
 A queue that this worker cannot serve, or that fails, is put off with exponential backoff, so that it never
-blocks others: due queues that were not tried yet come first. The database is read page by page, from the
-longest due queue and from where the last read ended, so that every queue is reached however many are put
-off.
+blocks others: due queues that were not tried yet come first. The database is read page by page: each read
+takes the queues that have been due longest, and then continues where the last read ended, so that every queue
+is reached however many are put off.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ Reason = Foreign | Failing | Limited
 
 class _PutOff(NamedTuple):
     """Backoff of a queue: how often it was put off, and until when. ``due_at`` is when it was due at that
-    time, if a change of it means progress; ``reason`` is set if it is counted."""
+    time: a queue with another due time has made progress. It is None if such a change means nothing.
+    ``reason`` is set if the queue is counted."""
 
     times: int
     until: float
@@ -71,19 +72,19 @@ class Backlog:
         self._tenant = tenant
         self._pause = pause
         self._new: dict[Due, int | None] = {}
-        self._again: dict[Due, int | None] = {}
+        self._retried: dict[Due, int | None] = {}
         self._tried: dict[Due, int | None] = {}
         self._put_off: dict[Due, _PutOff] = {}
         self._cursor: int | None = None
         self._turns = 0
         self.looked_at = 0.0
         self.next_due_at: int | None = None
-        """When the next queue is due that the last read found not due yet, if that is within a second: a
-        queue that another process made due may be so a moment later by this one's estimate of the time."""
+        """The earliest time among queues that the last read found not due yet, at most a second ahead: by
+        this process's estimate of the time a queue may be due a moment later than by another's."""
         self.counts: Counter[Reason] = Counter()
 
     def __len__(self) -> int:
-        return len(self._new) + len(self._again)
+        return len(self._new) + len(self._retried)
 
     @property
     def waiting_count(self) -> int:
@@ -92,7 +93,7 @@ class Backlog:
         return len(self._new)
 
     def __contains__(self, due: Due) -> bool:
-        return due in self._new or due in self._again
+        return due in self._new or due in self._retried
 
     def add(self, due: Due) -> None:
         """Add a queue that this process made due itself."""
@@ -110,19 +111,19 @@ class Backlog:
         self.looked_at = time
         self.next_due_at = None
         self._new = {due: due_at for due, due_at in self._new.items() if due_at is None}
-        self._again.clear()
+        self._retried.clear()
         seen: set[Due] = set()
         last = await self._read(now, None, serving, time, seen)
         if last is None:
             self._cursor = None
-            self._forget(due for due in self._put_off if due not in seen)
+            self._drop_all(due for due in self._put_off if due not in seen)
             return len(self)
         for _ in range(_PAGES - 1):
             # Continue where the last read ended, but after the first page.
             self._cursor = await self._read(now, max(last, self._cursor or last), serving, time, seen)
             if self._cursor is None:
                 oldest = time - 2.0**_TIMES_MAX * self._pause
-                self._forget(due for due, put_off in self._put_off.items() if put_off.until < oldest)
+                self._drop_all(due for due, put_off in self._put_off.items() if put_off.until < oldest)
                 break
             if len(self) >= enough:
                 break
@@ -131,7 +132,7 @@ class Backlog:
     async def _read(
         self, now: int, since: int | None, serving: Mapping[Due, object], time: float, seen: set[Due]
     ) -> int | None:
-        """Read a page and sort its queues in. Return the due time of its last one, from which the next page
+        """Read a page and add its queues. Return the due time of its last one, from which the next page
         is read, or ``None`` after the last page."""
         limit = _PAGE
         while True:
@@ -150,25 +151,27 @@ class Backlog:
             if due is not None and due not in seen:
                 seen.add(due)
                 if due not in serving:
-                    self._sort(due, due_at, time)
+                    self._add_found(due, due_at, time)
         return times[-1] if len(page) == limit else None
 
-    def _sort(self, due: Due, due_at: int, time: float) -> None:
-        before = self._put_off.get(due)
-        if before is not None and before.due_at not in (None, due_at):
-            # It has made progress since it was put off.
+    def _add_found(self, due: Due, due_at: int, time: float) -> None:
+        put_off = self._put_off.get(due)
+        if put_off is not None and put_off.due_at not in (None, due_at):
+            # The queue has made progress since it was put off.
             self._drop(due)
-            before = None
-        if before is None:
+            put_off = None
+        if put_off is None:
             self._new.setdefault(due, due_at)
-        elif before.until <= time:
-            self._again[due] = due_at
+        elif put_off.until <= time:
+            self._retried[due] = due_at
 
     def take(self, running: Mapping[str, int], slots: int, per_tenant: int | None) -> Sequence[Due]:
         """Return at most ``slots`` queues to try now, tenants in turn."""
         self._turns += 1
         first = 1 if self._turns % _RETRIED_EVERY == 0 else 0
-        order: Iterator[Due] = chain(islice(self._again, first), self._new, islice(self._again, first, None))
+        order: Iterator[Due] = chain(
+            islice(self._retried, first), self._new, islice(self._retried, first, None)
+        )
         chosen = in_turn(order, running, slots, per_tenant)
         for due in chosen:
             self.take_one(due)
@@ -176,7 +179,7 @@ class Backlog:
 
     def take_one(self, due: Due) -> None:
         """Take a queue that is to be tried now."""
-        waiting = self._new if due in self._new else self._again
+        waiting = self._new if due in self._new else self._retried
         self._tried[due] = waiting.pop(due)
 
     def note_served(self, due: Due) -> None:
@@ -190,13 +193,13 @@ class Backlog:
         Args:
             due: The queue.
             time: The time of the event loop, in seconds.
-            reason: The reason by which such queues are counted, if any.
+            reason: The reason under which the queue is counted, if any.
             failed: True after an error: then the queue's due time says nothing about progress.
         """
         due_at = self._tried.pop(due, None)
-        before = self._put_off.get(due)
+        put_off = self._put_off.get(due)
         self._drop(due)
-        times = 0 if before is None else before.times + 1
+        times = 0 if put_off is None else put_off.times + 1
         until = time + self._pause * 2.0 ** min(times, _TIMES_MAX)
         # The due time of a failing queue may move with each failure.
         self._put_off[due] = _PutOff(times, until, None if failed else due_at, reason)
@@ -204,11 +207,11 @@ class Backlog:
             self.counts[reason] += 1
 
     def _drop(self, due: Due) -> None:
-        before = self._put_off.pop(due, None)
-        if before is not None and before.reason is not None:
-            self.counts[before.reason] -= 1
+        put_off = self._put_off.pop(due, None)
+        if put_off is not None and put_off.reason is not None:
+            self.counts[put_off.reason] -= 1
 
-    def _forget(self, queues: Iterable[Due]) -> None:
+    def _drop_all(self, queues: Iterable[Due]) -> None:
         """Reset the backoff of queues."""
         for due in list(queues):
             self._drop(due)

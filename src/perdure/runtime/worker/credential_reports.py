@@ -10,7 +10,8 @@ from perdure.storage.stored_keys import EncryptionKeys
 
 
 class CredentialReports:
-    """Reports of one worker. They name no key and no password; they ask neither the database nor a provider.
+    """Reports of one worker. They name no key and no password, and need no request to the database or a
+    provider.
 
     Args:
         handle: The database.

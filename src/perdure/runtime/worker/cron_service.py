@@ -1,8 +1,8 @@
 """Start of the crons that are due, by whichever process serves them.
 
 A process claims a cron for the length of a lease before it starts it. A cron is started at least once for
-each of its times, each time with the same key, ``Firing.key``: what is accepted with that key as its dedupe
-key is accepted once, also if a process dies, or is paused for longer than its claim.
+each of its times. If it is started again for one time, because a process died or was paused for longer than
+its claim, ``Firing.key`` is the same: a message with that dedupe key is accepted once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class CronService:
         self._serves: Callable[[Cron], bool] = lambda cron: True
 
     def serve(self, fire: Fire, serves: Callable[[Cron], bool]) -> None:
-        """Start crons with the first function from now on, if the second one is true of them."""
+        """From now on start crons with the first function, if the second one returns True for them."""
         self._fire, self._serves = fire, serves
 
     async def arm(self) -> None:
@@ -95,7 +95,7 @@ class CronService:
         """Start the crons of a tenant that are due.
 
         Returns:
-            True if there may be more, or that this process starts none of them.
+            True if there may be more; ``Foreign`` if due crons are left that this process does not serve.
 
         Raises:
             Exception: The first error of a cron that could not be read or started; the others were started.
@@ -105,21 +105,21 @@ class CronService:
         context = self._context
         now = await context.clock.now()
         found = await context.database.arun(crons.list_due(partition, now, _PAGE))
-        first: Exception | None = found.fault
-        left = tried = 0
+        first_error: Exception | None = found.fault
+        foreign = tried = 0
         for cron in found.crons:
             try:
                 if not self._serves(cron):
-                    left += 1
+                    foreign += 1
                 elif cron.claimed_until <= now:
                     tried += 1
                     await self._start(self._fire, cron, partition, now)
             except Exception as error:
                 # A cron that cannot be started must not prevent the start of the others.
-                first = first or error
-        if first is not None:
-            raise first
-        if left:
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        if foreign:
             return Foreign("service", CRONS)
         # Other processes start the crons that they have claimed; another look right now would find the same
         # ones.
@@ -148,7 +148,7 @@ class CronService:
             self._dispatch.schedule(partition, queue_of(fired.after.due_at), now)
 
     async def _replace(self, partition: Partition, cron: Cron, after: Due, now: int) -> Cron | None:
-        """Replace a cron, unless another process or a client has changed it since; ``None`` then."""
+        """Replace a cron, unless another process or a client has changed it since: then return ``None``."""
         is_same = False
 
         def alter(held: Cron) -> Due | None:
@@ -166,5 +166,5 @@ class CronService:
 
 
 def queue_of(due_at: int) -> Lane:
-    """Return the queue record that schedules the work of crons, the first of which is due at a time."""
+    """Return the queue record for crons of which the first is due at a time."""
     return Lane(CRONS, last=1, since=due_at, ready_at=due_at)

@@ -47,8 +47,8 @@ class NotSent(Exception):
 
     Args:
         message: The reason.
-        retry_after: Seconds after which the provider takes messages again, at most an hour. The attempt does
-            not count then. ``None`` for the runtime's backoff.
+        retry_after: Seconds after which the provider takes messages again, at most an hour; the attempt then
+            does not count. With ``None`` the runtime's backoff applies, and it counts.
     """
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
@@ -73,10 +73,10 @@ class Channel:
             does not have it. Required by ``in_doubt="reconcile"``.
         attempts: The number of attempts, at least 1.
         timeout: Seconds for one call, more than 0.
-        send_in: Takes the place of ``send``; called with the partition, which includes the thread's tenant,
+        send_in: Given in place of ``send``; called with the partition, which includes the thread's tenant,
             and the reply.
-        split: Divides a reply, or a question, into those that are stored, each of which is sent and tried
-            again by itself, for providers that limit the length of a message.
+        split: Divides a reply, or a question, into several replies, each of which is stored, sent and retried
+            by itself, for providers that limit the length of a message.
         ask: Makes the reply that asks for the answer to an interrupt, from its id and its value; ``None``
             asks nothing.
         indicate: Called when an attempt at a run begins, with the partition and the run's last message, to
@@ -122,10 +122,10 @@ class Channel:
         if ending.state == WAITING:
             ask = self.ask
             if ask is None:
-                asked = ()
+                questions = ()
             else:
-                asked = tuple(ask(each["id"], each["value"]) for each in ending.replies)
-            ending = replace(ending, replies=asked)
+                questions = tuple(ask(each["id"], each["value"]) for each in ending.replies)
+            ending = replace(ending, replies=questions)
         if self.split is None:
             return ending
         return replace(ending, replies=tuple(part for each in ending.replies for part in self.split(each)))
@@ -160,25 +160,25 @@ class Delivery:
             return Foreign("channel", sending.name)
         try:
             while sending is not None:
-                sending = await self._next(sending)
+                sending = await self._deliver_first(sending)
         except Fenced:
             self._observers.event("reply.lost", thread=partition.thread, tenant=partition.tenant)
         return True
 
-    async def _next(self, sending: Sending) -> Sending | None:
-        """Deliver the first reply and return the next one."""
+    async def _deliver_first(self, sending: Sending) -> Sending | None:
+        """Deliver the first reply, and return the next one to deliver, if any."""
         channel, reply = self._channels[sending.reply.channel], sending.reply
         if sending.in_doubt:
-            settled, sending = await self._resolve_doubt(channel, sending)
+            outcome, sending = await self._resolve_doubt(channel, sending)
         else:
-            settled = await self._send(channel, sending)
-        self._observers.event(f"reply.{settled.state}", **_fields(sending))
+            outcome = await self._send(channel, sending)
+        self._observers.event(f"reply.{outcome.state}", **_fields(sending))
         now = await self._clock.now()
-        if settled.state in (READY, SENDING) and settled.again_at is None:
+        if outcome.state in (READY, SENDING) and outcome.again_at is None:
             pause = self._settings.pause_us(reply.attempts, spread())
-            settled = settled._replace(again_at=now + pause)
+            outcome = outcome._replace(again_at=now + pause)
         return await self._database.arun(
-            outbox.record_outcome(sending, settled, tuple(self._channels), now, self._settings.lease_us)
+            outbox.record_outcome(sending, outcome, tuple(self._channels), now, self._settings.lease_us)
         )
 
     async def _resolve_doubt(self, channel: Channel, sending: Sending) -> tuple[DeliveryOutcome, Sending]:
@@ -191,24 +191,24 @@ class Delivery:
                 async with asyncio.timeout(channel.timeout):
                     known = await channel.find(sending.partition.thread, reply)
             except NotSent as error:
-                return await self._unfound(channel, sending, error), sending
+                return await self._decide_unasked(channel, sending, error), sending
             except Exception as error:
-                return _decide_doubted(channel, reply, error), sending
+                return _decide_failed_question(channel, reply, error), sending
             if known is not None:
                 return _to_outcome(known), sending
         again = outbox.send_again(sending, await self._clock.now(), self._settings.lease_us)
         sending = await self._database.arun(again)
         return await self._send(channel, sending), sending
 
-    async def _unfound(self, channel: Channel, sending: Sending, error: NotSent) -> DeliveryOutcome:
-        """Return the outcome of a question to the provider that it certainly did not take."""
+    async def _decide_unasked(self, channel: Channel, sending: Sending, error: NotSent) -> DeliveryOutcome:
+        """Return the outcome if the provider certainly did not take the question whether it has a reply."""
         if error.retry_after is None:
-            return _decide_doubted(channel, sending.reply, error)
+            return _decide_failed_question(channel, sending.reply, error)
         return DeliveryOutcome(
-            SENDING, error=shorten_error(error), again_at=await self._after(error.retry_after)
+            SENDING, error=shorten_error(error), again_at=await self._add_to_now(error.retry_after)
         )
 
-    async def _after(self, seconds: float) -> int:
+    async def _add_to_now(self, seconds: float) -> int:
         return await self._clock.now() + round(seconds * 1_000_000)
 
     async def _send(self, channel: Channel, sending: Sending) -> DeliveryOutcome:
@@ -223,7 +223,7 @@ class Delivery:
             return DeliveryOutcome(DEAD, error=shorten_error(error))
         except NotSent as error:
             if error.retry_after is not None:
-                again = await self._after(error.retry_after)
+                again = await self._add_to_now(error.retry_after)
                 return DeliveryOutcome(READY, error=shorten_error(error), again_at=again, counts=-1)
             return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
         except Exception as error:
@@ -234,8 +234,9 @@ class Delivery:
             return DeliveryOutcome(DEAD if is_last else READY, error=shorten_error(error))
 
 
-def _decide_doubted(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
-    """Return the outcome of a failed question to the provider: asked again, or held for a person at last."""
+def _decide_failed_question(channel: Channel, reply: Reply, error: Exception) -> DeliveryOutcome:
+    """Return the outcome if the question whether the provider has a reply failed: ask again, or after the
+    last attempt hold the reply for a person."""
     if reply.attempts >= channel.attempts:
         state = UNKNOWN
     else:

@@ -1,8 +1,8 @@
 """Dispatch of due queues: polled from the database, and scheduled directly when this process makes one due.
 
-A process serves a queue once at a time, as many queues as its settings allow, and tenants in turn. A run that
-waits for another one shares its slot with it: otherwise those that wait could take all slots from those that
-they wait for.
+A process serves each queue only once at a time, as many queues as its settings allow, and tenants in turn. A
+run that waits for another run shares its slot with that run: otherwise waiting runs could take all slots from
+the runs that they wait for.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from perdure.runtime.worker.fairness import Due
 _STALE_S = 1.0
 """Seconds for which the result of a poll is used before the next poll."""
 _CANCEL_WAIT_S = 10.0
-"""Seconds for which work that was asked to release what it holds is waited for."""
+"""Maximum seconds to wait for work that was asked to release what it holds."""
 _REPORTED_EVERY_S = 60.0
 """Minimum seconds between two warnings of the same graph, channel or error."""
 
 T = TypeVar("T")
 Serve = Callable[[Partition], Awaitable[bool | Foreign | Limited | None]]
 """Serves a queue of a thread. Returns True if there is more to do, ``None`` if there was nothing, or the
-reason why it is for another worker or has to wait."""
+reason why the queue is for another worker or has to wait."""
 
 _SERVED: ContextVar[tuple[Dispatch, Due] | None] = ContextVar("served_queue", default=None)
-"""Queue that is served in this context, by whom."""
+"""Queue that is served in this context, after the dispatch that serves it."""
 
 
 def copy_context_outside() -> Context:
-    """Return a copy of the context for a task that a run begins and does not wait for."""
+    """Return a copy of the context, without the served queue, for a task that a run begins and does not wait
+    for."""
     context = copy_context()
     context.run(_SERVED.set, None)
     return context
@@ -64,9 +65,9 @@ class Dispatch:
         self._work: Mapping[str, Serve] = {}
         self._waits_for_calls = False
         self._serving: dict[Due, asyncio.Task[None]] = {}
-        self._again: set[Due] = set()
+        self._to_serve_again: set[Due] = set()
         self._reserved: set[Due] = set()
-        self._pressing: set[Due] = set()
+        self._claimed_meanwhile: set[Due] = set()
         self._awaited: dict[Due, Counter[Partition]] = {}
         """Threads for whose runs the run of a queue waits."""
         self._timers: set[asyncio.TimerHandle] = set()
@@ -80,7 +81,7 @@ class Dispatch:
 
         Args:
             work: The function for each kind of queue.
-            waits_for_calls: Serve a queue only within a call of ``serve``, and begin nothing beside one.
+            waits_for_calls: Serve queues only in calls of ``serve``, and begin nothing outside of them.
         """
         self._work = work
         self._waits_for_calls = waits_for_calls
@@ -125,7 +126,7 @@ class Dispatch:
         try:
             async with asyncio.timeout(within):
                 while True:
-                    await self._look()
+                    await self._poll()
                     if not self._serving and not self._backlog:
                         return True
                     await self.wait_until_served(within)
@@ -137,7 +138,7 @@ class Dispatch:
     ) -> bool | Foreign | Limited | None:
         """Serve a queue now, and wait for it.
 
-        If the queue is being served already, wait for that end, and serve it then.
+        If the queue is being served already, wait until that has ended, and then serve it.
 
         Args:
             due: The queue.
@@ -145,7 +146,7 @@ class Dispatch:
             within: Seconds to wait at most.
 
         Returns:
-            The result of its function.
+            The result of the queue's function.
 
         Raises:
             TimeoutError: It took longer; what was under way is released.
@@ -179,7 +180,7 @@ class Dispatch:
             raise
         finally:
             mark.cancel()
-            self._leave(due)
+            self._end_serving(due)
 
     def schedule(self, partition: Partition, lane: Lane, now: int, *, is_known_free: bool = True) -> None:
         """Schedule a queue whose due time is known, without a poll of the database.
@@ -188,7 +189,8 @@ class Dispatch:
             partition: The thread.
             lane: The record of its queue.
             now: The time of the database, in microseconds.
-            is_known_free: False to look again at the end of the lease, if it has a holder.
+            is_known_free: False if the queue may have a holder: then it is served when the holder's lease
+                ends.
         """
         if self.is_stopping or lane.due_at is None or (is_known_free and lane.owner is not None):
             return
@@ -221,7 +223,7 @@ class Dispatch:
         """Return True if this process works on a thread's inbox, or will once it has a slot. Those who wait
         for a run of the thread are woken at the end of that work."""
         due = partition, IN
-        is_waiting = not self.is_stopping and (due in self._backlog or due in self._again)
+        is_waiting = not self.is_stopping and (due in self._backlog or due in self._to_serve_again)
         return is_waiting or due in self._serving
 
     @property
@@ -231,7 +233,7 @@ class Dispatch:
 
     def reserve(self, due: Due) -> bool:
         """Reserve a slot for a queue that the caller is about to claim, until ``serve_reserved`` or
-        ``release``. Return False if there is none now, or the queue is served already."""
+        ``release``. Return False if no slot is free, or the queue is served already."""
         if self.is_stopping or not self._work or due in self._reserved:
             return False
         # A served queue leaves its slot in the next round of the event loop.
@@ -252,7 +254,7 @@ class Dispatch:
         """Serve a queue in its reserved slot: the caller has claimed it."""
         self._reserved.discard(due)
         if due in self._serving:
-            self._pressing.add(due)
+            self._claimed_meanwhile.add(due)
         else:
             self._serve(due)
 
@@ -262,7 +264,7 @@ class Dispatch:
         if self.is_stopping or not self._work or self._waits_for_calls:
             return self._waits_for_calls
         if due in self._serving:
-            self._again.add(due)
+            self._to_serve_again.add(due)
             return True
         if not self._has_slot(due):
             self._backlog.add(due)
@@ -281,7 +283,7 @@ class Dispatch:
             # A runtime that was not entered accepts messages, too; the next worker finds them.
             self._notifications.notify_due(due[0])
         elif due in self._serving:
-            self._again.add(due)
+            self._to_serve_again.add(due)
         elif self._has_slot(due):
             self._serve(due)
         else:
@@ -290,8 +292,8 @@ class Dispatch:
 
     @contextmanager
     def share_slot(self, awaited: Partition) -> Iterator[None]:
-        """Share the slot of the run that calls this, if one does, with a thread's run for which it waits
-        within the block."""
+        """During the block, let the run of the thread ``awaited`` share the slot of the run that calls this
+        and waits for it. Outside of runs this does nothing."""
         served = _SERVED.get()
         if (
             served is None
@@ -305,7 +307,7 @@ class Dispatch:
         threads = self._awaited.setdefault(due, Counter())
         threads[awaited] += 1
         self._fill_shared()
-        if self._backlog and self._slots > 0:
+        if self._backlog and self._free_slots > 0:
             self._wake.set()
         try:
             yield
@@ -317,7 +319,8 @@ class Dispatch:
                 del self._awaited[due]
 
     def share_slot_during(self, awaited: Partition, items: AsyncIterator[T]) -> AsyncIterator[T]:
-        """Return what follows a thread's run, and shares the slot of the run that calls this with it."""
+        """Return ``items``, which follow a thread's run; while they are read, ``share_slot`` with that
+        run."""
         if _SERVED.get() is None:
             return items
         return self._follow_sharing(awaited, items)
@@ -331,17 +334,17 @@ class Dispatch:
         return any((thread, name) in self._serving for thread in threads for name in self._work)
 
     def _has_slot(self, due: Due) -> bool:
-        if self._slots > 0 and self._may_run(due[0].tenant):
+        if self._free_slots > 0 and self._may_run_another(due[0].tenant):
             return True
         return any(due[0] in threads and not self._is_shared(threads) for threads in self._awaited.values())
 
-    def _may_run(self, tenant: str) -> bool:
+    def _may_run_another(self, tenant: str) -> bool:
         most = self._settings.per_tenant
         return most is None or self._count_running()[tenant] < most
 
     @property
-    def _slots(self) -> int:
-        """Number of queues that may be served beside those that are."""
+    def _free_slots(self) -> int:
+        """Number of queues that may be served beside those that are served now."""
         taken = len(self._serving) + len(self._reserved)
         return self._settings.concurrency - taken + sum(map(self._is_shared, self._awaited.values()))
 
@@ -357,11 +360,11 @@ class Dispatch:
         task.add_done_callback(lambda _: self._note_done(due))
 
     def _note_done(self, due: Due) -> None:
-        was_full = self._slots <= 0
-        if self._leave(due) or self.is_stopping:
+        was_full = self._free_slots <= 0
+        if self._end_serving(due) or self.is_stopping:
             return
-        if due in self._again:
-            self._again.discard(due)
+        if due in self._to_serve_again:
+            self._to_serve_again.discard(due)
             self._backlog.add(due)
         elif due[1] == IN:
             # Another process may have taken the message whose run is awaited here.
@@ -371,17 +374,17 @@ class Dispatch:
             self._fill()
         else:
             self._fill_shared()
-        if self._slots > 0 and (was_full or (self._backlog and not is_fresh)):
+        if self._free_slots > 0 and (was_full or (self._backlog and not is_fresh)):
             self._wake.set()
 
-    def _leave(self, due: Due) -> bool:
-        """Note that a queue is not served any more. Return True if it is served again, as it was claimed
-        meanwhile: also a worker that stops has to release it."""
+    def _end_serving(self, due: Due) -> bool:
+        """Note that a queue is not served any more. Return True if it is served again because it was claimed
+        meanwhile: a worker that stops does that, too, to release the claim."""
         del self._serving[due]
         self._awaited.pop(due, None)
-        is_claimed = due in self._pressing
+        is_claimed = due in self._claimed_meanwhile
         if is_claimed:
-            self._pressing.discard(due)
+            self._claimed_meanwhile.discard(due)
             self._serve(due)
         return is_claimed
 
@@ -391,7 +394,7 @@ class Dispatch:
             self._wake.clear()
             pause = self._settings.poll * (0.75 + 0.5 * spread())
             try:
-                await self._look()
+                await self._poll()
             except Unavailable as error:
                 self._observers.event("worker.unavailable", error=type(error).__name__)
             except Exception as error:
@@ -403,9 +406,9 @@ class Dispatch:
             except TimeoutError:
                 continue
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         self._credentials.report()
-        slots = self._slots
+        slots = self._free_slots
         if slots <= 0 and not self._awaited:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
@@ -420,17 +423,17 @@ class Dispatch:
     def _fill(self) -> None:
         """Serve known due queues while there are free slots, tenants in turn."""
         self._fill_shared()
-        slots = self._slots
+        slots = self._free_slots
         if self.is_stopping or slots <= 0 or not self._backlog:
             return
         for item in self._backlog.take(self._count_running(), slots, self._settings.per_tenant):
             if item not in self._serving:
                 self._serve(item)
             else:
-                self._again.add(item)
+                self._to_serve_again.add(item)
 
     def _fill_shared(self) -> None:
-        """Serve known due queues for whose runs others wait that have a slot to share."""
+        """Serve known due queues for whose runs other runs wait, in the slots of those."""
         if self.is_stopping or not self._backlog:
             return
         for threads in self._awaited.values():
@@ -475,7 +478,7 @@ class Dispatch:
             while more is True and not self.is_stopping:
                 if self._backlog:
                     # Others wait: this queue gets another turn later.
-                    self._again.add(due)
+                    self._to_serve_again.add(due)
                     break
                 more = await self._work[name](partition)
         except Unavailable as error:

@@ -1,7 +1,7 @@
 """Leases of the runs under way in this process: their renewal, and what their records ask for meanwhile.
 
 The record of a lease says whether the run is to stop, and whether messages wait that it may take while it
-goes on.
+is under way.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Working:
 
     Attributes:
         held: The run, with its lease.
-        steering: The messages that it takes up while it goes on.
+        steering: The messages that it takes up while it is under way.
         task: The attempt at it.
-        confirmed_at: The time (``time.monotonic``) from which on its lease lasts, at the least.
+        confirmed_at: The time (``time.monotonic``) from which its lease lasts for its full length, at least.
         how: The reason for its cancellation: stopped, past its deadline, lost, or drained.
         asked: Done when the run is cancelled.
         renewal: The latest regular renewal of its lease.
@@ -59,9 +59,9 @@ class Starting:
     Attributes:
         run_id: The run.
         how: The reason to end it, as in ``Working``.
-        has_message: A message waits that it may take.
-        is_asked: Another process may have asked it to stop.
-        is_followed: Another process follows its thread.
+        has_message: True if a message waits that the run may take.
+        is_asked: True if another process may have asked it to stop.
+        is_followed: True if another process follows its thread.
         over: The epoch of its thread before the claim, if that is known.
     """
 
@@ -86,7 +86,7 @@ class Leases:
         self.starting: dict[Partition, Starting] = {}
 
     def over(self, partition: Partition) -> int | None:
-        """Return the epoch over which the run that starts on a thread was claimed, if it is known."""
+        """Return the epoch that a thread had before its starting run was claimed, if that is known."""
         starting = self.starting.get(partition)
         if starting is None:
             return None
@@ -101,8 +101,8 @@ class Leases:
         return time.monotonic() - working.confirmed_at <= self._settings.lease
 
     def confirmed_at(self, held: HeldRun) -> float:
-        """Return the time (``time.monotonic``) from which on a run's lease lasts, by the lease's record: the
-        answer to the claim may have come much later."""
+        """Return the time (``time.monotonic``) from which a run's lease lasts for its full length, by the
+        lease's record: the answer to the claim may have come much later."""
         left_us = (held.lane.lease_until or 0) - self._clock.estimate()
         return time.monotonic() - self._settings.lease + left_us / 1_000_000
 
@@ -122,8 +122,8 @@ class Leases:
             )
 
     async def beat(self) -> None:
-        """Renew the leases of all runs under way, three times per lease duration. Each is renewed by itself:
-        one for which the database does not answer delays no other."""
+        """Renew the leases of all runs under way, three times per lease duration. Each is renewed by itself,
+        so that a renewal that the database does not answer delays no other."""
         while True:
             await asyncio.sleep(self._settings.lease / 3)
             for working in self.working.values():
@@ -181,8 +181,8 @@ class Leases:
                 self.notify_of_message(working.held.partition)
 
     def notify_of_message(self, partition: Partition) -> bool:
-        """Look for messages that a run of this process may take while it goes on. Return True if it has a run
-        of the thread."""
+        """Look for messages that a run of this process may take while it is under way. Return True if this
+        process has a run of the thread."""
         if (starting := self.starting.get(partition)) is not None:
             starting.has_message = True
             return True

@@ -1,4 +1,4 @@
-"""Threads in which a process calls the nodes of its graphs that are plain functions."""
+"""OS threads in which a process calls the nodes of its graphs that are plain functions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger("perdure.worker")
 
 
 async def run_with_node_threads(concurrency: int, work: Coroutine[None, None, None]) -> None:
-    """Run a process's work, and let its event loop call plain functions in one thread for each run, so that
-    none waits for another: by default asyncio has a number of threads that depends on the processors. At the
-    end of the work, end the process if nodes that cannot be interrupted still occupy threads: their runs were
-    handed over, and their results are not stored."""
+    """Run a process's work, and let its event loop call plain functions in as many OS threads as
+    there are runs, so that no run waits for another's: asyncio's own number of threads depends on the
+    processors. At the end of the work, end the process if nodes that cannot be interrupted still occupy
+    threads: their runs were handed over, and their results are not stored."""
     threads = ThreadPoolExecutor(concurrency + _SPARE, thread_name_prefix="node")
     asyncio.get_running_loop().set_default_executor(threads)
     await work
@@ -29,5 +29,5 @@ async def run_with_node_threads(concurrency: int, work: Coroutine[None, None, No
     waiting.join(_END_S)
     if waiting.is_alive():
         _log.warning("nodes that cannot be interrupted are left behind; their runs were handed over")
-        # Without waiting; log lines are written at once, so none is lost.
+        # This does not wait for the threads. Log lines are written at once, so none is lost.
         os._exit(0)

@@ -1,7 +1,7 @@
 """Limits of whole runs, for the dispatcher of a process: a run that waits has no slot, no lease and no task.
 
-A queue whose next run has to wait leaves its slot. When its turn comes, its queue is served again, and its
-run claimed; if another process was faster, the turn is given back unused.
+A queue whose next run has to wait leaves its slot. When the run's turn comes, the queue is served again and
+the run claimed; if another process was faster, the turn is given back unused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ _OF_USER_MAX = 64
 """Maximum numbers of waiting runs of a process, and of one user in it; others are tried again later."""
 
 _CLAIMS = 3
-"""Times that a claim is planned again, when other processes changed the queue, before the queue is put
-off."""
+"""Number of times a claim is planned, if other processes change the queue, before the queue is put off."""
 
 Serve = Callable[[Partition], bool]
 """Serves the queue of a thread again; returns False if there is no slot for it."""
@@ -64,7 +63,7 @@ class RunLimits:
 
     def has(self, partition: Partition, message: Message) -> bool:
         """Return True if the run of a message has a limit."""
-        return bool(self._keys(_subject(partition, message)))
+        return bool(self._list_keys(_subject(partition, message)))
 
     # Submission
 
@@ -74,13 +73,13 @@ class RunLimits:
         return any(limit.refuse for limit in self._limits.values())
 
     async def admit(self, partition: Partition, message: Message) -> CallTurn | None:
-        """Return a turn of a message that is about to be stored, if it has limits that refuse runs.
+        """Take a turn for the run of a message that is about to be stored, if it has limits that refuse runs.
 
         Raises:
-            LimitReached: Its run would have to wait.
+            LimitReached: The run would have to wait.
             Unavailable: The database is unavailable.
         """
-        keys = self._keys(_subject(partition, message), refuse=True)
+        keys = self._list_keys(_subject(partition, message), refuse=True)
         if not keys:
             return None
         turn = CallTurn(keys)
@@ -90,13 +89,13 @@ class RunLimits:
     def note_accepted(self, partition: Partition, message: Message, turn: CallTurn, *, is_next: bool) -> None:
         """Note that an admitted message was stored, marked by ``mark_counted``. With ``is_next`` its run
         follows at once in this process, under the same turn."""
-        keys = self._keys(_subject(partition, message))
+        keys = self._list_keys(_subject(partition, message))
         if not is_next or partition in self._waiting or turn.keys != [(name, key) for name, key, _ in keys]:
             self._limiter.end(turn)
             return
         came: Future[None] = Future()
         came.set_result(None)
-        self._note(partition, _Waiting(keys, turn, came))
+        self._add_waiting(partition, _Waiting(keys, turn, came))
 
     def refuse(self, turn: CallTurn) -> None:
         """Give back the turn of a message that was not stored."""
@@ -104,7 +103,7 @@ class RunLimits:
 
     # Runs
 
-    def _keys(self, subject: Subject, *, refuse: bool | None = None) -> LimitKeys:
+    def _list_keys(self, subject: Subject, *, refuse: bool | None = None) -> LimitKeys:
         if subject.graph == MEMORY:
             # Memories are extracted apart from the application's own runs.
             return []
@@ -114,14 +113,14 @@ class RunLimits:
         self,
         partition: Partition,
         next_claim: Callable[[Partition], Awaitable[Claim]],
-        known: RememberedInbox | None,
+        inbox: RememberedInbox | None,
     ) -> tuple[HeldRun | Unserved | Limited | None, CallTurn | None]:
         """Claim a thread's next run if its turn has come. Return it with its turn, if it has limits.
 
         Args:
             partition: The thread.
             next_claim: Returns the claim of its next run.
-            known: Its inbox as this process remembers it.
+            inbox: The thread's inbox as this process remembers it.
 
         Raises:
             PerdureError: The claim failed, for instance with ``Unavailable``.
@@ -129,10 +128,10 @@ class RunLimits:
         for _ in range(_CLAIMS):
             claim = await next_claim(partition)
             try:
-                planned = await self._database.arun(claim.plan(known))
+                planned = await self._database.arun(claim.plan(inbox))
                 turn = None
                 if isinstance(planned, PlannedClaim):
-                    turn = self._turn(planned)
+                    turn = self._find_turn(planned)
             except BaseException:
                 self.drop(partition)
                 raise
@@ -149,32 +148,32 @@ class RunLimits:
                     self._limiter.drop(turn)
             if held is not None:
                 return held, turn
-            known = None
+            inbox = None
         return None, None
 
-    def _turn(self, planned: PlannedClaim) -> CallTurn | Limited | None:
+    def _find_turn(self, planned: PlannedClaim) -> CallTurn | Limited | None:
         """Return the turn of a run that is about to be claimed, ``None`` if it needs none."""
         held = planned.held
         options = held.messages[0].options
         subject = _subject(held.partition, held.messages[0])
-        keys = [] if planned.is_to_end else self._keys(subject)
-        before = self._waiting.get(held.partition)
-        if before is not None and (before.keys != keys or before.coming.done()):
-            self._leave(held.partition)
-            if before.keys == keys:
-                before.coming.result()
-                return before.turn
-            self._limiter.drop(before.turn)
-            before = None
+        keys = [] if planned.is_to_end else self._list_keys(subject)
+        waiting = self._waiting.get(held.partition)
+        if waiting is not None and (waiting.keys != keys or waiting.coming.done()):
+            self._remove_waiting(held.partition)
+            if waiting.keys == keys:
+                waiting.coming.result()
+                return waiting.turn
+            self._limiter.drop(waiting.turn)
+            waiting = None
         if not keys:
             return None
-        if before is None and not self._is_full(subject):
+        if waiting is None and not self._is_full(subject):
             # A run that was claimed before is not counted again.
             if planned.is_new:
-                before_now = options.get(COUNTED, ())
+                counted = options.get(COUNTED, ())
             else:
-                before_now = [name for name, *_ in keys]
-            self._wait(held.partition, keys, CallTurn(keys, counted=before_now))
+                counted = [name for name, *_ in keys]
+            self._wait(held.partition, keys, CallTurn(keys, counted=counted))
         return Limited(keys[0][0])
 
     def _is_full(self, subject: Subject) -> bool:
@@ -185,19 +184,19 @@ class RunLimits:
         loop = asyncio.get_running_loop()
         coming = self._limiter.submit(turn.take(self._limiter, partition.tenant, math.inf))
         waiting = _Waiting(keys, turn, coming)
-        self._note(partition, waiting)
+        self._add_waiting(partition, waiting)
         coming.add_done_callback(lambda _: loop.call_soon_threadsafe(self._note_arrival, partition, waiting))
 
-    def _note(self, partition: Partition, waiting: _Waiting) -> None:
+    def _add_waiting(self, partition: Partition, waiting: _Waiting) -> None:
         self._waiting[partition] = waiting
         self._of_user[partition.tenant, waiting.keys[0][2]] += 1
 
     def _note_arrival(self, partition: Partition, waiting: _Waiting) -> None:
         if self._waiting.get(partition) is waiting and not self._serve(partition):
-            self._leave(partition)
+            self._remove_waiting(partition)
             self._limiter.drop(waiting.turn)
 
-    def _leave(self, partition: Partition) -> _Waiting | None:
+    def _remove_waiting(self, partition: Partition) -> _Waiting | None:
         waiting = self._waiting.pop(partition, None)
         if waiting is not None:
             user = partition.tenant, waiting.keys[0][2]
@@ -208,7 +207,7 @@ class RunLimits:
 
     def drop(self, partition: Partition) -> None:
         """Give back the turn of a thread that has no run to be claimed."""
-        if (waiting := self._leave(partition)) is not None:
+        if (waiting := self._remove_waiting(partition)) is not None:
             self._limiter.drop(waiting.turn)
 
     def close(self) -> None:

@@ -49,9 +49,9 @@ from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
 from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
 
-_LAST_MOST = 4096
+_ENDED_MAX = 4096
 _SOON_POLLS = 2
-"""Polls within which a wait has to be due for a process to remember it."""
+"""A wait that is due within this number of polls is scheduled by the process that stored it."""
 CANCEL_WAIT_S = 5.0
 """Seconds for which a cancelled run is waited for."""
 
@@ -83,14 +83,14 @@ class Runner:
         self._begun: dict[Partition, HeldRun] = {}
         # Runs that may have been claimed, with the time of the event loop at which their leases end.
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
-        self._last: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_LAST_MOST)
+        self._latest_ended: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_ENDED_MAX)
         self.buffers = RunBuffers(context, self.leases)
         self.limits = run_limits_of(
             context.database, context.settings.limits, lambda partition: dispatch.admit((partition, IN))
         )
         self._waits: dict[str, dict[str, Wait]] = {}
         self.conversations = Conversations(context.database, context.clock, context.observers)
-        self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._run_on)
+        self.sizes = sizes = Sizes(context.observers, context.settings.warn_bytes, self._find_fields)
         self.graphs = Graphs(
             Database(context.database),
             {**context.agents, **context.internal},
@@ -108,7 +108,7 @@ class Runner:
 
     def find_ended(self, partition: Partition, message_id: str) -> Run | None:
         """Return the run of a message if it is the latest of its thread that ended in this process."""
-        run, messages = self._last.get(partition, (None, ()))
+        run, messages = self._latest_ended.get(partition, (None, ()))
         return run if message_id in messages else None
 
     def request_stop(self, partition: Partition, how: str, run_id: str | None) -> None:
@@ -117,7 +117,7 @@ class Runner:
         Args:
             partition: The thread.
             how: The reason, such as ``ROLLBACK``.
-            run_id: The run. By the time at which the database has answered, the thread may have another one.
+            run_id: The run. By the time the database has answered, the thread may have another run.
         """
         if run_id is not None and run_id == self.leases.run_of(partition):
             self._cancel(partition, how)
@@ -153,17 +153,18 @@ class Runner:
             self.graphs.versions,
         )
 
-    async def _await_next_claim(self, partition: Partition) -> Claim:
+    async def _make_claim(self, partition: Partition) -> Claim:
         return self.claim(partition, await self._clock.now())
 
     def note_claimed(self, held: HeldRun, over: int | None) -> None:
-        """Note a run that its message's commit has claimed, over an epoch; ``run_next`` works on it."""
+        """Note a run that was claimed by the commit that stored its message; ``run_next`` works on it.
+        ``over`` is the thread's epoch before the claim."""
         self._begun[held.partition] = held
         self.leases.starting[held.partition] = Starting(held.run.id, over=over)
 
     def note_doubted(self, held: HeldRun) -> None:
-        """Note a run that the commit which accepted its message has claimed if it was applied, as its answer
-        was lost. ``run_next`` asks the database, and works on the run if it is held."""
+        """Note a run that may have been claimed: the answer to the commit that stores its message and claims
+        it was lost. ``run_next`` asks the database, and works on the run if the commit was applied."""
         until = asyncio.get_running_loop().time() + self._settings.lease_us / 1_000_000
         self._doubted[held.partition] = held, until
 
@@ -179,12 +180,13 @@ class Runner:
         held: HeldRun | Unserved | Limited | None
         held, turn = self._begun.pop(partition, None) or await self._resolve_doubt(partition), None
         if held is None and self.limits is not None:
-            known = self._queues.get(partition)
-            # A plan, which waits, is not refused when the inbox has changed.
+            inbox = self._queues.get(partition)
+            # A run that has to wait makes no commit that would show a remembered inbox to be old: read it
+            # next time.
             self._queues.forget(partition)
-            held, turn = await self.limits.claim(partition, self._await_next_claim, known)
+            held, turn = await self.limits.claim(partition, self._make_claim, inbox)
         elif held is None:
-            claim = await self._await_next_claim(partition)
+            claim = await self._make_claim(partition)
             held = await self._database.arun(claim.take(self._queues.get(partition)))
         if held is None and (held := self._begun.pop(partition, None)) is None:
             return None
@@ -202,7 +204,7 @@ class Runner:
     async def end_stopped(self, partition: Partition) -> None:
         """End the thread's run if it was stopped and no process holds it any more, or if its message was
         withdrawn. No graph is run."""
-        claim = replace(await self._await_next_claim(partition), graphs=())
+        claim = replace(await self._make_claim(partition), graphs=())
         held = await self._database.arun(claim.take(None))
         if not isinstance(held, HeldRun):
             return
@@ -300,7 +302,7 @@ class Runner:
         )
         working = Working(held, steering, task, self.leases.confirmed_at(held))
         self.leases.register(working)
-        deadline = self._deadline(held)
+        deadline = self._compute_time_left(held)
         channel = self._channels.get(held.run.channel)
         indicator = None
         if channel is not None and channel.indicate is not None:
@@ -310,13 +312,14 @@ class Runner:
             await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 working.cancel("deadline")
-                # A task that ignores it is abandoned: it can store nothing after the run has ended.
+                # A task that ignores the cancellation is abandoned: it can store nothing after the run has
+                # ended.
                 await asyncio.wait([task], timeout=CANCEL_WAIT_S)
         finally:
             if indicator is not None:
                 indicator.cancel()
             task.cancel()
-            if stored is not None:  # a node in a thread of its own may still wait
+            if stored is not None:  # a node in an OS thread of its own may still wait
                 stored.close(Unavailable("the attempt ended before its checkpoint was stored"))
             del self._working[held.partition]
         return await self._end(working)
@@ -378,25 +381,25 @@ class Runner:
         self._notifications.notify_due(held.partition)
 
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._with_waits(held, self._add_replies(held, ending), asked)
+        questions = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        ending = self._add_waits(held, self._add_replies(held, ending), questions)
         now = await self._clock.now()
         last, puts = await self.buffers.end(held, ending)
         buffer = self.buffers.get(held)
-        fresh, most = self._database.draw_version(), self._database.limits.ops
-        finish = runs.finish(held, ending, now, fresh, most, puts)
+        fresh, max_ops = self._database.draw_version(), self._database.limits.ops
+        finish = runs.finish(held, ending, now, fresh, max_ops, puts)
         # Expired records are looked for in the round trip of the end, where that is possible.
-        look = queue_retention.look_after(held.partition, held.run)
-        found = None
+        fetch = queue_retention.look_after(held.partition, held.run)
+        fetched = None
         try:
-            (lane, replies), found = await self._database.arun_and_fetch(finish, look)
+            (lane, replies), fetched = await self._database.arun_and_fetch(finish, fetch)
         except Followed:
             # Another process began to follow the thread during the run.
             buffer = buffer or await self.buffers.make(held, is_stored=True)
             buffer.keep()
             last, puts = await self.buffers.end(held, ending)
-            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, most, puts))
-        # The times of its waits are those that were stored.
+            lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, max_ops, puts))
+        # Only the stored note has the times at which its waits are due.
         ending = replace(ending, note=with_waits(ending.note, {}))
         self._note_end(held, ending)
         if buffer is not None:
@@ -413,13 +416,13 @@ class Runner:
         self._queues.note_ended(held.partition, lane, runs.compute_closed_epoch(held.epoch))
         if lane.due_at is not None and not lane.is_due(now):
             self._dispatch.schedule(held.partition, lane, now)
-        self._look_soon(held)
-        if look is not None:
+        self._schedule_waits(held)
+        if fetch is not None:
             keep = now - round(self._settings.keep * 1_000_000)
-            await self._database.arun(queue_retention.forget(held.partition, keep, most, found))
+            await self._database.arun(queue_retention.forget(held.partition, keep, max_ops, fetched))
         return lane.is_due(now)
 
-    def _with_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:
+    def _add_waits(self, held: HeldRun, ending: Ending, asked: Mapping[str, Any]) -> Ending:
         """Return the ending of a run that leaves a question, with the waits that its nodes have begun, and
         what their reminders send: the question, as it was ``asked`` on the run's channel."""
         begun = self._waits.get(held.run.id)
@@ -435,9 +438,9 @@ class Runner:
                 begun = {**begun, name: replace(wait, replies=replies)}
         return replace(ending, note=with_waits(ending.note, begun))
 
-    def _look_soon(self, held: HeldRun) -> None:
-        """Look at the waits of a run that has ended without waiting for the next poll, if they are due before
-        it. Later waits cost this process nothing until they are due."""
+    def _schedule_waits(self, held: HeldRun) -> None:
+        """If waits of a run that has ended are due within ``_SOON_POLLS`` polls, schedule them here. Later
+        waits cost this process nothing until they are due."""
         begun = self._waits.get(held.run.id, {}).values()
         if any(wait.kind == "signal" for wait in begun):
             self._dispatch.soon((held.partition, TIMER))
@@ -449,7 +452,7 @@ class Runner:
     def _note_end(self, held: HeldRun, ending: Ending) -> None:
         """Notify those who wait for the run's end in this process."""
         run = replace(held.run, state=ending.state, note=held.run.with_version(ending.note))
-        self._last[held.partition] = (run, tuple(message.id for message in held.messages))
+        self._latest_ended[held.partition] = (run, tuple(message.id for message in held.messages))
         self._notifications.notify_ended(held.partition)
 
     async def _stop(self, held: HeldRun, how: str) -> bool:
@@ -469,38 +472,40 @@ class Runner:
         note = make_failure_note(error)
         self._emit("run.attempt_failed", held, error=type(error).__name__, place=place_of(error))
         log_failure(held.run.id, error)
-        most = self._settings.attempts
-        asked = Options.read(held.messages[0].options).attempts
-        if asked is not None and not isinstance(error, Unavailable):
+        max_attempts = self._settings.attempts
+        attempts = Options.read(held.messages[0].options).attempts
+        if attempts is not None and not isinstance(error, Unavailable):
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
-            most = min(asked, most)
+            max_attempts = min(attempts, max_attempts)
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
         is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (runs.count_attempts(held.run) >= most or isinstance(error, PERMANENT)):
+        if not is_no_fault and (
+            runs.count_attempts(held.run) >= max_attempts or isinstance(error, PERMANENT)
+        ):
             return await self._give_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
-        after = await self._database.arun(put_off)
-        self._dispatch.schedule(held.partition, after.lane, now)
+        postponed = await self._database.arun(put_off)
+        self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
     async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
         options = Options.read_if_readable(held.messages[0].options)
-        asked = None if options is None else options.on_failure
-        held, kept = await self._roll_back(held, (asked or self._settings.on_failure) == "rollback")
+        policy = None if options is None else options.on_failure
+        held, kept = await self._roll_back(held, (policy or self._settings.on_failure) == "rollback")
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         return await self._finish(held, Ending(FAILED, note, replies))
 
-    async def _roll_back(self, held: HeldRun, whole: bool) -> tuple[HeldRun, dict[str, Any]]:
-        """Remove the records of a run: the ``whole`` of it, or only the answers that it failed behind and its
-        records in subgraphs behind them.
+    async def _roll_back(self, held: HeldRun, is_whole: bool) -> tuple[HeldRun, dict[str, Any]]:
+        """Remove all records of a run if ``is_whole``; otherwise only the answers after which it failed, and
+        its records in subgraphs after them.
 
         Returns:
-            The run, under an epoch that its own late writes do not have, and a note with the reason if the
-            whole could not be removed, and stays.
+            The run, under an epoch that its own late writes do not have, and a note: if not all records
+            could be removed, and all stay, with the reason.
         """
         note: dict[str, Any] = {}
         buffer = self.buffers.get(held)
@@ -511,14 +516,14 @@ class Runner:
         if buffer is not None:
             buffer.epoch = held.epoch
         try:
-            if whole:
+            if is_whole:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch)
                 return held, note
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
             note = {"not_taken_back": shorten_error(error)}
         try:
-            # The questions shown have to be those of the subgraphs, so these are rolled back to them.
+            # Subgraphs have to ask the questions that are shown, so they are rolled back to these.
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
@@ -527,14 +532,14 @@ class Runner:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
         return held, note
 
-    def _deadline(self, held: HeldRun) -> float | None:
-        """Return how many seconds the run has left, or ``None`` without a deadline."""
+    def _compute_time_left(self, held: HeldRun) -> float | None:
+        """Return the seconds until the run's deadline, or ``None`` without one."""
         if self._settings.deadline is None:
             return None
         spent = (self._clock.estimate() - held.run.started_at) / 1_000_000
         return max(0.0, self._settings.deadline - spent)
 
-    def _run_on(self, partition: Partition) -> dict[str, Any] | None:
+    def _find_fields(self, partition: Partition) -> dict[str, Any] | None:
         working = self._working.get(partition)
         return None if working is None else fields_of(working.held)
 

@@ -66,7 +66,7 @@ class Excuses:
         task.add_done_callback(self._storing.discard)
 
     async def close(self) -> None:
-        """Stop; attempts that are not stored as excused by now count."""
+        """Stop retrying; attempts that are not stored as excused by then count."""
         storing = list(self._storing)
         for task in storing:
             task.cancel()

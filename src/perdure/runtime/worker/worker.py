@@ -86,8 +86,8 @@ class Worker:
         )
 
     async def watch(self, partition: Partition) -> None:
-        """Serve a thread's inbox at the time at which it is due, also if that is the end of the lease of
-        another process."""
+        """Serve a thread's inbox when it is due, even if that is not before the lease of another process
+        ends."""
         now = await self._context.clock.now()
         (found,) = await self._database.arun(ask(Fetch(partition, (Get(LANE, (IN,)),))))
         lane = Lane.read(IN, found)
@@ -97,8 +97,8 @@ class Worker:
         self.dispatch.schedule(partition, lane, now, is_known_free=False)
 
     def end_stopped(self, partition: Partition) -> None:
-        """End the thread's run, which was stopped, once no process holds it. A process that works on it ends
-        it sooner."""
+        """End the thread's run, which was stopped, once no process holds it. A process that works on the
+        run ends it sooner."""
         if partition not in self._ending:
             task = self._ending[partition] = asyncio.create_task(self._end_stopped(partition))
             task.add_done_callback(lambda _: self._ending.pop(partition, None))
@@ -134,7 +134,7 @@ class Worker:
 
     async def serve_until_idle(self, partition: Partition, within: float | None) -> int | None:
         """Serve a thread's queues until none of them is due; see ``Runtime.run_until_idle``. Return the time
-        at which one is due later, in microseconds."""
+        at which the next one is due, in microseconds, if any."""
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         self._prepare(waits_for_calls=True)
@@ -151,29 +151,29 @@ class Worker:
                     for lane in lanes
                     if lane.is_due(now) or self.dispatch.is_served((partition, lane.name))
                 ]
-                left = None
+                time_left = None
                 if until is not None:
-                    left = max(0.0, until - loop.time())
+                    time_left = max(0.0, until - loop.time())
                 is_limited = False
                 for lane in ready:
                     give_up = functools.partial(self.runner.release, partition)
-                    done = await self.dispatch.serve((partition, lane.name), give_up, left)
+                    done = await self.dispatch.serve((partition, lane.name), give_up, time_left)
                     if isinstance(done, Foreign):
                         raise NotFound(
                             f"thread {partition.thread!r}: its next work is for the {done.what} "
                             f"{done.name!r}, which this runtime does not have"
                         )
                     is_limited |= isinstance(done, Limited)
-                if is_limited and not left:
+                if is_limited and not time_left:
                     return now + _AGAIN_US
                 if is_limited:
                     await asyncio.sleep(_LIMITED_S)
                 if ready:
                     continue
-                later = min((lane.due_at for lane in lanes if lane.due_at is not None), default=None)
-                if later is None or left is None or (later - now) / 1_000_000 >= left:
-                    return later
-                await asyncio.sleep(max(0.01, (later - now) / 1_000_000))
+                next_due_at = min((lane.due_at for lane in lanes if lane.due_at is not None), default=None)
+                if next_due_at is None or time_left is None or (next_due_at - now) / 1_000_000 >= time_left:
+                    return next_due_at
+                await asyncio.sleep(max(0.01, (next_due_at - now) / 1_000_000))
         finally:
             beat.cancel()
             if self.runner.limits is not None:
@@ -183,8 +183,8 @@ class Worker:
     async def drain(self, within: float) -> None:
         """Claim nothing more, let current work continue for ``within`` seconds, then release the rest, which
         is due for other workers at once. A run that ignores its cancellation is left behind; it is due when
-        its lease expires, and can store nothing after that. A caller that is cancelled while it waits ends
-        that time: the rest is released, then it stays cancelled."""
+        its lease expires, and can store nothing after that. If the caller is cancelled while it waits, the
+        rest is released at once, and the cancellation is passed on."""
         self.dispatch.stop()
         if self.runner.limits is not None:
             self.runner.limits.close()
@@ -194,9 +194,9 @@ class Worker:
             await self.dispatch.idle(within)
         finally:
             # Also if the caller is cancelled: a run left here would keep its lease for ever.
-            await self._leave()
+            await self._release_rest()
 
-    async def _leave(self) -> None:
+    async def _release_rest(self) -> None:
         """Release what is under way, and end everything that ``start`` began."""
         try:
             behind = await self.dispatch.idle(0)
@@ -204,7 +204,7 @@ class Worker:
                 self.runner.hand_over()
                 behind = await self.dispatch.idle(CANCEL_WAIT_S)
             if self.beginning:
-                # They release what they have claimed, or have it served if that is in doubt.
+                # These tasks release what they have claimed, or have it served if the claim is in doubt.
                 await asyncio.wait(set(self.beginning), timeout=CANCEL_WAIT_S)
                 behind = await self.dispatch.idle(CANCEL_WAIT_S)
             if behind:
@@ -234,7 +234,7 @@ class Worker:
         return brought.has_more
 
     async def _wake(self, partition: Partition) -> bool | None:
-        """Do what is due of a thread's waits: answer what has expired, bring a signal that came early, send
+        """Do what is due for a thread's waits: answer what has expired, bring a signal that came early, send
         reminders. Return True if there may be more, ``None`` if nothing was due."""
         context, most = self._context, self._database.limits
         wake = waits.Wake(

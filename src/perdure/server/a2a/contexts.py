@@ -1,7 +1,8 @@
 """Threads of contexts: several agents of a server may be called with one context, and each has its own state.
 
-A context's thread has its name, as in LangGraph's server, and belongs to the agent that ran on it first.
-Messages to another agent in that context are on a thread that names both.
+A context's thread has the context's id, as in LangGraph's server, and belongs to the agent that ran on it
+first. Messages to another agent in that context go to a thread whose id is made of the ids of that
+agent and the context.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ R = TypeVar("R")
 
 
 def own_thread_of(assistant_id: str, context_id: str) -> str:
-    """Return the thread of one agent in a context that is another's. No two pairs have the same one: the id
-    of an assistant is a UUID."""
+    """Return the thread of an agent in a context whose own thread belongs to another agent. Each pair of ids
+    has a thread of its own, because the id of an assistant is a UUID."""
     return f"a2a:{assistant_id}:{context_id}"
 
 
@@ -38,8 +39,8 @@ async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     if await _has_own(caller, assistant_id, context_id):
         return own_thread_of(assistant_id, context_id)
     row = await caller.threads.look(context_id)
-    is_others = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
-    if is_others:
+    is_of_other_agent = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
+    if is_of_other_agent:
         return own_thread_of(assistant_id, context_id)
     return context_id
 

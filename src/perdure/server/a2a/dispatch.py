@@ -13,7 +13,7 @@ from perdure.server.assistants import Assistant
 from perdure.server.resources import Caller
 from perdure.server.streaming.reading_rights import RunRights
 
-# They log what a request contains.
+# These loggers write the contents of requests.
 for _name in ("a2a.server.routes.jsonrpc_dispatcher", "a2a.compat.v0_3.jsonrpc_adapter"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 

@@ -1,8 +1,8 @@
 """The methods of the A2A protocol for one assistant and one user, over durable runs.
 
-Nothing of a task is in this process alone. A message becomes a run, which is stored before it begins; its
-state is read from its records; its stream can be followed from the beginning by another connection and at
-another server. A client that disconnects does not end its task.
+No part of a task exists in this process alone. A message becomes a run, which is stored before it begins; the
+run's state is read from its records, and its stream can be followed from the beginning by another connection
+and at another server. A client that disconnects does not end its task.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _NOT_METADATA = {"debounce_ms", "multitask_strategy"}
 """Names that would change how a run is accepted; a task is always a run of its own."""
 _PAGE = 50
 _ASLEEP_S = (0.5, 5.0)
-"""Least and most seconds between looks at a task that sleeps."""
+"""Shortest and longest time between two reads of a task that sleeps, in seconds."""
 _log = logging.getLogger("perdure.server")
 
 A2AEvent = types.Task | types.TaskStatusUpdateEvent | types.TaskArtifactUpdateEvent
@@ -120,9 +120,9 @@ class DurableTasks(RequestHandler):
         needs_context: bool = False,
         shares_contexts: bool = False,
     ) -> None:
-        """Bind to a user and an assistant; ``rights`` are the user's to the task that a request waits for or
-        streams. With ``needs_context`` a message without a ``contextId`` is
-        refused; with ``shares_contexts`` all agents use the one thread of a context."""
+        """Bind to a user and an assistant. ``rights`` are the rights of the user to the task that a request
+        waits for or streams. With ``needs_context`` a message without a ``contextId`` is refused; with
+        ``shares_contexts`` all agents use the one thread of a context."""
         self._caller, self._headers, self._assistant = caller, headers, assistant
         self._rights = rights
         self._needs_context, self._shares_contexts = needs_context, shares_contexts
@@ -137,7 +137,7 @@ class DurableTasks(RequestHandler):
         self, params: types.SendMessageRequest, context: ServerCallContext
     ) -> types.Task | types.Message:
         """Accept a message. Return its task once it has ended or asks a question, or at once if the client
-        does not wait. If the server stops first, the task is returned as it is, and goes on."""
+        does not wait. If the server stops first, return the task as it is; it continues elsewhere."""
         does_wait = not params.configuration.return_immediately
         async with translate_errors():
             with self._count_stream() if does_wait else nullcontext():
@@ -154,7 +154,7 @@ class DurableTasks(RequestHandler):
         async with translate_errors():
             with self._count_stream():
                 task = await self._accept(params, context)
-                async for event in self._events(task):
+                async for event in self._follow_task(task):
                     yield event
 
     @validate_request_params
@@ -163,11 +163,11 @@ class DurableTasks(RequestHandler):
     ) -> Events:
         """Stream a task that has not ended, with its reply from the beginning."""
         async with translate_errors():
-            task = await self._task(params.id, "read")
+            task = await self._find_task(params.id, "read")
             if task.state in TERMINAL:
                 raise UnsupportedOperationError(f"task {task.id!r} has ended; get it with GetTask")
             with self._count_stream():
-                async for event in self._events(task):
+                async for event in self._follow_task(task):
                     yield event
 
     # Tasks
@@ -176,7 +176,7 @@ class DurableTasks(RequestHandler):
     async def on_get_task(self, params: types.GetTaskRequest, context: ServerCallContext) -> types.Task:
         """Return a task as it is now."""
         async with translate_errors():
-            return await self._to_task(await self._task(params.id, "read"), params)
+            return await self._to_task(await self._find_task(params.id, "read"), params)
 
     @validate_request_params
     async def on_list_tasks(
@@ -192,7 +192,7 @@ class DurableTasks(RequestHandler):
             if size < 1:
                 raise InvalidParamsError("pageSize is from 1 to 100")
             before = int(token) if token else None
-            found, following = await self._tasks_of(params.context_id, size, before)
+            found, following = await self._list_context_tasks(params.context_id, size, before)
             wanted = None
             if params.status:
                 wanted = types.TaskState.Name(params.status)
@@ -208,7 +208,7 @@ class DurableTasks(RequestHandler):
                 next_page_token="" if following is None else str(following),
             )
 
-    async def _tasks_of(
+    async def _list_context_tasks(
         self, context_id: str, size: int, before: int | None
     ) -> tuple[Sequence[DurableTask], int | None]:
         """Return a page of a context's tasks; it is empty if the user cannot see the context."""
@@ -225,9 +225,9 @@ class DurableTasks(RequestHandler):
     async def on_cancel_task(self, params: types.CancelTaskRequest, context: ServerCallContext) -> types.Task:
         """Cancel a task and return it."""
         async with translate_errors():
-            task = await self._task(params.id, "update", action="interrupt")
+            task = await self._find_task(params.id, "update", action="interrupt")
             if task.state == INPUT_REQUIRED or task.is_asleep:
-                task = await self._give_up(task, context)
+                task = await self._end_without_answer(task, context)
             elif task.state in TERMINAL or not await self._caller.runtime.cancel(task.thread_id, task.run_id):
                 raise TaskNotCancelableError(f"task {task.id!r} has ended; there is nothing to cancel")
             return await self._to_task(await self._wait_for_end(task), None)
@@ -240,11 +240,12 @@ class DurableTasks(RequestHandler):
     ) -> types.TaskPushNotificationConfig:
         """Add a receiver to a task that has not ended."""
         async with translate_errors():
-            task = await self._task(params.task_id, "update")
-            config = self._receiver(params, is_with_message=False)
+            task = await self._find_task(params.task_id, "update")
+            config = self._make_receiver(params, is_with_message=False)
             await push.put(self._caller.runtime, task, config)
-            # Read after the receiver is stored: if the task has not ended by now, its end will be sent there.
-            now = await self._task(task.id, "update")
+            # Read the task after the receiver is stored: if it has not ended by now, the receiver will be
+            # notified of its end.
+            now = await self._find_task(task.id, "update")
             if now.state in TERMINAL:
                 await push.delete(self._caller.runtime, task, config["id"])
                 raise UnsupportedOperationError(f"task {task.id!r} has ended; nothing more is sent about it")
@@ -256,7 +257,7 @@ class DurableTasks(RequestHandler):
     ) -> types.TaskPushNotificationConfig:
         """Return a receiver of a task."""
         async with translate_errors():
-            task = await self._task(params.task_id, "read")
+            task = await self._find_task(params.task_id, "read")
             for config in await push.configs(self._caller.runtime, task):
                 if config["id"] == params.id:
                     return _make_push_config(task, config)
@@ -268,7 +269,7 @@ class DurableTasks(RequestHandler):
     ) -> types.ListTaskPushNotificationConfigsResponse:
         """Return the receivers of a task."""
         async with translate_errors():
-            task = await self._task(params.task_id, "read")
+            task = await self._find_task(params.task_id, "read")
             found = await push.configs(self._caller.runtime, task)
             shown = [_make_push_config(task, config) for config in found]
             return types.ListTaskPushNotificationConfigsResponse(configs=shown)
@@ -279,32 +280,33 @@ class DurableTasks(RequestHandler):
     ) -> None:
         """Remove a receiver of a task."""
         async with translate_errors():
-            task = await self._task(params.task_id, "update")
+            task = await self._find_task(params.task_id, "update")
             await push.delete(self._caller.runtime, task, params.id)
 
     async def on_get_extended_agent_card(
         self, params: types.GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> NoReturn:
-        """Raise: the card of ``/.well-known`` is all there is."""
+        """Raise an error: the only card is the one at ``/.well-known``."""
         raise ExtendedAgentCardNotConfiguredError("the agent card has everything; there is no extended one")
 
     # Steps
 
     async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
-        """Store a message as a run, and return its task. A message that was sent before is the same task."""
+        """Store a message as a run, and return its task. For a message that was sent before, return the task
+        that it has already."""
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {
             "name": A2A,
-            "version": _version(context),
+            "version": _find_version(context),
             "message": params.message.message_id,
         }
         if params.configuration.HasField("task_push_notification_config"):
             given = params.configuration.task_push_notification_config
-            protocol["push"] = [self._receiver(given, is_with_message=True)]
+            protocol["push"] = [self._make_receiver(given, is_with_message=True)]
         metadata = {**MessageToDict(params.metadata), **MessageToDict(params.message.metadata)}
-        made: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "assistant_id": self._assistant.assistant_id,
-            "metadata": {name: held for name, held in metadata.items() if name not in _NOT_METADATA},
+            "metadata": {name: value for name, value in metadata.items() if name not in _NOT_METADATA},
             "if_not_exists": "create",
             "on_completion": "keep",
             "stream_resumable": True,
@@ -317,16 +319,16 @@ class DurableTasks(RequestHandler):
         interrupt_id: str | None = None
         if params.message.task_id:
             answer = answer_of(self._caller.user, message)
-            task = await self._of_answer(params.message.task_id, context_id)
+            task = await self._find_answered_task(params.message.task_id, context_id)
             if task.state != INPUT_REQUIRED and _find_earlier_answer(task, message) is None:
                 # A copy of the message may have been accepted while the task was read.
-                task = await self._of_answer(params.message.task_id, context_id)
+                task = await self._find_answered_task(params.message.task_id, context_id)
             if (same := _find_earlier_answer(task, message)) is not None:
                 if read_answer(same) != answer:
                     raise InvalidParamsError("this messageId was used for another answer; send a new one")
                 return task
             self._require_waiting(task)
-            made |= {"command": {"resume": answer}}
+            fields |= {"command": {"resume": answer}}
             interrupt_id = None
             if not is_by_name(answer):
                 interrupt_id = task.question
@@ -337,8 +339,8 @@ class DurableTasks(RequestHandler):
                 raise InvalidParamsError(
                     "contextId is missing; name the conversation that the message is for"
                 )
-            takes = await self._takes_messages()
-            made |= {"input": input_of(self._caller.user, message, takes_messages=takes)}
+            takes_messages = await self._takes_messages()
+            fields |= {"input": input_of(self._caller.user, message, takes_messages=takes_messages)}
 
         async def submit_on(thread_id: str | None, *, is_exclusive: bool = False) -> AcceptedRun:
             with self._caller.host.throttle.count_arrival():
@@ -346,7 +348,7 @@ class DurableTasks(RequestHandler):
                     self._caller,
                     self._run_headers(find_unique_id(message)),
                     thread_id,
-                    NewRun.model_validate(made),
+                    NewRun.model_validate(fields),
                     modes=_MODES,
                     is_kept=True,
                     interrupt_id=interrupt_id,
@@ -359,16 +361,18 @@ class DurableTasks(RequestHandler):
         elif self._shares_contexts:
             accepted = await submit_on(context_id)
         else:
-            own = partial(submit_on, is_exclusive=True)
-            accepted = await submit_in(self._caller, self._assistant.assistant_id, context_id, own)
+            submit_exclusively = partial(submit_on, is_exclusive=True)
+            accepted = await submit_in(
+                self._caller, self._assistant.assistant_id, context_id, submit_exclusively
+            )
         found = await find(self._caller.runtime, accepted.thread_id, protocol.get("task", accepted.run_id))
         if found is None:
             raise self._no_task_error(task_id_of(accepted.thread_id, accepted.run_id))
         return found
 
-    async def _of_answer(self, task_id: str, context_id: str | None) -> DurableTask:
-        """Return the task that a message names."""
-        task = await self._task(task_id, "update")
+    async def _find_answered_task(self, task_id: str, context_id: str | None) -> DurableTask:
+        """Return the task whose question a message answers."""
+        task = await self._find_task(task_id, "update")
         if context_id not in (None, task.context_id):
             raise InvalidParamsError(f"task {task_id!r} belongs to another context; leave contextId out")
         return task
@@ -385,19 +389,19 @@ class DurableTasks(RequestHandler):
                 "is a task of its own, which begins after this one"
             )
 
-    async def _give_up(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
+    async def _end_without_answer(self, task: DurableTask, context: ServerCallContext) -> DurableTask:
         """End a task that waits for an answer, without one."""
         new = NewRun(
             assistant_id=self._assistant.assistant_id,
             command={"goto": "__end__"},  # type: ignore[arg-type]
             multitask_strategy="enqueue",
         )
-        protocol = {"name": A2A, "version": _version(context), "task": task.first_run_id, "ends": True}
+        protocol = {"name": A2A, "version": _find_version(context), "task": task.first_run_id, "ends": True}
         headers = self._run_headers(None)
         await submit(self._caller, headers, task.thread_id, new, modes=(), is_kept=False, protocol=protocol)
-        return await self._task(task.id, "read")
+        return await self._find_task(task.id, "read")
 
-    async def _task(self, task_id: str, to: str, **value: Any) -> DurableTask:
+    async def _find_task(self, task_id: str, to: str, **value: Any) -> DurableTask:
         """Return a task of the assistant, if the user may perform an action on its context."""
         try:
             thread_id, run_id = split_task_id(task_id)
@@ -423,23 +427,23 @@ class DurableTasks(RequestHandler):
                 raise
             return task
 
-    async def _events(self, task: DurableTask) -> Events:
-        """Yield a task and its updates. The reply comes from its beginning, so that a client that lost its
-        connection has all of it."""
+    async def _follow_task(self, task: DurableTask) -> Events:
+        """Yield a task and its updates. The reply is sent from its beginning, so that a client that lost its
+        connection receives all of it."""
         caller = self._caller
         await self._rights.watch(task.thread_id)
         yield await self._to_task(task, None)
         if task.state == INPUT_REQUIRED or task.state in TERMINAL:
             return
         names: dict[str, Any] = {"task_id": task.id, "context_id": task.context_id}
-        begun: set[str] = set()
+        begun_messages: set[str] = set()
         while True:
             if task.is_asleep:
-                asleep, task = task.run_id, await self._wait_for_wake(task)
-                if task.run_id == asleep:
-                    # Another message has replaced its wait.
-                    over = await self._to_task(task, None)
-                    yield types.TaskStatusUpdateEvent(**names, status=over.status)
+                sleeping_run_id, task = task.run_id, await self._wait_for_wake(task)
+                if task.run_id == sleeping_run_id:
+                    # Another message has ended the task's wait.
+                    superseded = await self._to_task(task, None)
+                    yield types.TaskStatusUpdateEvent(**names, status=superseded.status)
                     return
             standing: Standing | None = None
             async for item in streams.follow(caller, task.thread_id, task.run_id, 0):
@@ -452,14 +456,14 @@ class DurableTasks(RequestHandler):
                 elif item.name == "metadata":
                     working = types.TaskStatus(state=WORKING)
                     yield types.TaskStatusUpdateEvent(**names, status=working)
-                elif item.name == "messages" and (chunk := _chunk(item.data)) is not None:
+                elif item.name == "messages" and (chunk := _read_chunk(item.data)) is not None:
                     message_id, text = chunk
                     part = types.Part(text=text)
                     artifact = types.Artifact(artifact_id=message_id, name="reply", parts=[part])
                     yield types.TaskArtifactUpdateEvent(
-                        **names, artifact=artifact, append=message_id in begun
+                        **names, artifact=artifact, append=message_id in begun_messages
                     )
-                    begun.add(message_id)
+                    begun_messages.add(message_id)
             if standing is None:
                 raise _shutdown_error()
             task = task.after(standing)
@@ -471,11 +475,11 @@ class DurableTasks(RequestHandler):
                 return
 
     async def _wait_for_wake(self, task: DurableTask) -> DurableTask:
-        """Wait until a task that sleeps, or waits for a signal, goes on; return it as it is then."""
+        """Wait until a task that sleeps, or waits for a signal, continues, and return its new state."""
         pause, longest = _ASLEEP_S
         while not self._caller.host.closing.is_set():
             await asyncio.sleep(pause)
-            now = await self._task(task.id, "read")
+            now = await self._find_task(task.id, "read")
             if not now.is_asleep or now.run_id != task.run_id:
                 return now
             pause = min(longest, pause * 1.5)
@@ -495,7 +499,7 @@ class DurableTasks(RequestHandler):
         async with self._caller.graph(self._assistant.graph_id, "threads.create_run") as graph:
             return "messages" in graph.channels
 
-    def _receiver(
+    def _make_receiver(
         self, config: types.TaskPushNotificationConfig, *, is_with_message: bool
     ) -> push.PushConfig:
         policy = self._caller.host.webhooks
@@ -508,12 +512,12 @@ class DurableTasks(RequestHandler):
         return push.add_id(MessageToDict(config), is_with_message=is_with_message)
 
     def _run_headers(self, key: str | None) -> Headers:
-        """Return the headers of the request without those that would change how a run is accepted, but with
-        the key by which a repeated message is recognised."""
-        named = None
+        """Return the headers of the request without those that would change how a run is accepted, and with
+        the key, if there is one, by which a repeated message is recognised."""
+        own_key = None
         if key is not None:
-            named = f"a2a:{self._assistant.assistant_id}:{key}"
-        return without_terms(self._headers, named)
+            own_key = f"a2a:{self._assistant.assistant_id}:{key}"
+        return without_terms(self._headers, own_key)
 
 
 def _shutdown_error() -> InternalError:
@@ -524,18 +528,18 @@ def _find_earlier_answer(task: DurableTask, message: Mapping[str, Any]) -> Stand
     """Return the answer of a task that was sent with this message's id, None if there is none."""
     if (message_id := find_unique_id(message)) is None:
         return None
-    same = (one for one in task.standings[1:] if protocol_of(one).get("message") == message_id)
+    same = (standing for standing in task.standings[1:] if protocol_of(standing).get("message") == message_id)
     return next(same, None)
 
 
-def _version(context: ServerCallContext) -> str:
+def _find_version(context: ServerCallContext) -> str:
     """Return the release of the protocol that a client speaks: in 1.0 no method has a slash."""
     if "/" in str(context.state.get("method", "")):
         return "0.3"
     return "1.0"
 
 
-def _chunk(data: str) -> tuple[str, str] | None:
+def _read_chunk(data: str) -> tuple[str, str] | None:
     """Return the id and the text of a part of an agent's message; None for anything else."""
     message: Mapping[str, Any] = json.loads(data)[0]
     if message.get("type") not in ("ai", "AIMessageChunk") or not (text := text_of(message)):

@@ -17,8 +17,8 @@ _KINDS = ("image", "audio", "video")
 def input_of(user: User, message: Mapping[str, Any], *, takes_messages: bool) -> dict[str, Any]:
     """Return the input of a graph for a message.
 
-    Text and files become one chat message, and the fields of data are fields of the input. Who the user is
-    comes from the credentials alone.
+    Text and files become one chat message, and the fields of data are fields of the input. What they state
+    about the user is replaced by what the credentials verify.
 
     Args:
         user: the authenticated user.
@@ -28,7 +28,7 @@ def input_of(user: User, message: Mapping[str, Any], *, takes_messages: bool) ->
     Raises:
         ContentTypeNotSupportedError: the graph does not take such parts.
     """
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     blocks: list[dict[str, Any]] = []
     for part in message.get("parts", ()):
         if "data" in part:
@@ -36,23 +36,23 @@ def input_of(user: User, message: Mapping[str, Any], *, takes_messages: bool) ->
                 raise ContentTypeNotSupportedError(
                     "a data part is an object with fields of the agent's input"
                 )
-            given |= part["data"]
+            fields |= part["data"]
         else:
-            blocks.append(_block(part))
-    given = with_verified(user, given)
+            blocks.append(_make_block(part))
+    fields = with_verified(user, fields)
     if not blocks:
-        return given
+        return fields
     if not takes_messages:
         raise ContentTypeNotSupportedError(
             "this agent has no chat messages; send the fields of its input in a data part"
         )
-    before = given.get("messages", [])
-    if not isinstance(before, list):
+    earlier = fields.get("messages", [])
+    if not isinstance(earlier, list):
         raise InvalidParamsError("messages in a data part is a list")
-    chat: dict[str, Any] = {"role": "user", "content": _make_content(blocks)}
+    chat_message: dict[str, Any] = {"role": "user", "content": _make_content(blocks)}
     if (message_id := find_unique_id(message)) is not None:
-        chat["id"] = message_id
-    return {**given, "messages": [*before, chat]}
+        chat_message["id"] = message_id
+    return {**fields, "messages": [*earlier, chat_message]}
 
 
 def answer_of(user: User, message: Mapping[str, Any]) -> Any:
@@ -65,7 +65,7 @@ def answer_of(user: User, message: Mapping[str, Any]) -> Any:
         if isinstance(data[0], dict):
             return with_verified(user, data[0])
         return data[0]
-    return _make_content([_block(part) for part in parts])
+    return _make_content([_make_block(part) for part in parts])
 
 
 def text_of(message: Mapping[str, Any]) -> str:
@@ -73,8 +73,8 @@ def text_of(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content
-    blocks = [one for one in content or () if isinstance(one, dict) and one.get("type") == "text"]
-    return "".join(str(one.get("text", "")) for one in blocks)
+    blocks = [block for block in content or () if isinstance(block, dict) and block.get("type") == "text"]
+    return "".join(str(block.get("text", "")) for block in blocks)
 
 
 def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -84,11 +84,11 @@ def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"text": text}] if text else []
     content = message.get("content")
     blocks = content if isinstance(content, list) else ()
-    others = [_part_of(block) for block in blocks if isinstance(block, dict)]
+    others = [_make_part(block) for block in blocks if isinstance(block, dict)]
     return [*parts, *(part for part in others if part is not None)]
 
 
-def _part_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
+def _make_part(block: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a content block with a file or data as a part, None for any other one."""
     kind = block.get("type")
     if kind == "non_standard":
@@ -98,19 +98,22 @@ def _part_of(block: Mapping[str, Any]) -> dict[str, Any] | None:
     if kind not in (*_KINDS, "file"):
         return None
     if block.get("url"):
-        held = {"url": block["url"]}
+        content = {"url": block["url"]}
     else:
-        held = {"raw": block.get("base64") or block.get("data")}
-    if not all(isinstance(value, str) and value for value in held.values()):
-        # It names a file of the model's provider, which the client could not get.
+        content = {"raw": block.get("base64") or block.get("data")}
+    if not all(isinstance(value, str) and value for value in content.values()):
+        # The block refers to a file at the model's provider, which the client could not get.
         return None
-    named = {"mediaType": block.get("mime_type"), "filename": block.get("filename")}
-    return {**held, **{name: value for name, value in named.items() if isinstance(value, str) and value}}
+    described = {"mediaType": block.get("mime_type"), "filename": block.get("filename")}
+    return {
+        **content,
+        **{name: value for name, value in described.items() if isinstance(value, str) and value},
+    }
 
 
 def find_unique_id(message: Mapping[str, Any]) -> str | None:
-    """Return the id of a message if it is one that no other message has, a UUID; else None. By such an id a
-    message that is sent again is known."""
+    """Return the id of a message if it is a UUID, so that no other message has it; else None. Such an id
+    identifies a message that is sent again."""
     message_id = str(message.get("messageId", ""))
     try:
         uuid.UUID(message_id)
@@ -119,7 +122,7 @@ def find_unique_id(message: Mapping[str, Any]) -> str | None:
     return message_id
 
 
-def _block(part: Mapping[str, Any]) -> dict[str, Any]:
+def _make_block(part: Mapping[str, Any]) -> dict[str, Any]:
     """Return a part as a content block of LangChain."""
     if "text" in part:
         return {"type": "text", "text": part["text"]}

@@ -1,8 +1,8 @@
 """Push notifications: where the end of a task is sent, and what is sent.
 
-A configuration that comes with a message is stored with it in one commit, a later one in the task's thread,
-and removed with the thread. A task is sent when it asks a question and when it ends, also if it ends because
-another message closes its question, by the outbox: at least once, signed as webhooks are.
+A configuration that comes with a message is stored with the message in one commit, a later one in the task's
+thread; both are removed with the thread. The outbox sends a task when it asks a question and when it ends,
+also if it ends because another message closes its question: at least once, signed as webhooks are.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from perdure.server.a2a.tasks import (
 )
 
 _TOKEN = "X-A2A-Notification-Token"  # noqa: S105 - the name of a header
-_MOST = 10
+_CONFIGS_MAX = 10
 _PAGE = 50
 _VISIBLE = re.compile(r"[!-~]+( [!-~]+)*")
-_NONE: Mapping[str, Any] = {"set": [], "deleted": [], "sent": {}}
+_NO_CONFIGS: Mapping[str, Any] = {"set": [], "deleted": [], "sent": {}}
 
 PushConfig = dict[str, Any]
 """A configuration in the JSON form of the protocol: ``id``, ``url``, and optionally ``token`` and
@@ -56,31 +56,36 @@ def add_id(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
 
     Args:
         config: the configuration, in the JSON form of the protocol.
-        is_with_message: it came with a message. If it has no id, it gets that of its address, so that a
-            message which is sent again is the same one, and its receiver is notified once.
+        is_with_message: True if the configuration came with a message. If it has no id, it then gets one made
+            from its URL: a message that is sent again brings the same configuration, and the receiver is
+            notified once.
 
     Raises:
         ValueError: it has a value that cannot be sent in a header.
     """
     kept = {name: config[name] for name in ("url", "token", "authentication") if config.get(name)}
-    for name, value in _headers(kept).items():
+    for name, value in _make_headers(kept).items():
         if not _VISIBLE.fullmatch(value):
             raise ValueError(f"the value for {name} has characters other than visible ASCII ones")
     if is_with_message:
-        own = uuid.uuid5(uuid.NAMESPACE_URL, config.get("url", ""))
+        generated_id = uuid.uuid5(uuid.NAMESPACE_URL, config.get("url", ""))
     else:
-        own = uuid.uuid4()
-    return {"id": config.get("id") or str(own), **kept}
+        generated_id = uuid.uuid4()
+    return {"id": config.get("id") or str(generated_id), **kept}
 
 
 async def configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
     """Return the configurations of a task."""
-    held = {one["id"]: one for standing in task.standings for one in protocol_of(standing).get("push", ())}
-    later = await _documents(runtime, task).get(task.id)
+    by_id = {
+        config["id"]: config
+        for standing in task.standings
+        for config in protocol_of(standing).get("push", ())
+    }
+    later = await _open_documents(runtime, task).get(task.id)
     if later is not None:
-        held |= {one["id"]: one for one in later.body["set"]}
-        held = {name: one for name, one in held.items() if name not in later.body["deleted"]}
-    return list(held.values())
+        by_id |= {config["id"]: config for config in later.body["set"]}
+        by_id = {name: config for name, config in by_id.items() if name not in later.body["deleted"]}
+    return list(by_id.values())
 
 
 async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> None:
@@ -88,23 +93,23 @@ async def put(runtime: TenantRuntime, task: DurableTask, config: PushConfig) -> 
     too many."""
 
     def change(body: Mapping[str, Any]) -> dict[str, Any]:
-        others = [one for one in body["set"] if one["id"] != config["id"]]
-        if len(others) >= _MOST:
-            raise ValueError(f"a task has at most {_MOST} configurations; delete one of them")
+        others = [other for other in body["set"] if other["id"] != config["id"]]
+        if len(others) >= _CONFIGS_MAX:
+            raise ValueError(f"a task has at most {_CONFIGS_MAX} configurations; delete one of them")
         deleted = [name for name in body["deleted"] if name != config["id"]]
         return {**body, "set": [*others, config], "deleted": deleted}
 
-    await _change(runtime, task, change)
+    await _change_document(runtime, task, change)
 
 
 async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> None:
     """Remove a configuration of a task."""
 
     def change(body: Mapping[str, Any]) -> dict[str, Any]:
-        others = [one for one in body["set"] if one["id"] != config_id]
+        others = [other for other in body["set"] if other["id"] != config_id]
         return {**body, "set": others, "deleted": sorted({*body["deleted"], config_id})}
 
-    await _change(runtime, task, change)
+    await _change_document(runtime, task, change)
 
 
 async def notices(
@@ -117,30 +122,32 @@ async def notices(
         runtime: the runtime of the task's tenant.
         thread_id: the thread.
         run_id: the run that has ended.
-        notice_id: the id of the notice, by which those receivers are known that have it already.
-        is_closed: the notice is that another message has closed the question of the run, and not its end.
+        notice_id: the id of the notice, under which the receivers that have it already are stored.
+        is_closed: the notice says that another message has closed the question of the run, not that the run
+            has ended.
     """
     task = await _task_of(runtime, thread_id, run_id)
     if task is None or (is_closed and not task.is_superseded):
-        # A question that was given up, or opened again as its message was taken back, is not closed.
+        # The question is not closed if the task was cancelled meanwhile, or if the question is open again
+        # because the message that closed it was rolled back.
         return ()
     if not (receivers := await configs(runtime, task)):
         return ()
-    held = await _documents(runtime, task).get(task.id)
-    if held is None:
-        have = ()
+    stored = await _open_documents(runtime, task).get(task.id)
+    if stored is None:
+        informed = ()
     else:
-        have = held.body.get("sent", {}).get(notice_id, ())
+        informed = stored.body.get("sent", {}).get(notice_id, ())
     shown = await describe_task(runtime, task)
     is_early = protocol_of(task.standings[0]).get("version") == "0.3"
     if is_early:
-        body = _early(shown)
+        body = _encode_early(shown)
     else:
         body = json.dumps({"task": shown}, ensure_ascii=False)
     return [
-        TaskNotice(one["id"], one["url"], _headers(one), body.encode())
-        for one in receivers
-        if one["id"] not in have
+        TaskNotice(receiver["id"], receiver["url"], _make_headers(receiver), body.encode())
+        for receiver in receivers
+        if receiver["id"] not in informed
     ]
 
 
@@ -163,18 +170,18 @@ async def note_sent(
 
     task = await _task_of(runtime, thread_id, run_id)
     if task is not None:
-        await _change(runtime, task, change)
+        await _change_document(runtime, task, change)
 
 
 async def forget_ended(runtime: TenantRuntime, thread_id: str, run_id: str) -> None:
     """Remove what was stored beside the task of a run, if the task has ended."""
     task = await _task_of(runtime, thread_id, run_id)
     if task is not None and task.state in TERMINAL:
-        await _documents(runtime, task).remove(task.id)
+        await _open_documents(runtime, task).remove(task.id)
 
 
 async def _task_of(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
-    """Return the task of a run, which began it or answers one of its questions; ``None`` if the run is not
+    """Return the task that a run began or one of whose questions it answers; ``None`` if the run is not
     stored any more, or belongs to no task."""
     standing = await runtime.find(thread_id, run_id)
     if standing is None:
@@ -182,7 +189,7 @@ async def _task_of(runtime: TenantRuntime, thread_id: str, run_id: str) -> Durab
     protocol = protocol_of(standing)
     if "task" in protocol or (not is_by_wait(standing) and (protocol or standing.message.mode != "answer")):
         return await find(runtime, thread_id, protocol.get("task", run_id_of(standing)))
-    # The answer came by another way, or from a deadline: it belongs to the last task before it.
+    # The answer came through another API, or from a deadline: it belongs to the last task before it.
     before: int | None = standing.message.seq
     while before is not None:
         page, before = await list_tasks(runtime, thread_id, _PAGE, before)
@@ -193,28 +200,28 @@ async def _task_of(runtime: TenantRuntime, thread_id: str, run_id: str) -> Durab
     return None
 
 
-def _early(shown: Mapping[str, Any]) -> str:
+def _encode_early(shown: Mapping[str, Any]) -> str:
     task = to_compat_task(parse_lenient(dict(shown), Task()))
     return task.model_dump_json(by_alias=True, exclude_none=True)
 
 
-def _headers(config: PushConfig) -> dict[str, str]:
+def _make_headers(config: PushConfig) -> dict[str, str]:
     headers = {_TOKEN: config["token"]} if "token" in config else {}
-    held = config.get("authentication") or {}
-    # In earlier releases of the protocol there are several schemes.
-    scheme = held.get("scheme")
-    if scheme and held.get("credentials"):
-        headers["Authorization"] = f"{scheme} {held['credentials']}"
+    authentication = config.get("authentication") or {}
+    # A configuration of release 0.3 has several schemes, of which the SDK passes on the first.
+    scheme = authentication.get("scheme")
+    if scheme and authentication.get("credentials"):
+        headers["Authorization"] = f"{scheme} {authentication['credentials']}"
     return headers
 
 
-def _documents(runtime: TenantRuntime, task: DurableTask) -> ThreadDocuments:
+def _open_documents(runtime: TenantRuntime, task: DurableTask) -> ThreadDocuments:
     return runtime.thread_documents(task.thread_id, "task_push")
 
 
-async def _change(runtime: TenantRuntime, task: DurableTask, changed: Any) -> None:
-    stored = await _documents(runtime, task).change(
-        task.id, lambda held: changed(_NONE if held is None else held.body)
+async def _change_document(runtime: TenantRuntime, task: DurableTask, changed: Any) -> None:
+    stored = await _open_documents(runtime, task).change(
+        task.id, lambda held: changed(_NO_CONFIGS if held is None else held.body)
     )
     if stored is None:
         raise missing_error(task.thread_id)

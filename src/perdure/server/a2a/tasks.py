@@ -31,7 +31,7 @@ PROTOCOL = "protocol"
 A2A = "a2a"
 _PAGE = 100
 _PAGES_MAX = 10
-"""Most pages of a thread's messages that are read for one task."""
+"""Maximum number of pages of a thread's messages that are read for one task."""
 _MESSAGES = "messages"
 
 SUBMITTED, WORKING = "TASK_STATE_SUBMITTED", "TASK_STATE_WORKING"
@@ -76,8 +76,8 @@ class DurableTask:
 
     Attributes:
         asked: ids of the interrupts that wait for an answer, ``None`` if the task waits for none.
-        may_be_superseded: True if a later message of the context was accepted that may replace the question,
-            which takes no answer meanwhile.
+        may_be_superseded: True if a later message of the context was accepted that may replace the question.
+            Until that is decided, the question takes no answer.
         is_asleep: True if the task waits for a time or a signal, but for no answer.
     """
 
@@ -93,7 +93,7 @@ class DurableTask:
 
     @property
     def first_run_id(self) -> str:
-        """The id of the run with which the task began, also where that is not stored any more."""
+        """The id of the run with which the task began, even if that run is not stored any more."""
         return _task_run_of(self.standings[0])
 
     @property
@@ -166,8 +166,8 @@ def run_id_of(standing: Standing) -> str:
 async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTask | None:
     """Return the task that began with a run, None if there is none.
 
-    The run may be gone, as a thread that waits is handed over to another database with the run that asked
-    last: the task is then the answers to it that are stored.
+    The run may not be stored: a thread that waits is handed over to another database with only the run that
+    asked last. Then the task consists of those answers that are stored.
     """
     first = await runtime.find(thread_id, run_id)
     if first is None:
@@ -191,19 +191,19 @@ async def find(runtime: TenantRuntime, thread_id: str, run_id: str) -> DurableTa
 
 
 async def _find_first_answer(runtime: TenantRuntime, thread_id: str, run_id: str) -> Standing | None:
-    """Return the first answer of the task that began with a run, of those among the thread's newest
+    """Return the first answer of the task that began with a run, searched among the thread's newest
     messages."""
-    found: Standing | None = None
+    first: Standing | None = None
     before: int | None = None
     for _ in range(_PAGES_MAX):
         page = await runtime.messages(thread_id, limit=_PAGE, before=before)
-        for one in page:
-            if protocol_of(one).get("task") == run_id:
-                found = one
+        for standing in page:
+            if protocol_of(standing).get("task") == run_id:
+                first = standing
         if len(page) < _PAGE:
             break
         before = page[-1].message.seq
-    return found
+    return first
 
 
 def _task_run_of(standing: Standing) -> str:
@@ -217,8 +217,8 @@ def _task_run_of(standing: Standing) -> str:
 async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTask:
     """Return a task with the thread's open question, if a run of the task asked it. The question stays open
     if the run of an answer failed."""
-    waits = await runtime.waiting_run(task.thread_id)
-    if waits is None or all(run_id_of(one) != waits for one in task.standings):
+    waiting_run_id = await runtime.waiting_run(task.thread_id)
+    if waiting_run_id is None or all(run_id_of(standing) != waiting_run_id for standing in task.standings):
         return task
     if (run := task.current.run) is None or run.state == OPEN:
         return task
@@ -232,22 +232,22 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
 
 
 def _add_answers(task: list[Standing], newer: Iterable[Standing]) -> bool:
-    """Add the answers among later messages, oldest first, to a task that has asked a question; return True if
-    those behind them answer others."""
+    """Add the answers among later messages, oldest first, to a task that has asked a question. Return True if
+    the messages after these can only answer questions of other runs."""
     task_run = _task_run_of(task[0])
-    for one in newer:
+    for standing in newer:
         last = task[-1].run
         if last is None or last.state in (OPEN, DONE):
             return True
-        if one.run is not None and one.run.id == last.id:
+        if standing.run is not None and standing.run.id == last.id:
             continue
-        protocol = protocol_of(one)
+        protocol = protocol_of(standing)
         # An answer that was not given through A2A, but for instance through the API of threads, continues the
-        # task as well. The answer of a deadline has inherited A2A's data.
-        is_other = one.message.mode == "answer" and (not protocol or is_by_wait(one))
-        if protocol.get("task") == task_run or is_other:
-            task.append(one)
-        elif one.run is not None and one.run.state in (DONE, WAITING):
+        # task as well; so does that of a deadline, although it has A2A's data of the run that asked.
+        is_from_elsewhere = standing.message.mode == "answer" and (not protocol or is_by_wait(standing))
+        if protocol.get("task") == task_run or is_from_elsewhere:
+            task.append(standing)
+        elif standing.run is not None and standing.run.state in (DONE, WAITING):
             # Later answers are for questions of this run.
             return True
     return False
@@ -270,13 +270,13 @@ async def list_tasks(
     page: Sequence[Standing] = await runtime.messages(thread_id, limit=limit, before=before)
     found: list[DurableTask] = []
     tasks: dict[str, DurableTask | None] = {}
-    for one in page:
-        if not protocol_of(one):
+    for standing in page:
+        if not protocol_of(standing):
             continue
-        if (name := _task_run_of(one)) not in tasks:
-            tasks[name] = await find(runtime, thread_id, name)
-        task = tasks[name]
-        if task is not None and task.standings[0].message.seq == one.message.seq:
+        if (first_run_id := _task_run_of(standing)) not in tasks:
+            tasks[first_run_id] = await find(runtime, thread_id, first_run_id)
+        task = tasks[first_run_id]
+        if task is not None and task.standings[0].message.seq == standing.message.seq:
             found.append(task)
     return found, page[-1].message.seq if len(page) == limit else None
 
@@ -307,22 +307,24 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
                 questions = values.get(INTERRUPT, ())
             else:
                 questions = ()
-            parts = [_part(one.get("value")) for one in questions]
-            status["message"] = _message(task, parts or [{"text": "The agent waits for a message to go on."}])
+            parts = [_make_part(one.get("value")) for one in questions]
+            status["message"] = _make_message(
+                task, parts or [{"text": "The agent waits for a message to go on."}]
+            )
     elif task.is_asleep and run is not None:
         row = await runtime.threads.get(task.thread_id)
         waits = [wait for wait in row.waits.values() if wait.kind != "question"]
-        status["message"] = _message(task, [{"text": responses.wait_text(wait)} for wait in waits])
+        status["message"] = _make_message(task, [{"text": responses.wait_text(wait)} for wait in waits])
     elif state == FAILED and run is not None:
         error = responses.run_error(run)
-        status["message"] = _message(task, [{"text": f"{error['error']}: {error['message']}"}])
+        status["message"] = _make_message(task, [{"text": f"{error['error']}: {error['message']}"}])
     elif task.is_superseded:
         reason = "The context continued with another message instead of an answer to the question."
-        status["message"] = _message(task, [{"text": reason}])
+        status["message"] = _make_message(task, [{"text": reason}])
     return shown
 
 
-def _message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
+def _make_message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
     return {
         "messageId": f"{task.run_id}:{task.state}",
         "role": "ROLE_AGENT",
@@ -332,7 +334,7 @@ def _message(task: DurableTask, parts: list[JsonObject]) -> JsonObject:
     }
 
 
-def _part(value: Any) -> JsonObject:
+def _make_part(value: Any) -> JsonObject:
     if isinstance(value, str) and value:
         return {"text": value}
     return {"data": value}
@@ -344,9 +346,9 @@ def _make_artifact(task: DurableTask, result: RunResult) -> JsonObject | None:
     values, before = json.loads(to_json(result.after)), json.loads(to_json(result.before))
     if not isinstance(values, dict):
         return {"artifactId": task.run_id, "name": "values", "parts": [{"data": values}]}
-    known = _select_messages(before)
+    earlier_messages = _select_messages(before)
     for message in reversed(_select_messages(values)):
-        if message.get("type") == "ai" and message not in known and (parts := parts_of(message)):
+        if message.get("type") == "ai" and message not in earlier_messages and (parts := parts_of(message)):
             return {"artifactId": message.get("id") or task.run_id, "name": "reply", "parts": parts}
     outputs = {name: value for name, value in values.items() if name in result.outputs and name != _MESSAGES}
     if _MESSAGES in values:
@@ -399,7 +401,7 @@ def _read_user_message(task: DurableTask, standing: Standing) -> JsonObject | No
         if others := {name: value for name, value in values.items() if name != "messages"}:
             parts.append({"data": others})
     elif RESUME in payload or "resume" in command:
-        parts.append(_part(read_answer(standing)))
+        parts.append(_make_part(read_answer(standing)))
     if not parts:
         return None
     return {

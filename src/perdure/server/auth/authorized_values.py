@@ -2,8 +2,8 @@
 
 A handler changes arguments in place to narrow or to stamp them. The changed arguments decide who sees what,
 so they are checked as strictly as a client's request, before anything is read: a value of another type is
-refused, and so is a change that would have no effect. Names that a handler adds have none, and are permitted:
-one handler for everything stamps ``metadata`` wherever it is called.
+refused, and so is a change that would have no effect. Names that a handler adds have no effect either, but
+are permitted, as one handler for all actions stamps ``metadata`` wherever it is called.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perdure.server.requests import Config, Offset, Page, Ttl
 _STATUS = 422
 
 
-def _data(value: Any) -> Any:
+def _to_json_data(value: Any) -> Any:
     """Return a mapping as JSON data, an empty one for None. ``ValueError`` for anything else."""
     if value is not None and not isinstance(value, Mapping):
         raise ValueError("it is a mapping")
@@ -30,7 +30,7 @@ def _data(value: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-_Data = Annotated[dict[str, Any], BeforeValidator(_data)]
+_Data = Annotated[dict[str, Any], BeforeValidator(_to_json_data)]
 _Text = TypeAdapter[Any](str | None)
 
 _KINDS: Mapping[str, TypeAdapter[Any]] = {
@@ -47,8 +47,8 @@ _KINDS: Mapping[str, TypeAdapter[Any]] = {
     "ttl": TypeAdapter(Ttl | None),
     "values": TypeAdapter(_Data),
 }
-"""Types of the arguments that a handler may change, by name. ``kwargs`` and ``payload`` are those of a run,
-which are checked with it."""
+"""Types of the arguments that a handler may change, by name. ``kwargs`` and ``payload`` are the arguments of
+a run, and are checked with the run."""
 
 _FURTHER: Mapping[tuple[str, str], Mapping[str, TypeAdapter[Any]]] = {
     ("assistants", "create"): {"assistant_id": _Text},
@@ -60,7 +60,7 @@ _FURTHER: Mapping[tuple[str, str], Mapping[str, TypeAdapter[Any]]] = {
         "status": TypeAdapter(Literal["idle", "busy", "interrupted", "error"] | None),
     },
 }
-"""The same for one action."""
+"""Types of further arguments that a handler may change in one action, by resource and action."""
 
 
 def check_left(resource: str, action: str, before: Mapping[str, Any], value: dict[str, Any]) -> None:
@@ -70,16 +70,16 @@ def check_left(resource: str, action: str, before: Mapping[str, Any], value: dic
         resource: the resource of the action.
         action: the action.
         before: the arguments as they were before the handler was called.
-        value: the arguments as it left them.
+        value: the arguments as the handler left them.
 
     Raises:
         Refusal: an argument is missing, has another type, or was changed without any effect.
     """
     if resource == "store":
-        # Its arguments are checked as its requests are.
+        # The store's routes check these arguments as they check a request's.
         return
     kinds = {**_KINDS, **_FURTHER.get((resource, action), {})}
-    for name, held in before.items():
+    for name, original in before.items():
         if name not in value:
             raise refuse_left(resource, action, f"no {name!r}: it may change it, but not remove it")
         kind = kinds.get(name)
@@ -88,7 +88,7 @@ def check_left(resource: str, action: str, before: Mapping[str, Any], value: dic
                 value[name] = kind.validate_python(value[name])
             except ValidationError as error:
                 raise refuse_left(resource, action, f"{name!r} with a fault: {fault_of(error)}") from None
-        elif value[name] != held:
+        elif value[name] != original:
             changeable = sorted(before.keys() & kinds.keys())
             raise refuse_left(
                 resource,

@@ -36,7 +36,7 @@ def parse_conditions(conditions: Mapping[Any, Any]) -> Filter | None:
         data: dict[str, Any] = json_data(conditions, "the filter")
     except TypeError as error:
         raise BadFilter(str(error)) from error
-    _check(data, "the filter")
+    _check_conditions(data, "the filter")
     return data or None
 
 
@@ -65,9 +65,9 @@ def find_patterns(conditions: Filter | None) -> Patterns:
 
 
 def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
-    """Return True if an object may be written with this metadata, which is so only if its writer still sees
-    it. The metadata is the whole of it after the write. It may contain values set by a handler, such as an id
-    that is not text yet."""
+    """Return True if an object may be written with this metadata: its writer must be able to see it
+    afterwards. The metadata is all that the object has after the write. It may contain values set by a
+    handler that are not JSON data yet, such as a UUID."""
     if conditions is None:
         return True
     try:
@@ -77,16 +77,16 @@ def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None)
 
 
 def merge(*filters: Filter | None) -> Filter | None:
-    """Return the filter that matches what every one of these matches."""
-    some = [one for one in filters if one]
-    if len(some) < 2:
-        if some:
-            return some[0]
+    """Return the filter that matches those objects which all of these filters match."""
+    given = [each for each in filters if each]
+    if len(given) < 2:
+        if given:
+            return given[0]
         return None
-    return {"$and": some}
+    return {"$and": given}
 
 
-def _check(conditions: Mapping[str, Any], where: str) -> None:
+def _check_conditions(conditions: Mapping[str, Any], where: str) -> None:
     for name, condition in conditions.items():
         place = f"{where}[{name!r}]"
         if name in _GROUPS:
@@ -95,7 +95,7 @@ def _check(conditions: Mapping[str, Any], where: str) -> None:
             for n, part in enumerate(condition):
                 if not isinstance(part, dict) or not part:
                     raise BadFilter(f"{place}[{n}] has to be a filter with at least one condition")
-                _check(part, f"{place}[{n}]")
+                _check_conditions(part, f"{place}[{n}]")
         elif name.startswith("$"):
             raise BadFilter(f"{place}: {name} is not an operator here; use {' or '.join(_GROUPS)}")
         elif isinstance(condition, dict):

@@ -2,11 +2,11 @@
 
 The module selects the handler, passes its arguments and interprets its result; ``filters`` evaluates the
 filters. Handlers are code of the application: an error in a handler ends the request and never allows it.
-Only its type and location are logged, because its text may quote a token.
+Only the error's type and location are logged, because its text may quote a token.
 
-It is stricter than LangGraph's server in some ways: a filter that cannot be understood is refused, as are two
-``Authorization`` headers, and an assertion that fails during authentication is a 401. FastAPI's ``Depends``
-is not resolved; a handler that needs it is refused at start-up.
+This module is stricter than LangGraph's server in some ways: a filter that cannot be understood is refused,
+as are two ``Authorization`` headers, and an assertion that fails during authentication is a 401. FastAPI's
+``Depends`` is not resolved; a handler that needs it is refused at start-up.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class OnHandlers:
             )
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
-        handler = self._handler(resource, action)
+        handler = self._choose_handler(resource, action)
         if handler is None:
             return None
         handler_name = f"the authorization handler for {resource}.{action}"
@@ -81,7 +81,7 @@ class OnHandlers:
         except AssertionError as error:
             raise Refusal(403, str(error) or "Forbidden") from error
         except Exception as error:
-            raise _refusal(error, handler_name) from error
+            raise _make_refusal(error, handler_name) from error
         if result is False:
             raise Refusal(403, "Forbidden")
         check_left(resource, action, before, value)
@@ -96,7 +96,7 @@ class OnHandlers:
         except BadFilter as error:
             raise _refuse_misuse(f"{handler_name} returned a filter that cannot be used: {error}") from error
 
-    def _handler(self, resource: str, action: str) -> Handler | None:
+    def _choose_handler(self, resource: str, action: str) -> Handler | None:
         for place in ((resource, action), (resource, "*"), ("*", action), ("*", "*")):
             if found := self._handlers.get(place):
                 return found[-1]
@@ -111,7 +111,7 @@ class OnHandlers:
             f"{resource}.{action}"
             for resource, actions in _ACTIONS.items()
             for action in actions
-            if self._handler(resource, action) is None
+            if self._choose_handler(resource, action) is None
         ]
 
 
@@ -161,17 +161,17 @@ class Handlers(OnHandlers):
         except AssertionError as error:
             raise Refusal(401, "Unauthorized") from error
         except Exception as error:
-            raise _refusal(error, "the authenticate handler") from error
+            raise _make_refusal(error, "the authenticate handler") from error
         try:
-            identity, permissions, known = _read(returned)
+            identity, permissions, user_fields = _read_user(returned)
         except Exception as error:
             if isinstance(error, _NotAUser | TypeError):
                 reason = str(error)
             else:
-                reason = _place(error)
+                reason = _describe_place(error)
             raise _refuse_misuse(f"the authenticate handler did not return a valid user: {reason}") from error
-        tenant = tenant_of({**known, "identity": identity}, self._tenant_claims)
-        return User(identity, tenant, permissions, known)
+        tenant = tenant_of({**user_fields, "identity": identity}, self._tenant_claims)
+        return User(identity, tenant, permissions, user_fields)
 
 
 class _NotAUser(Exception):
@@ -192,7 +192,7 @@ def only(request: HTTPConnection, header: str) -> str | None:
         raise Refusal(400, f"the {header} header is not text") from None
 
 
-def _request(connection: HTTPConnection) -> Request:
+def _require_request(connection: HTTPConnection) -> Request:
     if not isinstance(connection, Request):
         raise Refusal(
             403, "the authenticate handler asks for `request`, which a WebSocket lacks; ask for `headers`"
@@ -214,7 +214,7 @@ _ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
     "path": lambda connection: connection.scope["path"],
     "path_params": lambda connection: connection.path_params,
     "query_params": lambda connection: connection.query_params,
-    "request": _request,
+    "request": _require_request,
     "scope": lambda connection: connection.scope,
     "scopes": _list_scopes,
     "user": lambda connection: connection.scope.get("user"),
@@ -245,7 +245,7 @@ def _list_parameters(authenticator: Callable[..., Any]) -> list[str]:
 
 
 async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> object:
-    """Call a handler and return its result; a handler that is not async runs in a thread."""
+    """Call a handler and return its result; a handler that is not async runs in an OS thread."""
     if inspect.iscoroutinefunction(handler):
         return await handler(**arguments)
     result: object = await in_own_thread(partial(handler, **arguments))
@@ -254,7 +254,7 @@ async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> ob
     return result
 
 
-def _refusal(error: Exception, who: str) -> Refusal:
+def _make_refusal(error: Exception, who: str) -> Refusal:
     """Return the refusal for an error of a handler: with its text if it is meant for clients, else a 500."""
     if isinstance(error, Refusal):
         return error
@@ -267,7 +267,7 @@ def _refusal(error: Exception, who: str) -> Refusal:
         return Refusal(error.status_code, message, error.headers)
     if isinstance(error, AuthenticationError):
         return Refusal(403, str(error) or "Forbidden")
-    _log.error("%s failed: %s", who, _place(error))
+    _log.error("%s failed: %s", who, _describe_place(error))
     return Refusal(500, f"{who} failed; the server's log has the location")
 
 
@@ -276,16 +276,16 @@ def _refuse_misuse(reason: str) -> Refusal:
     return Refusal(500, reason)
 
 
-def _place(error: Exception) -> str:
+def _describe_place(error: Exception) -> str:
     """Return an error's type and the place where it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = ""
+    location = ""
     if frames:
-        at = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
-    return f"{type(error).__name__}{at}"
+        location = f" at {PurePath(frames[-1].filename).name}:{frames[-1].lineno}"
+    return f"{type(error).__name__}{location}"
 
 
-def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
+def _read_user(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     """Return the identity, the permissions and all fields of an authenticate handler's result, which is an
     identity, a mapping, an object, or a pair of permissions and one of these. Fields of an object that cannot
     be JSON are left out."""
@@ -293,37 +293,41 @@ def _read(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     if type(returned) is tuple and len(cast(tuple[object, ...], returned)) == 2:
         permissions, returned = cast(tuple[object, object], returned)
     if isinstance(returned, str | UUID):
-        known: dict[str, Any] = {"identity": returned}
+        user_fields: dict[str, Any] = {"identity": returned}
     elif isinstance(returned, Mapping):
-        known = json_data(cast(object, returned), "user")
+        user_fields = json_data(cast(object, returned), "user")
     elif hasattr(returned, "identity"):
-        known = _list_attributes(returned)
+        user_fields = _list_attributes(returned)
     else:
         raise _NotAUser(
             f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
         )
-    identity = known.get("identity")
+    identity = user_fields.get("identity")
     if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
         raise _NotAUser("its identity is missing or empty, or neither text nor a number")
     if permissions is None:
-        permissions = known.get("permissions")
-    return str(identity), _permissions(permissions), json_data({**known, "identity": str(identity)}, "user")
+        permissions = user_fields.get("permissions")
+    return (
+        str(identity),
+        _read_permissions(permissions),
+        json_data({**user_fields, "identity": str(identity)}, "user"),
+    )
 
 
 def _list_attributes(user: object) -> dict[str, Any]:
     dump, as_dict = getattr(user, "model_dump", None), getattr(user, "dict", None)
     if callable(dump):
-        known: dict[str, Any] = dict(cast(Mapping[str, Any], dump(mode="json")))
+        attributes: dict[str, Any] = dict(cast(Mapping[str, Any], dump(mode="json")))
     elif callable(as_dict):
-        known = dict(cast(Mapping[str, Any], as_dict()))
+        attributes = dict(cast(Mapping[str, Any], as_dict()))
     elif is_dataclass(user):
-        known = {part.name: getattr(user, part.name) for part in fields(user)}
+        attributes = {part.name: getattr(user, part.name) for part in fields(user)}
     else:
-        known = {name: part for name, part in getattr(user, "__dict__", {}).items() if name[:1] != "_"}
+        attributes = {name: part for name, part in getattr(user, "__dict__", {}).items() if name[:1] != "_"}
     for name in ("identity", "display_name", "is_authenticated", "permissions"):
         if hasattr(user, name):
-            known[name] = getattr(user, name)
-    return {name: part for name, part in known.items() if _is_json(part)}
+            attributes[name] = getattr(user, name)
+    return {name: part for name, part in attributes.items() if _is_json(part)}
 
 
 def _is_json(value: object) -> bool:
@@ -334,7 +338,7 @@ def _is_json(value: object) -> bool:
     return True
 
 
-def _permissions(value: object) -> tuple[str, ...]:
+def _read_permissions(value: object) -> tuple[str, ...]:
     """Return permissions from a list or, as OAuth writes scopes, from one text separated by spaces."""
     if value is None:
         return ()
@@ -342,6 +346,6 @@ def _permissions(value: object) -> tuple[str, ...]:
         return tuple(value.split())
     if isinstance(value, Iterable):
         listed = tuple(cast(Iterable[object], value))
-        if all(isinstance(one, str) for one in listed):
+        if all(isinstance(permission, str) for permission in listed):
             return cast(tuple[str, ...], listed)
     raise _NotAUser("its permissions are not a list of texts")

@@ -41,7 +41,8 @@ class User:
     everything that the authenticator returned, as JSON data.
 
     Handlers see a user as LangGraph's: ``user.identity``, and a field as ``user["org"]``, ``user.org`` or
-    ``user.get("org")``. It is not a dict, so that no field can make it pass for a user of LangGraph's studio.
+    ``user.get("org")``. A ``User`` is not a dict, so that no field can make it pass for a user of LangGraph's
+    studio.
     """
 
     identity: str
@@ -97,7 +98,7 @@ class User:
         return len(self.dict())
 
     def __getattr__(self, name: str) -> Any:
-        # Called only for names that the class lacks. During a copy it lacks its own slots too.
+        # Called only for names that are not found otherwise; during a copy the slots are not set yet.
         if name.startswith("__") or name in User.__slots__ or name not in self.fields:
             raise AttributeError(f"the user has no field {name!r}")
         return wrap_dotted(self.fields[name])
@@ -154,7 +155,7 @@ def tenant_of(claims: Mapping[str, Any], names: Sequence[str]) -> str:
         Refusal: a claim is missing or neither text nor a whole number, or the tenant is longer than
             ``TENANT_MAX``.
     """
-    tenant = "/".join(_part(claims.get(name), name) for name in names)
+    tenant = "/".join(_encode_claim(claims.get(name), name) for name in names)
     if len(tenant) > TENANT_MAX:
         raise Refusal(403, f"the tenant made of {', '.join(names)} is too long to be a key")
     return tenant
@@ -179,7 +180,7 @@ def require_stamp(conditions: Filter | None, metadata: Mapping[str, Any] | None)
         raise Refusal(403, "the metadata of this object would hide it from its own user")
 
 
-def _part(value: object, name: str) -> str:
+def _encode_claim(value: object, name: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"={value}"
     if not isinstance(value, str) or not value:

@@ -41,7 +41,7 @@ def json_data(value: object, where: str, depth: int = 0) -> Any:
     if isinstance(value, Enum):
         return json_data(value.value, where, depth + 1)
     if isinstance(value, str):
-        return _text(value, where)
+        return _check_text(value, where)
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
@@ -56,7 +56,8 @@ def json_data(value: object, where: str, depth: int = 0) -> Any:
         return [json_data(part, f"{where}[{n}]", depth + 1) for n, part in enumerate(value)]
     if isinstance(value, Mapping):
         return {
-            _key(name, where): json_data(part, f"{where}.{name}", depth + 1) for name, part in value.items()
+            _check_key(name, where): json_data(part, f"{where}.{name}", depth + 1)
+            for name, part in value.items()
         }
     if is_dataclass(value) and not isinstance(value, type):
         return {
@@ -80,13 +81,13 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def _key(name: object, where: str) -> str:
+def _check_key(name: object, where: str) -> str:
     if not isinstance(name, str):
         raise TypeError(f"{where} has a key that is a {type(name).__name__}; keys are text")
-    return _text(name, where)
+    return _check_text(name, where)
 
 
-def _text(value: str, where: str) -> str:
+def _check_text(value: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,10 @@
 """The published public keys (JWKS) of a token issuer.
 
 The module decides when keys are fetched, and which key verifies a token. Keys are fetched when the first is
-needed, and again every ten minutes. An unknown key id fetches them, too, at most once a minute. After a
-failure they are fetched again ten seconds later. While the issuer does not answer, the present keys stay in
-use for a day. Only public keys count: a symmetric key among them would let every reader of it sign.
+needed, and again every ten minutes. For an unknown key id they are fetched, too, at most once a minute. After
+a failed fetch, the next one follows ten seconds later at the earliest. While the issuer does not answer, the
+present keys stay in use for a day. Only public keys count: with a symmetric key among them, everyone who
+reads it could sign tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PublicKey = RSAPublicKey | EllipticCurvePublicKey | Ed25519PublicKey
 _log = logging.getLogger("perdure.server")
 
 
-class _Known(NamedTuple):
+class _PublishedKey(NamedTuple):
     kid: str | None
     algorithm: str | None
     key: PublicKey
@@ -58,29 +59,29 @@ class KeySet:
         self, url: str, *, timeout: float = 5.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._url = url
-        self._is_near = _is_near(url)
+        self._is_local = _is_local(url)
         self._host = urlsplit(url).hostname
         self._timeout = timeout
         self._clock = clock
         self._tls = httpx.create_ssl_context()
-        self._asking = asyncio.Lock()
-        self._keys: Sequence[_Known] = ()
+        self._update_lock = asyncio.Lock()
+        self._keys: Sequence[_PublishedKey] = ()
         self._read_at = clock()
-        self._next = self._read_at
+        self._next_fetch_at = self._read_at
         self._is_down = False
 
     async def key(self, algorithm: str, kid: str | None) -> PublicKey:
         """Return the key of a token. ``Refusal`` with 401 if there is none of that id and algorithm, with 503
         if the keys cannot be fetched."""
-        found = self._find(algorithm, kid)
+        found = self._find_key(algorithm, kid)
         if found is not None and self._age() < FRESH_S:
             return found
         # Only one request fetches; those that have a usable key do not wait for it.
-        if found is None or self._age() >= STALE_S or not self._asking.locked():
-            async with self._asking:
-                if self._clock() >= self._next:
-                    await self._ask()
-            found = self._find(algorithm, kid)
+        if found is None or self._age() >= STALE_S or not self._update_lock.locked():
+            async with self._update_lock:
+                if self._clock() >= self._next_fetch_at:
+                    await self._update()
+            found = self._find_key(algorithm, kid)
         if self._is_down and (found is None or self._age() >= STALE_S):
             raise Refusal(
                 503,
@@ -96,14 +97,14 @@ class KeySet:
     def _age(self) -> float:
         return self._clock() - self._read_at
 
-    def _find(self, algorithm: str, kid: str | None) -> PublicKey | None:
-        """Return the key of this id; for a token that names none, the only key there is."""
+    def _find_key(self, algorithm: str, kid: str | None) -> PublicKey | None:
+        """Return the key of this id; for a token without an id, the only key that fits the algorithm."""
         fitting = [
-            known.key
-            for known in self._keys
-            if known.algorithm in (None, algorithm)
-            and fits(algorithm, known.key)
-            and kid in (None, known.kid)
+            published.key
+            for published in self._keys
+            if published.algorithm in (None, algorithm)
+            and fits(algorithm, published.key)
+            and kid in (None, published.kid)
         ]
         if kid is None and len(fitting) != 1:
             return None
@@ -111,12 +112,13 @@ class KeySet:
             return fitting[0]
         return None
 
-    async def _ask(self) -> None:
-        # Set before the response: a client that hangs up ends this request, and must not allow another fetch.
-        self._next = self._clock() + RETRY_S
+    async def _update(self) -> None:
+        # Set before the fetch: if the client disconnects, this request ends here, and the next one must not
+        # fetch at once.
+        self._next_fetch_at = self._clock() + RETRY_S
         try:
             async with asyncio.timeout(self._timeout):
-                keys = _read(await self._fetch())
+                keys = _read_keys(await self._fetch())
         except (httpx.HTTPError, TimeoutError, ValueError) as error:
             self._is_down = True
             if isinstance(error, _Unusable):
@@ -128,12 +130,12 @@ class KeySet:
         self._keys = keys
         self._is_down = False
         self._read_at = self._clock()
-        self._next = self._read_at + PAUSE_S
+        self._next_fetch_at = self._read_at + PAUSE_S
 
     async def _fetch(self) -> bytes:
-        # A client for each fetch: they are rare, and none stays bound to a closed event loop. Redirects are
-        # not followed: they might lead to a host that the URL may not name.
-        client = httpx.AsyncClient(verify=self._tls, timeout=self._timeout, trust_env=not self._is_near)
+        # Each fetch has a client of its own: fetches are rare, and no client stays bound to a closed event
+        # loop. Redirects are not followed: they might lead to a URL that ``KeySet`` would refuse.
+        client = httpx.AsyncClient(verify=self._tls, timeout=self._timeout, trust_env=not self._is_local)
         async with client, client.stream("GET", self._url) as answer:
             if not answer.is_success:
                 raise _Unusable(f"status {answer.status_code}")
@@ -150,7 +152,7 @@ class _Unusable(ValueError):
 
 
 def fits(algorithm: str, key: object) -> bool:
-    """Return True if a key has the kind, the curve and the strength that an algorithm verifies with."""
+    """Return True if a key has the kind, the curve and the strength that an algorithm needs."""
     if algorithm[:2] in ("RS", "PS"):
         return isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN
     if algorithm == "EdDSA":
@@ -158,7 +160,7 @@ def fits(algorithm: str, key: object) -> bool:
     return isinstance(key, EllipticCurvePublicKey) and key.curve.name == _CURVES.get(algorithm)
 
 
-def _is_near(url: str) -> bool:
+def _is_local(url: str) -> bool:
     """Return True for a URL of this host. ``BadSetting`` if it is neither that nor https."""
     try:
         parts = urlsplit(url)
@@ -166,18 +168,18 @@ def _is_near(url: str) -> bool:
         raise BadSetting(f"jwks_url is not a URL: {error}") from error
     host = parts.hostname or ""
     try:
-        is_near = host == "localhost" or ip_address(host).is_loopback
+        is_local = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        is_near = False
-    if not host or parts.scheme not in ("https", "http") or (parts.scheme == "http" and not is_near):
+        is_local = False
+    if not host or parts.scheme not in ("https", "http") or (parts.scheme == "http" and not is_local):
         raise BadSetting(
             f"jwks_url has to be an https:// URL, not one with {parts.scheme!r}: its keys decide which "
             "tokens are accepted (http:// is for this machine alone)"
         )
-    return is_near
+    return is_local
 
 
-def _read(body: bytes) -> Sequence[_Known]:
+def _read_keys(body: bytes) -> Sequence[_PublishedKey]:
     try:
         data: object = json.loads(body)
     except RecursionError as error:
@@ -188,17 +190,17 @@ def _read(body: bytes) -> Sequence[_Known]:
         published = None
     if not isinstance(published, list):
         raise _Unusable("an answer that is not JWKS")
-    known = [key for one in cast(list[object], published) if (key := _read_key(one)) is not None]
-    if not known:
+    keys = [key for entry in cast(list[object], published) if (key := _read_key(entry)) is not None]
+    if not keys:
         raise _Unusable("a JWKS without a public key that verifies signatures")
-    return known
+    return keys
 
 
-def _read_key(one: object) -> _Known | None:
+def _read_key(entry: object) -> _PublishedKey | None:
     """Return a published key, or None if it is not for signatures, not public, or of an unknown kind."""
-    if not isinstance(one, dict):
+    if not isinstance(entry, dict):
         return None
-    data = cast(dict[str, Any], one)
+    data = cast(dict[str, Any], entry)
     uses: object = data.get("key_ops")
     if data.get("kty") not in _KINDS or data.get("use", "sig") != "sig":
         return None
@@ -212,6 +214,6 @@ def _read_key(one: object) -> _Known | None:
     if not isinstance(key, PublicKey):
         return None
     kid, algorithm = data.get("kid"), data.get("alg")
-    return _Known(
+    return _PublishedKey(
         kid if isinstance(kid, str) else None, algorithm if isinstance(algorithm, str) else None, key
     )

@@ -1,8 +1,8 @@
 """Authentication by a signed token (a JWT) that an identity provider issued.
 
 A token is accepted if it is of a configured issuer, for this server, signed with a configured algorithm and a
-key of its kind, and within its period of validity. Such a user may do everything with the threads of their
-tenant, which verified claims name; ``Rules`` of an ``Auth`` may restrict that.
+key of its kind, and within its period of validity. The user of an accepted token may do everything with the
+threads of the tenant that its claims name; ``Rules`` of an ``Auth`` may restrict that.
 
 The algorithm never depends on the token alone: a shared secret is used with HS algorithms only, a public key
 and a published key set with the others only, so that no public key can pass for a secret.
@@ -69,8 +69,8 @@ class JwtSettings:
             because each issuer chooses its users' names independently.
         required: further claims that a token has to have; ``exp``, ``iss`` and ``aud`` are always required.
         identity_claim: claim that is the user's identity for handlers.
-        header: header of the token, which is ``Authorization`` followed by the word Bearer by default.
-        jwks_timeout: limit of a fetch of the key set in seconds.
+        header: header with the token, by default ``Authorization``, where the word Bearer precedes the token.
+        jwks_timeout: maximum duration of a fetch of the key set in seconds.
     """
 
     issuer: str | Sequence[str]
@@ -148,12 +148,12 @@ class Jwt:
             )
         self._settings = settings
         self._rules = rules
-        self._key = _key(settings)
+        self._key = _make_key(settings)
 
     async def authenticate(self, request: HTTPConnection) -> User:
         """Return the user of a request. ``Refusal`` with 401 for a token that is not accepted, with 403 for a
         valid token that names no tenant, and with 503 while the keys cannot be fetched."""
-        claims = await self._read_claims(self._token(request))
+        claims = await self._read_claims(self._read_token(request))
         name = self._settings.identity_claim
         identity = claims.get(name)
         if isinstance(identity, bool) or not isinstance(identity, str | int) or identity == "":
@@ -162,17 +162,17 @@ class Jwt:
             )
         tenant = tenant_of(claims, self._settings.tenant_claims)
         if "display_name" in claims:
-            known = claims
+            fields = claims
         else:
-            known = {**claims, "display_name": claims.get("name")}
-        return User(str(identity), tenant, _read_permissions(claims), known)
+            fields = {**claims, "display_name": claims.get("name")}
+        return User(str(identity), tenant, _read_permissions(claims), fields)
 
     async def authorize(self, user: User, resource: str, action: str, value: dict[str, Any]) -> Filter | None:
         if self._rules is None:
             return None
         return await self._rules.authorize(user, resource, action, value)
 
-    def _token(self, request: HTTPConnection) -> str:
+    def _read_token(self, request: HTTPConnection) -> str:
         header = self._settings.header.lower()
         scheme, _, token = (only(request, header) or "").strip().partition(" ")
         if header != "authorization" and not token:
@@ -221,15 +221,15 @@ def _to_list(value: str | Sequence[str]) -> list[str]:
     return list(value)
 
 
-def _key(settings: JwtSettings) -> KeySet | PublicKey | str | bytes:
+def _make_key(settings: JwtSettings) -> KeySet | PublicKey | str | bytes:
     if settings.jwks_url is not None:
         return KeySet(settings.jwks_url, timeout=settings.jwks_timeout)
     if settings.public_key is not None:
-        return _public_key(settings.public_key, settings.algorithms)
+        return _load_public_key(settings.public_key, settings.algorithms)
     return settings.secret or b""
 
 
-def _public_key(text: str | bytes, algorithms: Sequence[str]) -> PublicKey:
+def _load_public_key(text: str | bytes, algorithms: Sequence[str]) -> PublicKey:
     data = text.encode() if isinstance(text, str) else text
     if b"PRIVATE KEY" in data:
         raise BadSetting("public_key is a private key, whose holder can sign; give the server the public one")

@@ -14,10 +14,10 @@ from perdure.server.auth.identity import User
 
 
 def list_verified_names(user: User) -> dict[str, Any]:
-    """Return the verified values of these names; none for a user who is not authenticated.
+    """Return the verified values by their names; none for a user who is not authenticated.
 
-    The email is the field ``email`` of an authenticator or token. An issuer that marks it with
-    ``email_verified`` as not verified is not believed.
+    The email is the field ``email`` of an authenticator or token. It is left out if the issuer marks it with
+    ``email_verified`` as not verified.
     """
     if not user.identity:
         return {}
@@ -38,14 +38,15 @@ def _is_claim(name: str) -> bool:
 
 
 def with_verified(user: User, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a client's values with the verified ones in place of those that it stated."""
+    """Return a client's values with the verified values in place of what the client stated about the user."""
     verified = list_verified_names(user)
     named = {name: verified[name] for name in values if name in verified}
     return {**without_claims(user, values), **named}
 
 
 def remove_claims(user: User, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a LangGraph config without a client's claims, in its parts and beside them."""
+    """Return a LangGraph config without a client's claims: at its top level, in ``configurable`` and in
+    ``metadata``."""
     parts = {
         name: without_claims(user, config[name]) for name in ("configurable", "metadata") if config.get(name)
     }

@@ -1,8 +1,8 @@
 """Child process of a supervisor: it has what its parent imported, and ends with it.
 
-It is a fork where that is safe: on Linux, of a process with one thread. A new interpreter would spend seconds
-of processor time on the imports, for which the clients of the process that it replaces would wait, and keep a
-copy of its own of what they load.
+It is a fork where that is safe: on Linux, of a process with one OS thread. A new interpreter would spend
+seconds of processor time on the imports, while the clients of the process that it replaces wait, and would
+keep a copy of its own of all that is imported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_S = 0.5
 def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseProcess:
     """Start a process that calls ``target``.
 
-    The child stops as by SIGTERM when this process has ended, however that came about: it would go on
+    The child stops as by SIGTERM when this process has ended, for whatever reason: otherwise it would go on
     serving, with nothing left that could stop or replace it.
 
     Args:
@@ -38,12 +38,12 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
         kwargs: its named arguments.
     """
     process: BaseProcess
-    # Another thread, such as that of a tracer, may hold a lock which nothing releases in a fork. macOS's own
-    # libraries do not work in one, and Windows has none.
+    # Another OS thread, such as that of a tracer, may hold a lock that nothing releases in a fork. macOS's
+    # own libraries do not work in a fork, and Windows cannot fork.
     if sys.platform == "linux" and threading.active_count() == 1:
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_fork, args=(os.getpid(), target, args, kwargs))
-        with _hold_back():
+        with _block_signals():
             process.start()
     else:
         process = multiprocessing.get_context("spawn").Process(
@@ -54,9 +54,8 @@ def start(target: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> BaseP
 
 
 @contextmanager
-def _hold_back() -> Iterator[None]:
-    """Hold signals back from a fork until it has its own handlers: with those of its parent it would ignore a
-    stop."""
+def _block_signals() -> Iterator[None]:
+    """Block signals until a fork has its own handlers: with the handlers of its parent it would not stop."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -71,12 +70,12 @@ def _fork(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
-    def wait() -> None:
-        # Siblings that were forked later hold the pipe open by which multiprocessing would know.
+    def wait_for_parent() -> None:
+        # multiprocessing would wait for the end of a pipe, which siblings that were forked later hold open.
         while os.getppid() == parent:
             time.sleep(_POLL_S)
 
-    _stop_after(wait)
+    _stop_after(wait_for_parent)
     target(*args, **kwargs)
 
 

@@ -40,13 +40,13 @@ def perdure_router(http: Http | None = None) -> APIRouter:
     allowed = partial(allows, (http or Http()).cors)
 
     async def require_own_page(connection: HTTPConnection) -> None:
-        # The route of the WebSocket checks its client itself, and tells it the reason.
+        # The route of the WebSocket checks its client itself, and sends it the reason of a refusal.
         headers = connection.headers
         is_change = connection.scope["type"] == "http" and changes(connection.scope)
         if is_change and is_foreign(headers, allowed) and not is_asked_about(headers):
             raise Refusal(403, SIMPLE)
 
-    router = APIRouter(route_class=_Answered, dependencies=[Depends(require_own_page)])
+    router = APIRouter(route_class=_OwnErrorsRoute, dependencies=[Depends(require_own_page)])
     for part in routers(http):
         for route in part.routes:
             if isinstance(route, APIWebSocketRoute):
@@ -78,7 +78,7 @@ def perdure_router(http: Http | None = None) -> APIRouter:
     return router
 
 
-class _Answered(GatedRoute):
+class _OwnErrorsRoute(GatedRoute):
     """A route that returns errors in this API's form, whatever the application's error handlers do."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -97,13 +97,14 @@ async def thread_id_of_request(request: Request) -> str:
     """Return the thread of a request: ``thread_id``, or ``context_id``, its name in protocols between
     agents; from the path, the query, or the top level of a JSON body.
 
-    Responds with 422 if the request names none, since a new thread in its place would answer an unknown
-    user, and if it names two. ``null`` counts as absent. The caller's access to the thread is not checked.
+    Responds with 422 if the request names two threads, and also if it names none: on a new thread in its
+    place the graph would not know the user's conversation. ``null`` counts as absent. The caller's access to
+    the thread is not checked.
     """
     in_path = [str(request.path_params[name]) for name in thread_ids.NAMES if name in request.path_params]
     try:
         named = thread_ids.only(
-            [*in_path, *thread_ids.in_query(request), *thread_ids.in_body(await _body(request))]
+            [*in_path, *thread_ids.in_query(request), *thread_ids.in_body(await _read_object(request))]
         )
     except Refusal as refusal:
         raise HTTPException(refusal.status, refusal.detail) from None
@@ -118,7 +119,7 @@ RequestThreadId = Annotated[str, Depends(thread_id_of_request)]
 """The thread of a request, as the type of an endpoint's parameter; see ``thread_id_of_request``."""
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_object(request: Request) -> dict[str, Any]:
     """Return the object in a JSON body; an empty one for any other body."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):

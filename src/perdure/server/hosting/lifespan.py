@@ -205,9 +205,11 @@ def _open(database: Database, agents: Mapping[str, Agent], host: ServerState | N
                 )
             continue
         # A store that a graph was compiled with takes precedence, as in the runtime.
-        own = store if agent.graph.store is None else None
-        # For memory:// a warning was logged at the start.
-        graph = compile_graph(agent.graph, checkpointer=checkpointers[name], store=own, allow_in_memory=True)
+        graph_store = store if agent.graph.store is None else None
+        # A warning about memory:// was logged at the start.
+        graph = compile_graph(
+            agent.graph, checkpointer=checkpointers[name], store=graph_store, allow_in_memory=True
+        )
         graphs[name] = graph.with_config(dict(agent.config)) if agent.config else graph  # type: ignore[arg-type]
     return Opened(database, MappingProxyType(checkpointers), store, MappingProxyType(graphs), host)
 

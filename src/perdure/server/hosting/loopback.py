@@ -24,7 +24,7 @@ DEFER = "__LANGGRAPH_DEFER_LOOPBACK_TRANSPORT"
 Without it they use LangGraph's own server, where that is installed too."""
 
 
-class _Within:
+class _LoopbackApp:
     """The application, for requests made in this process."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -34,7 +34,7 @@ class _Within:
         await self._app({**scope, LOOPBACK: True, "root_path": ""}, receive, send)
 
 
-class _Bound(list[Any]):
+class _BoundTransports(list[Any]):
     """The SDK's list of transports that wait for an application: each is bound at once."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,7 +47,7 @@ class _Bound(list[Any]):
 
 def _bind(transport: Any, app: Any) -> None:
     """Make a transport of the SDK reach an application. Where LangGraph's own server is installed too, the
-    SDK uses that server's transport, which works in its process only."""
+    SDK uses that server's transport, which works only in a process of that server."""
     transport.app = app
     transport.handle_async_request = MethodType(httpx.ASGITransport.handle_async_request, transport)
 
@@ -56,14 +56,14 @@ def _bind(transport: Any, app: Any) -> None:
 def reachable(app: ASGIApp) -> Iterator[None]:
     """Make clients without a URL reach an application: those created before, and those created within the
     block."""
-    within = _Within(app)
+    loopback = _LoopbackApp(app)
     sdk: Any = client
-    before = sdk._registered_transports
-    # Clients that modules created when they were imported; the SDK keeps them for this purpose.
-    for transport in before:
-        _bind(transport, within)
-    sdk._registered_transports = _Bound(within)
+    waiting = sdk._registered_transports
+    # Transports of clients that modules created when they were imported; the SDK keeps them to be bound.
+    for transport in waiting:
+        _bind(transport, loopback)
+    sdk._registered_transports = _BoundTransports(loopback)
     try:
         yield
     finally:
-        sdk._registered_transports = before
+        sdk._registered_transports = waiting

@@ -26,7 +26,8 @@ _POLICY_VIOLATION = 1008
 async def mount(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[None]:
     """Serve ``own`` wherever ``app`` has no route, within the block.
 
-    Its lifespan runs meanwhile, and its middleware wraps the API's routes too, as on LangGraph's server.
+    The lifespan of ``own`` runs meanwhile, and its middleware wraps the API's routes too, as on LangGraph's
+    server.
 
     Args:
         app: the API's application.
@@ -41,7 +42,7 @@ async def mount(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[
         inner = copy.copy(own)
         inner.user_middleware, inner.middleware_stack = [], None
     if isinstance(own, FastAPI) and own.openapi_url is not None:
-        _describe(app, own)
+        _merge_descriptions(app, own)
     stateful = _WithState(inner)
     app.mount("", stateful if gate is None else AuthenticatedApp(stateful, gate))
     if not isinstance(own, Starlette):
@@ -52,15 +53,15 @@ async def mount(app: FastAPI, own: ASGIApp, gate: Gate | None) -> AsyncIterator[
         yield
 
 
-def _describe(app: FastAPI, own: FastAPI) -> None:
-    alone = app.openapi
+def _merge_descriptions(app: FastAPI, own: FastAPI) -> None:
+    describe_api = app.openapi
 
-    def both() -> dict[str, Any]:
-        # Both cache their descriptions.
-        return openapi.merge_descriptions(alone(), own.openapi())
+    def describe_both() -> dict[str, Any]:
+        # Both applications cache their descriptions.
+        return openapi.merge_descriptions(describe_api(), own.openapi())
 
     # FastAPI documents this way of replacing the description.
-    app.openapi = both  # type: ignore[method-assign]
+    app.openapi = describe_both  # type: ignore[method-assign]
 
 
 HEALTH = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
@@ -70,8 +71,8 @@ HEALTH = frozenset({"/", "/ok", "/live", "/ready", "/metrics"})
 class Prefixed:
     """An application whose routes have a path in front of them.
 
-    The addresses of its responses have it too. A client of LangGraph's appends them to its base URL, which
-    ends with the prefix already, so a path that begins with the prefix twice is understood.
+    The addresses in the headers of its responses have the path, too. LangGraph's client appends them to its
+    base URL, which ends with the prefix already: so a path that begins with the prefix twice is understood.
     """
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
@@ -137,8 +138,8 @@ class AuthenticatedApp:
             else:
                 await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": refusal.detail})
             return
-        known = {"user": user, "auth": AuthCredentials(list(user.permissions))}
-        await self._app({**scope, **known}, receive, send)
+        authenticated = {"user": user, "auth": AuthCredentials(list(user.permissions))}
+        await self._app({**scope, **authenticated}, receive, send)
 
 
 class _WithState:

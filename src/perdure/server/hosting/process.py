@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         # The base class raises the signal again after the shutdown, which would cancel the clean-up.
-        before = {
+        previous_handlers = {
             number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)
         }
         log = logging.getLogger("uvicorn.error")
@@ -101,12 +101,12 @@ class Server(uvicorn.Server):
             yield
         finally:
             log.removeFilter(self._is_worth_logging)
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)
 
     def _is_worth_logging(self, record: logging.LogRecord) -> bool:
-        """Drop uvicorn's error message about streams that end with the server: from the signal on, which is
-        some time before the shutdown begins."""
+        """Return False for uvicorn's error message about streams that end with the server, from the signal
+        on: the shutdown begins some time later."""
         return not self.should_exit or record.getMessage() != _ABORTED
 
 
@@ -115,26 +115,26 @@ def guard(
 ) -> ASGIApp:
     """Return the application for requests from the network.
 
-    A server without authentication is protected from the pages of other sites in its users' browsers, also of
-    those whose host name points at this machine.
+    A server without authentication is protected from the pages of other sites in its users' browsers, also
+    from pages whose host name points at this machine.
 
     Args:
         app: the application.
         gate: authenticates its requests.
         cors: the origins whose pages may use it.
         listener: the listening socket.
-        hosts: host names to which it answers besides its own, or ``*`` for any.
+        hosts: host names to which the server answers besides its own, or ``*`` for any.
     """
     if not isinstance(gate, Open):
         return app
-    is_near = ip_address(listener.getsockname()[0]).is_loopback
-    return Guard(app, loopback=is_near, hosts=hosts, allows=partial(allows, cors))
+    is_loopback = ip_address(listener.getsockname()[0]).is_loopback
+    return Guard(app, loopback=is_loopback, hosts=hosts, allows=partial(allows, cors))
 
 
 @asynccontextmanager
 async def application(config: Config, host: ServerState) -> AsyncIterator[FastAPI]:
-    """Yield the application over the opened server, with the custom application beside it and reachable by
-    clients without a URL."""
+    """Yield the application over the opened server, with the custom application beside it. Clients without a
+    URL reach it."""
     app = create_app(None, config.http, development=config.development)
     app.state.perdure = host
     for chat in host.chats:
@@ -166,10 +166,10 @@ async def _serve(
 
         drain = round(host.runtime.settings.drain)
         prefix = config.http.mount_prefix
-        below = app if prefix is None else Prefixed(app, prefix)
+        routed = app if prefix is None else Prefixed(app, prefix)
         settings = uvicorn.Config(
             RequestLog(
-                guard(below, host.gate, config.http.cors, listener, config.http.hosts),
+                guard(routed, host.gate, config.http.cors, listener, config.http.hosts),
                 config.http.mount_prefix,
             ),
             http=LimitedConnection,

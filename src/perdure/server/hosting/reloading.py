@@ -51,22 +51,24 @@ _log = logging.getLogger("perdure.server")
 
 _LOOK_MS = 300
 _SETTLED_MS = 100
-"""Milliseconds without another change after which changes are one edit."""
+"""Milliseconds without a further change after which the changes so far count as one edit."""
 _REPORT_S = 0.3
 _STOP_S = 3.0
-"""Seconds for a process to hand over its runs; a node that blocks holds it longer, and is killed."""
+"""Seconds in which a process has to hand over its runs. One that a blocking node holds up longer is
+killed."""
 _SHORT_S = 10.0
 _PAUSE_S = 1.0
 _ENDED_MAX = 32
 _CLOCK_NS = 50_000_000
 """Nanoseconds by which the time of a file may be behind the clock's."""
 _FOLDERS_MAX = 2000
-"""Folders that are watched while the project cannot be loaded: the missing file may be in any."""
+"""Maximum number of folders that are watched while the project cannot be loaded: the missing file may be in
+any of them."""
 
 
 class Announcement(NamedTuple):
-    """Announcement of a process that serves: its configuration, the files whose change began it, none for the
-    first one, and the seconds that its start took."""
+    """Announcement of a process that serves: its configuration, the files whose change caused its start, none
+    for the first process, and the seconds that its start took."""
 
     config: Config
     changed: tuple[str, ...]
@@ -75,7 +77,8 @@ class Announcement(NamedTuple):
 
 class DevelopmentTerms(NamedTuple):
     """Arguments with which each process is started; all can be pickled. ``load`` reads the configuration
-    again, and ``announce`` prints what was announced, or the text of what failed."""
+    again, ``announce`` prints an announcement, and ``announce_failure`` the text of a failure. With ``works``
+    the process executes runs."""
 
     load: Callable[[], Config]
     announce: Callable[[Announcement], None]
@@ -103,9 +106,9 @@ def serve_reloading(
         config: the configuration at the start.
         terms: what each process is started with.
         listener: the listening socket, which all processes use in turn.
-        announce_end: prints why a process has ended by itself.
+        announce_end: prints a sentence about a process that has ended by itself.
     """
-    # Before the forks, as in a server with several processes.
+    # Before the forks, for the reason given in ``several_processes``.
     backend_of(config.database_url)
     exempt_existing()
     stopping = threading.Event()
@@ -117,7 +120,7 @@ def serve_reloading(
                 process.kill()
         stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in STOPS}
+    previous_handlers = {number: signal.signal(number, stop) for number in STOPS}
     ended: deque[str] = deque(maxlen=_ENDED_MAX)
     changed: tuple[str, ...] = ()
     has_served = False
@@ -126,12 +129,12 @@ def serve_reloading(
             token = secrets.token_hex(3)
             receiver, sender = multiprocessing.Pipe(duplex=False)
             began_ns, began = time.time_ns(), time.monotonic()
-            reason = changed if has_served else ()
-            process = child_process.start(_serve, terms, listener, token, tuple(ended), sender, reason)
+            announced = changed if has_served else ()
+            process = child_process.start(_serve, terms, listener, token, tuple(ended), sender, announced)
             sender.close()
             current[:] = [process]
 
-            def refuse(exit_code: int, processes: list[BaseProcess] = current) -> None:
+            def start_refusals(exit_code: int, processes: list[BaseProcess] = current) -> None:
                 announce_end(
                     f"The process ended with {exit_code} while it loaded the project. The next save is "
                     "waited for."
@@ -141,7 +144,7 @@ def serve_reloading(
             watching = _Watching(
                 receiver, {str(path.absolute()) for path in config.files}, config.root, began_ns
             )
-            changed = watching.wait(process, stopping, refuse)
+            changed = watching.wait(process, stopping, start_refusals)
             has_served = has_served or watching.has_served()
             exit_code = process.exitcode
             for each in current:
@@ -158,7 +161,7 @@ def serve_reloading(
     finally:
         for process in current:
             _stop(process)
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -167,25 +170,25 @@ def _stop(process: BaseProcess) -> None:
         process.terminate()
     process.join(_STOP_S)
     if process.exitcode is None:
-        # Its runs are on disk, and due for the next process at once.
+        # Its runs are stored, and the next process continues them at once.
         process.kill()
     process.join()
 
 
 def _forget_compiled(path: str) -> None:
-    """Remove the compiled form of a file, which Python would use after an edit within the same second that
-    leaves the length as it was."""
+    """Remove the compiled form of a file: Python would still use it after an edit in the same second that
+    does not change the file's length."""
     if path.endswith(".py"):
         with suppress(OSError, NotImplementedError):
             os.unlink(cache_from_source(path))
 
 
 class _Watching:
-    """Files of one process, until one of them changes."""
+    """Watches the files of one process until one of them changes."""
 
     def __init__(self, receiver: Connection, files: set[str], root: Path, began_ns: int) -> None:
         self._receiver = receiver
-        self._first = frozenset(files)
+        self._config_files = frozenset(files)
         self._existing = frozenset(filter(os.path.exists, files))
         self._report = _Report()
         self._root = root
@@ -193,20 +196,20 @@ class _Watching:
         self._is_open = True
 
     def has_served(self) -> bool:
-        """Return True if the process has come to serve."""
+        """Return True if the process has begun to serve."""
         self._receive()
         return self._report.state == "serving"
 
     def wait(
         self, process: BaseProcess, stopping: threading.Event, refuse: Callable[[int], None]
     ) -> tuple[str, ...]:
-        """Return the files that have changed; none if the process has ended by itself, or all is to stop. A
-        process that ends before it serves would do so again, so that a change is waited for, and ``refuse``
-        is called with its exit code."""
+        """Return the files that have changed; none if the process has ended by itself, or the server is to
+        stop. If the process ends before it serves, another one would end in the same way: then ``refuse`` is
+        called with the exit code, and the next change is waited for."""
         while not stopping.is_set():
             self._receive()
             watched = self._report
-            paths = self._paths()
+            paths = self._list_paths()
             folders = self._choose_folders(paths)
             is_caught_up = False
             # Every change of a folder is examined here. A filter that drops changes would keep the loop busy
@@ -225,7 +228,7 @@ class _Watching:
             ):
                 if changed := self._select_relevant(changes, paths):
                     return changed
-                # Only now, as the folders are watched, no change can come between.
+                # Look for earlier changes only now that the folders are watched: so none is missed.
                 if not is_caught_up and (changed := self._find_changed(paths, folders)):
                     return changed
                 is_caught_up = True
@@ -247,9 +250,9 @@ class _Watching:
         except (EOFError, OSError):
             self._is_open = False
 
-    def _paths(self) -> frozenset[str]:
-        """Return the files, also under the names to which symbolic links lead."""
-        files = self._first | self._report.files
+    def _list_paths(self) -> frozenset[str]:
+        """Return the watched files, also under the names to which symbolic links lead."""
+        files = self._config_files | self._report.files
         return files | {os.path.realpath(file) for file in files}
 
     def _choose_folders(self, paths: Iterable[str]) -> list[str]:
@@ -268,15 +271,15 @@ class _Watching:
         def is_relevant(change: Change, path: str) -> bool:
             if path in paths:
                 return True
-            # A missing file may exist now.
+            # A file that was missing when the project was loaded may exist now.
             is_possible = path.endswith(".py") or (change is Change.added and os.path.isdir(path))
             return self._report.state == "failed" and is_possible and ignores(change, path)
 
         return tuple(sorted({path for change, path in changes if is_relevant(change, path)}))
 
     def _find_changed(self, paths: Iterable[str], folders: Iterable[str]) -> tuple[str, ...]:
-        """Return the files that were written, replaced or removed while they were not watched, and may have
-        been read before."""
+        """Return the files that were written, replaced or removed while they were not watched: the process
+        may have read them before."""
         waited_for: list[str] = []
         if self._report.state == "failed":
             waited_for = [str(path) for folder in folders for path in Path(folder).glob("*.py")]
@@ -288,7 +291,8 @@ class _Watching:
                 if path in self._existing or path in self._report.files:
                     found.add(path)
                 continue
-            # A file that is moved here keeps the time of its content.
+            # A file that was moved here keeps the time of its last write, so its status change counts as
+            # well.
             if max(status.st_mtime_ns, status.st_ctime_ns) > self._began_ns + _CLOCK_NS:
                 found.add(path)
         return tuple(sorted(found))
@@ -357,12 +361,12 @@ def _describe_failure(error: Exception) -> str:
 
 
 class _Reports:
-    """Thread that reports the files of the project that this process has imported, whenever there are more,
-    from the start on: an import may take long, or never end."""
+    """OS thread that reports the files of the project that this process has imported, whenever there are
+    more. It begins before the imports: one of these may take long, or never end."""
 
     def __init__(self, sender: Connection, inherited: frozenset[str]) -> None:
         self._sender = sender
-        # A fork has them from its parent, and would not import them again.
+        # A fork has the parent's imports, and would not import these files again.
         self._inherited = inherited
         self._lock = threading.RLock()
         self._last = _Report()
@@ -375,7 +379,7 @@ class _Reports:
             report = _Report(self._last.files | frozenset(filter(os.path.exists, more)), state)
             if report != self._last:
                 self._last = report
-                # The parent may have stopped to listen; then it stops this process, too.
+                # The parent may have closed the pipe; then it is about to stop this process.
                 with suppress(OSError):
                     self._sender.send(report)
 
@@ -396,7 +400,7 @@ def _serve_refusals(listener: socket.socket) -> None:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1013})
 
-    async def nothing() -> None:
+    async def do_nothing() -> None:
         """Do nothing at the start and stop."""
 
     settings = uvicorn.Config(
@@ -407,4 +411,4 @@ def _serve_refusals(listener: socket.socket) -> None:
         timeout_graceful_shutdown=1,
         server_header=False,
     )
-    run(Server(settings, nothing, nothing).serve(sockets=[listener]))
+    run(Server(settings, do_nothing, do_nothing).serve(sockets=[listener]))

@@ -1,7 +1,7 @@
 """Several server processes on one socket: a process that ends is replaced, all stop together.
 
-The one that replaces it ends its leases, so that its runs continue at once. It starts at once, too, unless
-the one before it ended soon after its start.
+The new process ends the leases of the one that it replaces, so that the runs of that one continue at once.
+The new process starts at once, too, unless the old one ended soon after its own start.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _POLL_S = 0.2
 _SHORT_S = 10.0
 _PAUSE_S = 1.0
 """Seconds before a process takes the place of one that lived for less than ``_SHORT_S``."""
-_NAMED = 32
-"""Number of ended processes whose leases the next process ends: its predecessor may have failed to start."""
+_ENDED_MAX = 32
+"""Number of ended processes whose leases the next process ends. Its direct predecessor may have failed to
+start, and ended none."""
 _CANNOT_START = 78
 """Exit code of a process that cannot start with its configuration, ``EX_CONFIG``."""
 
@@ -77,8 +78,8 @@ def serve_many(
         works: execute runs in these processes, too.
         log_level: level of Perdure's logger.
     """
-    # Before the forks: the processes share the memory of what is imported, until a garbage collection writes
-    # to it.
+    # Before the forks: the processes share the memory of what is imported, and a garbage collection, which
+    # would write to this memory, passes over exempt objects.
     backend_of(config.database_url)
     exempt_existing()
     stopping = threading.Event()
@@ -86,10 +87,10 @@ def serve_many(
     def stop(number: int, _: FrameType | None) -> None:
         stopping.set()
 
-    before = {number: signal.signal(number, stop) for number in STOPS}
+    previous_handlers = {number: signal.signal(number, stop) for number in STOPS}
 
     given = _Given(config, works, log_level)
-    ended: deque[str] = deque(maxlen=_NAMED)
+    ended: deque[str] = deque(maxlen=_ENDED_MAX)
 
     def start_child() -> _Child:
         token = secrets.token_hex(3)
@@ -100,7 +101,7 @@ def serve_many(
     code = 0
     try:
         while not stopping.wait(_POLL_S):
-            for at, child in enumerate(children):
+            for index, child in enumerate(children):
                 pid, status = child.process.pid, child.process.exitcode
                 if status is None or pid is None:
                     continue
@@ -112,14 +113,14 @@ def serve_many(
                 ended.append(process_name(pid, child.token))
                 if time.monotonic() - child.started_at < _SHORT_S and stopping.wait(_PAUSE_S):
                     break
-                children[at] = start_child()
+                children[index] = start_child()
     finally:
         for child in children:
             if child.process.exitcode is None:
                 child.process.terminate()
         for child in children:
             child.process.join()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
     return code
 

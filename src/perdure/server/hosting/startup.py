@@ -53,7 +53,7 @@ def import_graphs(config: Config) -> None:
     prepare(config)
     places = [place.place for place in config.graphs.values()]
     for place in (*places, *filter(None, (config.auth.handlers,))):
-        _find(config, place)
+        _load(config, place)
 
 
 @asynccontextmanager
@@ -74,7 +74,7 @@ async def open_state(
     """
     shows_texts.set(config.development)
     prepare(config)
-    loaded = {name: await load_agent(_find(config, place.place)) for name, place in config.graphs.items()}
+    loaded = {name: await load_agent(_load(config, place.place)) for name, place in config.graphs.items()}
     agents = config.agents.apply(loaded, config.root)
     gate = gate_of(config)
     if isinstance(gate, Open):
@@ -92,7 +92,9 @@ async def open_state(
         )
         store = await store_database(stack, config.store_url, development=config.development, key=config.keys)
         chats = [await stack.enter_async_context(chat) for chat in _make_chats(config)]
-        made = _runtime(config, (database, store), agents, chats, settings=settings, works=works, name=name)
+        made = _make_runtime(
+            config, (database, store), agents, chats, settings=settings, works=works, name=name
+        )
         if ended:
             await made[0].end_leases_of(ended)
         host = await _start_runtime(stack, config, made, gate=gate, store=store)
@@ -102,7 +104,7 @@ async def open_state(
         yield host
 
 
-def _runtime(
+def _make_runtime(
     config: Config,
     databases: tuple[Database, Database | None],
     agents: Mapping[str, Agent],
@@ -112,8 +114,8 @@ def _runtime(
     works: bool,
     name: str | None,
 ) -> tuple[Runtime, Webhooks | None]:
-    """Return the runtime, and the caller of its webhooks, unless they are disabled. ``databases`` are the one
-    with the threads, and the one with the store if that is another."""
+    """Return the runtime, and the object that calls its webhooks, None if they are disabled. ``databases``
+    are the one with the threads, and the one with the store, None if that is the same."""
     hooks = webhooks(config.http, development=config.development)
     try:
         runtime = Runtime(
@@ -126,7 +128,7 @@ def _runtime(
             settings=settings,
             works=works,
             all_tenants=True,
-            observers=_observers(),
+            observers=_make_observers(),
             name=name,
             store_ttl=config.store,
             store_index=None if config.store_index is None else config.store_index.load(config.root),
@@ -170,7 +172,11 @@ async def _start_runtime(
     stack.push_async_callback(host.close)
     options = RetentionOptions(all_tenants=True, share=config.retention.share)
     host.sweeps = RetentionLoop(
-        runtime.database, Observers(_observers()), every=config.retention.every, options=options, store=store
+        runtime.database,
+        Observers(_make_observers()),
+        every=config.retention.every,
+        options=options,
+        store=store,
     )
     await stack.enter_async_context(host.sweeps)
     return host
@@ -186,7 +192,8 @@ def _make_chats(config: Config) -> Sequence[ChatChannel]:
 
 
 def _require_users(agents: Mapping[str, Agent]) -> None:
-    """Raise ``BadSetting`` if an agent's memory needs the verified user, and no one is verified."""
+    """Raise ``BadSetting`` if an agent's memory is that of the verified user. Call this without
+    authentication, where no user is verified."""
     for name, agent in agents.items():
         if agent.memory is not None and agent.memory.user is verified_user:
             raise BadSetting(
@@ -198,7 +205,7 @@ def _require_users(agents: Mapping[str, Agent]) -> None:
 
 def prepare(config: Config) -> None:
     """Set the environment variables that the configuration has for graphs, and the one that makes the
-    SDK's clients without a URL wait for this server; variables that are set stay unchanged. Make the
+    SDK's clients without a URL wait for this server; variables that are set already stay unchanged. Make the
     configuration's folders importable."""
     set_variables({DEFER: "true", **config.env})
     add_import_folders(config.import_folders)
@@ -209,7 +216,7 @@ def gate_of(config: Config) -> Gate:
     auth, jwt = config.auth, config.auth.jwt
     rules: Auth | None = None
     if auth.handlers is not None:
-        rules = _find(config, auth.handlers).found
+        rules = _load(config, auth.handlers).found
         if not isinstance(rules, Auth):
             raise GraphLoadError(
                 f"{auth.handlers} is not a langgraph_sdk.Auth but {type(rules).__name__}; name the object "
@@ -233,17 +240,17 @@ async def load_own_app(config: Config) -> Starlette | Any | None:
     """Return the custom application that is served beside the API, if the configuration names one."""
     if config.http.app is None:
         return None
-    app = await asyncio.to_thread(_find, config, config.http.app)
+    app = await asyncio.to_thread(_load, config, config.http.app)
     if not callable(app.found):
         raise GraphLoadError(f"{config.http.app} is not an ASGI application but {type(app.found).__name__}")
     return app.found
 
 
-def _find(config: Config, place: str) -> LoadedGraph:
+def _load(config: Config, place: str) -> LoadedGraph:
     return find(place, root=Path(config.root))
 
 
-def _observers() -> tuple[Observer, ...]:
+def _make_observers() -> tuple[Observer, ...]:
     try:
         from perdure.runtime.metrics import of_process
     except MissingExtra:

@@ -57,7 +57,7 @@ from perdure.server.validation_faults import fault_text
 _PAGE = 100
 _log = logging.getLogger("perdure.server")
 
-# They log the beginning and the end of each exchange, at the level of information.
+# These loggers write the beginning and the end of each exchange at info level.
 for _name in ("mcp.server.streamable_http_manager", "mcp.server.streamable_http"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
@@ -92,7 +92,7 @@ class _Exchange:
 
     async def list_tools(self, _: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         """Return a page of the tools that the user may call."""
-        start = _offset(None if params is None else params.cursor)
+        start = _parse_cursor(None if params is None else params.cursor)
         try:
             named = list(name_tools(self._caller, await visible(self._caller)).items())
             page = named[start : start + _PAGE]
@@ -115,8 +115,8 @@ class _Exchange:
         return ListToolsResult(tools=tools, next_cursor=str(start + _PAGE) if has_more else None)
 
     async def call_tool(self, _: Any, params: CallToolRequestParams) -> CallToolResult:
-        """Run the agent of a tool and return its reply. A run that fails, and input that it does not take,
-        are results that are errors, so that a model can read them and correct its call."""
+        """Run the agent of a tool and return its reply. The error of a run that fails, or of input that the
+        agent does not take, is returned as a result, so that a model can read it and correct its call."""
         try:
             return await self._call(params.name, params.arguments or {})
         except ValidationError as error:
@@ -136,14 +136,14 @@ class _Exchange:
         assistant = assistant_of(caller, await visible(caller), name)
         if assistant is None:
             raise MCPError(INVALID_PARAMS, f"There is no tool {name!r}; tools/list returns those there are.")
-        taken = await input_of(caller, assistant.graph_id)
-        fault = best_match(Draft202012Validator(taken.schema).iter_errors(arguments))
+        tool_input = await input_of(caller, assistant.graph_id)
+        fault = best_match(Draft202012Validator(tool_input.schema).iter_errors(arguments))
         if fault is not None:
             place = "".join(f"[{part!r}]" for part in fault.absolute_path) or "the arguments"
             return _make_failure_result("InvalidArguments", f"{place}: {_without_values(fault)}")
-        # Who the user is comes from the credentials alone, as everywhere.
+        # As everywhere, what the arguments state about the user is replaced by what is verified.
         verified = with_verified(caller.user, arguments)
-        new = NewRun(assistant_id=assistant.assistant_id, input=taken.of(verified))
+        new = NewRun(assistant_id=assistant.assistant_id, input=tool_input.of(verified))
         with caller.host.throttle.count_stream(caller.user):
             with caller.host.throttle.count_arrival():
                 accepted = await submit(
@@ -151,19 +151,19 @@ class _Exchange:
                 )
             try:
                 standing = await wait_for_end(caller, accepted.thread_id, accepted.run_id)
-                result = await self._result(accepted, standing)
+                result = await self._make_result(accepted, standing)
             except asyncio.CancelledError:
                 if not caller.host.closing.is_set():
                     caller.host.in_background(_abandon(caller, accepted))
                 raise
         if standing.run is not None and read_waits(standing.run.note):
-            # No client could receive the result after a deadline or a signal.
+            # The run waits for a deadline or a signal, after which no client could receive its result.
             await caller.threads.remove(accepted.thread_id)
         else:
             await remove_thread(caller, standing, accepted.thread_id)
         return result
 
-    async def _result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
+    async def _make_result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
         run = standing.run
         if run is None or responses.run_status(standing) in ("interrupted", ""):
             return _make_failure_result("Cancelled", "the run was cancelled before it ended")
@@ -178,13 +178,13 @@ class _Exchange:
                 asked = ()
             waits = [wait for wait in read_waits(run.note).values() if wait.kind != "question"]
             if waits and not asked:
-                told = " ".join(map(responses.wait_text, waits))
+                text = " ".join(map(responses.wait_text, waits))
                 return _make_failure_result(
                     "Asleep",
-                    f"{told} A call of a tool does not wait for that, and was ended. Talk to the agent over "
+                    f"{text} A call of a tool does not wait for that, and was ended. Talk to the agent over "
                     "A2A or the API of threads",
                 )
-            questions = json.dumps([one.get("value") for one in asked], ensure_ascii=False)
+            questions = json.dumps([question.get("value") for question in asked], ensure_ascii=False)
             return _make_failure_result(
                 "Interrupted",
                 f"the agent waits for an answer, which a call of a tool cannot give: {questions}. Call it "
@@ -239,7 +239,7 @@ def _protocol_error(error: Refusal | PerdureError) -> MCPError:
     return MCPError(INTERNAL_ERROR, sentence, {"error": kind, "status": status})
 
 
-def _offset(cursor: str | None) -> int:
+def _parse_cursor(cursor: str | None) -> int:
     if cursor is None:
         return 0
     if not cursor.isdecimal() or len(cursor) > 9:

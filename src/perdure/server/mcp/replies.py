@@ -33,7 +33,7 @@ def reply_of(values: Any) -> list[ContentBlock]:
     content = last.get("content")
     if isinstance(content, str):
         return [TextContent(text=content)]
-    return list(_make_blocks([one for one in content or () if isinstance(one, dict)]))
+    return list(_make_blocks([block for block in content or () if isinstance(block, dict)]))
 
 
 def _make_blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
@@ -44,24 +44,24 @@ def _make_blocks(content: list[dict[str, Any]]) -> Iterator[ContentBlock]:
         if block.get("type") == "text":
             text += str(block.get("text", ""))
             continue
-        made = _file(block, number)
-        if made is None:
+        file = _make_file(block, number)
+        if file is None:
             continue
         if text:
             yield TextContent(text=text)
             text = ""
-        yield made
+        yield file
     if text:
         yield TextContent(text=text)
 
 
-def _file(block: Mapping[str, Any], number: int) -> ContentBlock | None:
-    """Return a block that is a file of some kind; None for reasoning, calls, and a file that lies with the
+def _make_file(block: Mapping[str, Any], number: int) -> ContentBlock | None:
+    """Return a block that is a file of some kind; None for reasoning, calls, and a file that is stored at the
     model's provider, which the client could not get."""
     kind = str(block.get("type"))
     if kind not in _FILES:
         return None
-    given = {name: held for name, held in block.items() if isinstance(held, str) and held}
+    given = {name: value for name, value in block.items() if isinstance(value, str) and value}
     media_type = given.get("mime_type")
     name = given.get("filename") or given.get("title") or f"{kind}-{number}"
     if "url" in given:
@@ -74,6 +74,6 @@ def _file(block: Mapping[str, Any], number: int) -> ContentBlock | None:
     if data is None:
         return None
     if kind in ("image", "audio") and media_type is not None:
-        made = ImageContent if kind == "image" else AudioContent
-        return made(data=data, mime_type=media_type)
+        kind_of_content = ImageContent if kind == "image" else AudioContent
+        return kind_of_content(data=data, mime_type=media_type)
     return EmbeddedResource(resource=BlobResourceContents(uri=uri, mime_type=media_type, blob=data))

@@ -1,8 +1,8 @@
 """Names, descriptions and input schemas of assistants as tools.
 
-A default assistant has the name of its graph, any other one its own name if that is a valid name of a tool
-and no other assistant has it, and else a name made of both its name and its id. The latter form, and the id,
-are understood for every assistant, so that a name that was stored stays valid.
+A default assistant has the name of its graph. Any other one has its own name, if that is a valid name of a
+tool and no other assistant has it, otherwise a name made of its name and its id. A call may use the latter
+form, or the id, for every assistant, so that a name that a client has stored stays valid.
 """
 
 from __future__ import annotations
@@ -61,34 +61,42 @@ async def visible(caller: Caller) -> list[Assistant]:
     value: dict[str, Any] = {"metadata": {}}
     conditions = await caller.may("assistants", "search", value)
     host = caller.host
-    found = [
-        one
-        for one in await host.assistants.everything(caller.user.tenant)
-        if one.graph_id in host.runtime.graphs
+    assistants = [
+        assistant
+        for assistant in await host.assistants.everything(caller.user.tenant)
+        if assistant.graph_id in host.runtime.graphs
         # Every user may run the default ones.
         and (
-            host.assistants.is_own(one.assistant_id)
-            or (contains(one.metadata, value["metadata"]) and caller.sees(conditions, one.metadata))
+            host.assistants.is_own(assistant.assistant_id)
+            or (
+                contains(assistant.metadata, value["metadata"])
+                and caller.sees(conditions, assistant.metadata)
+            )
         )
     ]
     return sorted(
-        found, key=lambda one: (not host.assistants.is_own(one.assistant_id), one.name, one.assistant_id)
+        assistants,
+        key=lambda assistant: (
+            not host.assistants.is_own(assistant.assistant_id),
+            assistant.name,
+            assistant.assistant_id,
+        ),
     )
 
 
 def name_tools(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Assistant]:
     """Return assistants by the names under which they are listed, in the same order."""
     graphs = caller.host.runtime.graphs
-    counts = Counter(one.name for one in assistants)
+    counts = Counter(assistant.name for assistant in assistants)
     named: dict[str, Assistant] = {}
-    for one in assistants:
-        if caller.host.assistants.is_own(one.assistant_id):
-            name = one.graph_id
+    for assistant in assistants:
+        if caller.host.assistants.is_own(assistant.assistant_id):
+            name = assistant.graph_id
             is_free = True
         else:
-            name = one.name
+            name = assistant.name
             is_free = name not in graphs and counts[name] == 1
-        named[name if is_free and _NAME.fullmatch(name) else make_lasting_name(one)] = one
+        named[name if is_free and _NAME.fullmatch(name) else make_lasting_name(assistant)] = assistant
     return named
 
 
@@ -102,18 +110,25 @@ def assistant_of(caller: Caller, assistants: Sequence[Assistant], name: str) -> 
     """Return the assistant of a tool's name, or of an assistant's id; None if there is none."""
     if (found := name_tools(caller, assistants).get(name)) is not None:
         return found
-    return next((one for one in assistants if name in (one.assistant_id, make_lasting_name(one))), None)
+    return next(
+        (
+            assistant
+            for assistant in assistants
+            if name in (assistant.assistant_id, make_lasting_name(assistant))
+        ),
+        None,
+    )
 
 
 async def input_of(caller: Caller, graph_id: str) -> ToolInput:
     """Return the arguments of a tool that runs a graph."""
-    made = caller.host.runtime.graphs[graph_id].graph
-    if isinstance(made, Factory):
-        # It may make another graph for each user.
+    source = caller.host.runtime.graphs[graph_id].graph
+    if isinstance(source, Factory):
+        # The factory may make another graph for each user, so nothing is kept.
         return await _input_of(caller, graph_id)
-    if made not in _known:
-        _known[made] = await _input_of(caller, graph_id)
-    return _known[made]
+    if source not in _known:
+        _known[source] = await _input_of(caller, graph_id)
+    return _known[source]
 
 
 _known: WeakKeyDictionary[Any, ToolInput] = WeakKeyDictionary()
@@ -154,26 +169,26 @@ def _with_short_messages(schema: Schema) -> Schema:
 _REFERENCE = "#/$defs/"
 
 
-def _shorten(held: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(held, list):
-        return [_shorten(each, definitions) for each in held]
-    if not isinstance(held, dict):
-        return held
-    choices = held.get("oneOf") or held.get("anyOf") or ()
+def _shorten(node: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_shorten(each, definitions) for each in node]
+    if not isinstance(node, dict):
+        return node
+    choices = node.get("oneOf") or node.get("anyOf") or ()
     named = {str(each.get("$ref", "")).removeprefix(_REFERENCE) for each in choices if isinstance(each, dict)}
     if named >= _MESSAGE_NAMES:
         return _CHAT_MESSAGE
-    return {name: _shorten(each, definitions) for name, each in held.items()}
+    return {name: _shorten(each, definitions) for name, each in node.items()}
 
 
-def _find_references(held: Any) -> set[str]:
-    if isinstance(held, list):
-        return set().union(*map(_find_references, held))
-    if not isinstance(held, dict):
+def _find_references(node: Any) -> set[str]:
+    if isinstance(node, list):
+        return set().union(*map(_find_references, node))
+    if not isinstance(node, dict):
         return set()
-    own = held.get("$ref")
-    if isinstance(own, str) and own.startswith(_REFERENCE):
-        found = {own.removeprefix(_REFERENCE)}
+    reference = node.get("$ref")
+    if isinstance(reference, str) and reference.startswith(_REFERENCE):
+        found = {reference.removeprefix(_REFERENCE)}
     else:
         found = set()
-    return found.union(*map(_find_references, held.values()))
+    return found.union(*map(_find_references, node.values()))

@@ -43,7 +43,7 @@ def router_of(*, needs_context: bool, shares_contexts: bool) -> APIRouter:
             caller, request, assistant, needs_context=needs_context, shares_contexts=shares_contexts
         )
 
-    # A client that joins the card's address to a path of its own ends with a slash.
+    # Some clients append a path to the URL in the card, and so send requests to it with a slash at the end.
     router.add_api_route("/a2a/{assistant_id}/", agent, methods=["POST"], include_in_schema=False)
     router.add_api_route(CARD, card, methods=["GET"])
     return router
@@ -57,7 +57,7 @@ async def card(
         from perdure.server.a2a.cards import make_card_document
     except ModuleNotFoundError as error:
         raise Refusal(501, MISSING) from error
-    assistant = await caller.find_assistant_to_run(assistant_id or _only(caller))
+    assistant = await caller.find_assistant_to_run(assistant_id or _find_only_graph(caller))
     # The routes may be mounted or included below a prefix, which the path of this request has too.
     base = str(request.url.replace(query="")).rstrip("?").removesuffix(CARD)
     url = f"{base}/a2a/{assistant.assistant_id}"
@@ -65,13 +65,13 @@ async def card(
     tag = f'"{hashlib.sha256(to_json(document).encode()).hexdigest()[:32]}"'
     # Another user's credentials may lead to another card.
     headers = {"Cache-Control": f"private, max-age={_CARD_S}", "ETag": tag, "Vary": "Authorization"}
-    known = request.headers.get("if-none-match", "").split(",")
-    if tag in (each.strip().removeprefix("W/") for each in known):
+    client_tags = request.headers.get("if-none-match", "").split(",")
+    if tag in (each.strip().removeprefix("W/") for each in client_tags):
         return Response(status_code=304, headers=headers)
     return Json(document, headers=headers)
 
 
-def _only(caller: Caller) -> str:
+def _find_only_graph(caller: Caller) -> str:
     graphs = sorted(caller.host.runtime.graphs)
     if len(graphs) != 1:
         raise Refusal(422, f"name the agent with ?assistant_id=; the graphs are {', '.join(graphs)}")

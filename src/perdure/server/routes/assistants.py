@@ -91,7 +91,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
     assistants, tenant = caller.host.assistants, caller.user.tenant
     assistants.check_graph(new.graph_id)
     value: dict[str, Any] = {
-        "assistant_id": _id_of(new.assistant_id),
+        "assistant_id": _parse_id(new.assistant_id),
         "graph_id": new.graph_id,
         "name": new.name or _UNNAMED,
         "config": remove_claims(caller.user, new.config),
@@ -102,25 +102,25 @@ async def create(caller: CallerNow, new: _New) -> Json:
     conditions = await caller.may("assistants", "create", value)
     metadata = value["metadata"]
     require_stamp(conditions, metadata)
-    both = _mirror(value["config"] or {}, value["context"] or {})
-    asked = Assistant(
-        _id_of(value["assistant_id"]),
+    mirrored = _mirror(value["config"] or {}, value["context"] or {})
+    new_assistant = Assistant(
+        _parse_id(value["assistant_id"]),
         new.graph_id,
         value["name"] or _UNNAMED,
         description=new.description,
-        config=both["config"],
-        context=both["context"],
+        config=mirrored["config"],
+        context=mirrored["context"],
         metadata=metadata,
     )
-    made = await assistants.create(tenant, asked)
-    if made is None:
-        await caller.find_assistant(asked.assistant_id, conditions)
+    stored = await assistants.create(tenant, new_assistant)
+    if stored is None:
+        await caller.find_assistant(new_assistant.assistant_id, conditions)
         # The response contains the existing assistant, so the user has to be permitted to read it.
-        found = await caller.assistant(asked.assistant_id, "read")
+        existing = await caller.assistant(new_assistant.assistant_id, "read")
         if value["if_exists"] != "do_nothing":
-            raise Conflict(f"Assistant {asked.assistant_id} already exists.")
-        made = found
-    return Json(responses.assistant(made))
+            raise Conflict(f"Assistant {new_assistant.assistant_id} already exists.")
+        stored = existing
+    return Json(responses.assistant(stored))
 
 
 @router.post("/assistants/search")
@@ -128,7 +128,10 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     """Find assistants, the most recently created ones first."""
     found, asked = await _find(caller, asked, ("limit", "offset"))
     by = asked.sort_by or "created_at"
-    found.sort(key=lambda one: (getattr(one, by), one.assistant_id), reverse=asked.sort_order != "asc")
+    found.sort(
+        key=lambda assistant: (getattr(assistant, by), assistant.assistant_id),
+        reverse=asked.sort_order != "asc",
+    )
     return responses.page(found, asked, responses.assistant)
 
 
@@ -154,7 +157,9 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
         if stated.get(part):
             stated[part] = with_verified(caller.user, stated[part])
     parts_of = dict.fromkeys(("graph_id", "name", "config", "context"))
-    found, conditions, value = await _to_change(caller, assistant_id, {**parts_of, "metadata": {}, **stated})
+    found, conditions, value = await _find_to_change(
+        caller, assistant_id, {**parts_of, "metadata": {}, **stated}
+    )
     if value["graph_id"] is not None:
         caller.host.assistants.check_graph(value["graph_id"])
     parts = {
@@ -169,7 +174,7 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
         metadata = {**before.metadata, **(value.get("metadata") or {})}
         require_stamp(conditions, metadata)
         if "context" in parts and "config" not in parts:
-            config = {name: held for name, held in before.config.items() if name != "configurable"}
+            config = {name: part for name, part in before.config.items() if name != "configurable"}
             mirrored = _mirror(config, parts["context"])
         else:
             mirrored = _mirror(parts.get("config", {}), parts.get("context", {}))
@@ -191,7 +196,7 @@ async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads:
             "deleted; to undo changes of it, make version 1 the latest."
         )
     if delete_threads:
-        # First, so that an interrupted call can be repeated.
+        # The threads are removed first, so that an interrupted call can be repeated.
         await _remove_threads(caller, found.assistant_id)
     await caller.host.assistants.remove(caller.user.tenant, found.assistant_id)
     return Response(status_code=204)
@@ -201,8 +206,8 @@ async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads:
 async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versions) -> Json:
     """List the versions of an assistant, the newest first."""
     found = await caller.assistant(assistant_id, "read")
-    held = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
-    wanted = [one for one in held if contains(one.metadata, asked.metadata)]
+    all_versions = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
+    wanted = [version for version in all_versions if contains(version.metadata, asked.metadata)]
     return responses.page(wanted, asked, responses.show_assistant_version)
 
 
@@ -210,17 +215,17 @@ async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versi
 async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest) -> Json:
     """Make a version of an assistant the current one. A later change creates a version with the next
     unused number."""
-    found, conditions, _ = await _to_change(caller, assistant_id, {"version": asked.version})
+    found, conditions, _ = await _find_to_change(caller, assistant_id, {"version": asked.version})
     assistants, tenant = caller.host.assistants, caller.user.tenant
-    before = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
-    if before and not caller.host.assistants.is_own(found.assistant_id):
-        require_stamp(conditions, before[0].metadata)
-    made = None
-    if before:
-        made = await assistants.choose(tenant, found.assistant_id, asked.version)
-    if made is None:
+    chosen = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
+    if chosen and not caller.host.assistants.is_own(found.assistant_id):
+        require_stamp(conditions, chosen[0].metadata)
+    current = None
+    if chosen:
+        current = await assistants.choose(tenant, found.assistant_id, asked.version)
+    if current is None:
         raise no_assistant_error(f"{assistant_id} version {asked.version}")
-    return Json(responses.assistant(made))
+    return Json(responses.assistant(current))
 
 
 @router.get("/assistants/{assistant_id}/graph")
@@ -271,14 +276,14 @@ def _mirror(config: dict[str, Any], context: dict[str, Any]) -> dict[str, dict[s
     if configurable and context:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
     if configurable:
-        context = {name: held for name, held in configurable.items() if not is_reserved(name)}
+        context = {name: value for name, value in configurable.items() if not is_reserved(name)}
     elif context:
-        held = {name: value for name, value in context.items() if not is_reserved(name)}
-        config = {**config, "configurable": held}
+        mirrored = {name: value for name, value in context.items() if not is_reserved(name)}
+        config = {**config, "configurable": mirrored}
     return {"config": config, "context": context}
 
 
-def _id_of(given: str | None) -> str:
+def _parse_id(given: str | None) -> str:
     if given is None:
         return str(uuid.uuid4())
     try:
@@ -287,7 +292,7 @@ def _id_of(given: str | None) -> str:
         raise Refusal(422, "an assistant_id is a UUID; leave it out to be given one") from None
 
 
-async def _to_change(
+async def _find_to_change(
     caller: Caller, named: str, asked: Mapping[str, Any]
 ) -> tuple[Assistant, Filter | None, dict[str, Any]]:
     """Return an assistant that the user may change, the filter of the user, and the changes as the gate
@@ -300,20 +305,20 @@ async def _to_change(
 
 
 async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Assistant], A]:
-    """Return the assistants that a search finds, and the search as the gate left it. ``page`` names its
-    fields for a page."""
+    """Return the assistants that a search finds, and the search as the gate left it. ``page`` has the names
+    of the fields that choose a page."""
     names = ("metadata", "graph_id", *page)
     value: dict[str, Any] = {name: getattr(asked, name) for name in names}
     conditions = await caller.may("assistants", "search", value)
     asked = asked.model_copy(update={name: value[name] for name in names})
     part = (asked.name or "").casefold()
     found = [
-        one
-        for one in await caller.host.assistants.everything(caller.user.tenant)
-        if contains(one.metadata, asked.metadata)
-        and caller.sees(conditions, one.metadata)
-        and asked.graph_id in (None, one.graph_id)
-        and part in one.name.casefold()
+        assistant
+        for assistant in await caller.host.assistants.everything(caller.user.tenant)
+        if contains(assistant.metadata, asked.metadata)
+        and caller.sees(conditions, assistant.metadata)
+        and asked.graph_id in (None, assistant.graph_id)
+        and part in assistant.name.casefold()
     ]
     return found, asked
 

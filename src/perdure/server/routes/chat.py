@@ -21,7 +21,7 @@ from perdure.server.responses import Json
 from perdure.web.pages import Pages, find_page_folder, make_page_headers
 
 PATH = "/chat"
-"""Path of the page; a thread's address is this, ``/#`` and the thread's id."""
+"""Path of the page. The address of a thread is this path, ``/#`` and the thread's id."""
 
 PAGE = find_page_folder("perdure.server")
 

@@ -55,12 +55,12 @@ def _make_aware(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        read = datetime.fromisoformat(value)
+        time = datetime.fromisoformat(value)
     except ValueError:
         return value
-    if read.tzinfo is not None:
-        return read
-    return read.replace(tzinfo=UTC)
+    if time.tzinfo is not None:
+        return time
+    return time.replace(tzinfo=UTC)
 
 
 _When = Annotated[AwareDatetime, BeforeValidator(_make_aware)]
@@ -156,8 +156,8 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     crons, asked = await _find(caller, asked, ("limit", "offset"))
     found = [_show(cron) for cron in crons]
     by = asked.sort_by or "created_at"
-    found.sort(key=lambda one: (one[by] or "", one["cron_id"]), reverse=asked.sort_order != "asc")
-    return responses.page(found, asked, lambda one: one)
+    found.sort(key=lambda entry: (entry[by] or "", entry["cron_id"]), reverse=asked.sort_order != "asc")
+    return responses.page(found, asked, lambda entry: entry)
 
 
 @router.post("/runs/crons/count")
@@ -180,10 +180,10 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
     unchanged = dict.fromkeys(("schedule", "end_time", "enabled", "on_run_completed"))
     value: dict[str, Any] = {
         "cron_id": str(cron_id),
-        "payload": _payload(given),
+        "payload": _select_payload(given),
         "metadata": {},
         **unchanged,
-        **_describe(given),
+        **_select_described(given),
     }
     conditions = await caller.may("crons", "update", value)
     given = _join_authorized(given, value["payload"])
@@ -194,13 +194,13 @@ async def patch(caller: CallerNow, cron_id: CronId, changes: _Patch) -> Json:
         await _find_thread_to_run(caller, job.thread_id, job.assistant_id, job.thread)
     now = await caller.host.runtime.now()
 
-    def alter(held: Cron) -> Due:
-        before = CronJob.read(held)
+    def alter(stored: Cron) -> Due:
+        before = CronJob.read(stored)
         if not caller.sees(conditions, before.metadata):
             raise _missing_error(str(cron_id))
         job = _change(caller, before, given, value["metadata"])
         is_moved = (job.schedule, job.enabled) != (before.schedule, before.enabled)
-        return Due(job.dump(), _first(job, now) if is_moved else held.due_at)
+        return Due(job.dump(), _find_first_time(job, now) if is_moved else stored.due_at)
 
     return Json(_show(await caller.runtime.crons.change(str(cron_id), alter)))
 
@@ -217,13 +217,13 @@ async def delete(caller: CallerNow, cron_id: CronId) -> Response:
 async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
     given = _drop_claims(caller.user, new.dump_sent())
     value: dict[str, Any] = {
-        "payload": {**_payload(given), "assistant_id": new.assistant_id},
+        "payload": {**_select_payload(given), "assistant_id": new.assistant_id},
         "cron_id": None,
         "thread_id": thread_id,
         "user_id": caller.user.identity or None,
         "end_time": None,
         "metadata": {},
-        **_describe(given),
+        **_select_described(given),
     }
     conditions = await caller.may("crons", "create", value)
     given = _join_authorized(given, value["payload"])
@@ -241,21 +241,21 @@ async def _create(caller: Caller, thread_id: str | None, new: _New) -> Json:
         schedule=Schedule(
             given["schedule"], given.get("timezone"), _to_micros_or_none(given.get("end_time"))
         ),
-        payload=_verify(caller, assistant.assistant_id, thread_id, _payload(given)),
+        payload=_check_payload(caller, assistant.assistant_id, thread_id, _select_payload(given)),
         metadata=metadata,
         on_run_completed=None if thread_id is not None else new.on_run_completed or "delete",
         enabled=new.enabled is not False,
         user=_choose_stored_user(caller.user),
     )
-    due_at = _first(job, await caller.host.runtime.now())
+    due_at = _find_first_time(job, await caller.host.runtime.now())
     return Json(_show(await caller.runtime.crons.create(job.dump(), due_at)))
 
 
 async def _find_thread_to_run(
     caller: Caller, thread_id: str, assistant_id: str, known: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return the facts that a cron notes about its thread. ``NotFound`` if there is none on which the user
-    may run, or if it is not the one that was ``known``."""
+    """Return the facts that a cron notes about its thread. ``NotFound`` if the user may not create runs on
+    the thread, or if it is another thread than the ``known`` one."""
     value = {"thread_id": thread_id, "assistant_id": assistant_id, "metadata": {}, "kwargs": {}}
     conditions = await caller.may("threads", "create_run", value)
     row = await caller.visible(thread_id, conditions)
@@ -265,14 +265,14 @@ async def _find_thread_to_run(
 
 
 def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Mapping[str, Any]) -> CronJob:
-    """Return a cron after a change, which is checked as a new one is. A user who changes what is run becomes
-    the user of its runs, so that none can act as another."""
-    new = _payload(given)
-    held = job.schedule
+    """Return a cron after a change, which is checked like a new cron. A user who changes the run to create
+    becomes the user of the cron's runs, so that no user can act as another."""
+    new = _select_payload(given)
+    current = job.schedule
     schedule = Schedule(
-        given.get("schedule", held.expression),
-        given.get("timezone", held.timezone),
-        _to_micros_or_none(given["end_time"]) if "end_time" in given else held.end,
+        given.get("schedule", current.expression),
+        given.get("timezone", current.timezone),
+        _to_micros_or_none(given["end_time"]) if "end_time" in given else current.end,
     )
     completion = given.get("on_run_completed", job.on_run_completed)
     if job.thread_id is not None and given.get("on_run_completed") is not None:
@@ -283,7 +283,7 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
         thread_id=job.thread_id,
         thread=job.thread,
         schedule=schedule,
-        payload=_verify(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
+        payload=_check_payload(caller, job.assistant_id, job.thread_id, {**job.payload, **new}),
         metadata={**job.metadata, **metadata},
         on_run_completed=completion,
         enabled=given.get("enabled", job.enabled),
@@ -295,13 +295,13 @@ def _change(caller: Caller, job: CronJob, given: Mapping[str, Any], metadata: Ma
 def _drop_claims(user: User, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that were sent, with metadata that states nothing about an authenticated user."""
     if "metadata" in given:
-        own = {"metadata": without_claims(user, given["metadata"])}
+        checked = {"metadata": without_claims(user, given["metadata"])}
     else:
-        own = {}
-    return {**given, **own}
+        checked = {}
+    return {**given, **checked}
 
 
-def _payload(given: Mapping[str, Any]) -> dict[str, Any]:
+def _select_payload(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the run to create."""
     return {name: value for name, value in given.items() if name not in _OWN}
 
@@ -310,16 +310,16 @@ def _join_authorized(given: Mapping[str, Any], payload: Any) -> dict[str, Any]:
     """Return the fields of a cron with those of its run as the authorization handler left them."""
     if not isinstance(payload, Mapping):
         raise Refusal(500, "the authorization handler left a payload that is not a mapping")
-    own = {name: value for name, value in given.items() if name in _OWN}
-    return {**own, **_payload(payload)}
+    cron_fields = {name: value for name, value in given.items() if name in _OWN}
+    return {**cron_fields, **_select_payload(payload)}
 
 
-def _describe(given: Mapping[str, Any]) -> dict[str, Any]:
+def _select_described(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the cron itself, for authorisation."""
     return {name: given[name] for name in _DESCRIBED if name in given}
 
 
-def _verify(
+def _check_payload(
     caller: Caller, assistant_id: str, thread_id: str | None, payload: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields of the run as they may be stored. ``Refusal`` if no such run could be created."""
@@ -328,7 +328,7 @@ def _verify(
     return new.model_dump(mode="json", include=set(payload), exclude_none=True)
 
 
-def _first(job: CronJob, now: int) -> int | None:
+def _find_first_time(job: CronJob, now: int) -> int | None:
     """Return when a cron is due first. ``Refusal`` if its schedule is not valid, or has no time left."""
     try:
         first = job.schedule.find_next_after(now)
@@ -362,7 +362,8 @@ def _choose_stored_user(user: User) -> dict[str, Any]:
 
 
 async def _find_visible(caller: Caller, cron_id: str, conditions: Filter | None) -> Cron:
-    """Return a cron that the user may see. ``NotFound`` if there is none, also for another user's."""
+    """Return a cron that the user may see. ``NotFound`` if it does not exist or is not visible to the
+    user."""
     cron = await caller.runtime.crons.get(cron_id)
     if not caller.sees(conditions, cron.body["metadata"]):
         raise _missing_error(cron_id)
@@ -370,8 +371,8 @@ async def _find_visible(caller: Caller, cron_id: str, conditions: Filter | None)
 
 
 async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cron], A]:
-    """Return the crons that a search finds, and the search as the authorization handler left it. ``page``
-    names its fields for a page."""
+    """Return the crons that a search finds, and the search as the authorization handler left it. ``page`` has
+    the names of the fields that choose a page."""
     names = ("assistant_id", "thread_id", "metadata", *page)
     value: dict[str, Any] = {name: getattr(asked, name) for name in names}
     conditions = await caller.may("crons", "search", value)

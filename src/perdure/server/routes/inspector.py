@@ -1,7 +1,7 @@
 """The inspector of a server: its pages, and its API under the rights of the request's user.
 
-The files of the pages are public. Their data needs the same rights as the routes of threads: the right to
-search for lists, to read for a thread, and to update, delete or create a run for actions.
+The files of the pages are public. Their data needs the same rights as the routes of threads: lists need the
+right to search, a thread the right to read it, and actions the right to update, to delete or to create a run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ServerAccess:
 
     @property
     def url(self) -> str | None:
-        # It may name the database's user and host.
+        # The URL may name the database's user and host.
         return None
 
     @property

@@ -27,7 +27,7 @@ async def limits(
 ) -> Json:
     """Return the usage of the tenant's limits, by key: 100 keys after ``cursor``. It takes the right to
     search threads; keys of users are shown to a user who may see all threads."""
-    asked = {name: held for name, held in (("limit", limit), ("cursor", cursor)) if held}
+    asked = {name: value for name, value in (("limit", limit), ("cursor", cursor)) if value}
     try:
         return Json(await overview.limits(ServerAccess(caller, request), asked))
     except BadSetting as error:

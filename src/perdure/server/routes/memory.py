@@ -21,7 +21,9 @@ router = make_router("memory", GatedRoute)
 async def list_memory(caller: CallerNow) -> Json:
     """Return all that is known of the user, with its history."""
     exported = [await memory.aexport() for memory in memories_of(caller)]
-    return Json({kind: [each for one in exported for each in one[kind]] for kind in ("facts", "summaries")})
+    return Json(
+        {kind: [each for export in exported for each in export[kind]] for kind in ("facts", "summaries")}
+    )
 
 
 @router.delete("/memory")

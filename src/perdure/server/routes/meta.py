@@ -15,11 +15,11 @@ from perdure.storage.own_threads import in_own_thread
 router = make_router("server")
 
 API_VERSION = "0.16.7"
-"""Version of LangGraph's server whose routes these are; its tools compare it."""
+"""Version of LangGraph's server whose routes these are; LangGraph's tools compare it."""
 
 
+# Read at import, because this opens files.
 _LANGGRAPH, _PERDURE = version("langgraph"), version("perdure")
-# Read here: it opens files.
 
 
 @router.get("/info")
@@ -41,6 +41,6 @@ async def metrics(request: Request) -> Response:
         from perdure.runtime.metrics import exposition
     except MissingExtra as error:
         raise Refusal(501, str(error)) from error
-    # It reads what the system knows of this process.
+    # In an OS thread, because it reads files of the system about this process.
     text, media_type = await in_own_thread(exposition, request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": media_type})

@@ -32,7 +32,7 @@ router = make_router("protocol", GatedRoute)
 @router.post("/threads/{thread_id}/commands")
 async def command(caller: CallerNow, request: Request, thread_id: ThreadId) -> Json:
     """Execute a command; errors are part of the response."""
-    return Json(await execute(caller, request.headers, thread_id, await _body(request)))
+    return Json(await execute(caller, request.headers, thread_id, await _read_body(request)))
 
 
 async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -69,18 +69,18 @@ def parse_envelope(body: dict[str, Any]) -> tuple[int, str, dict[str, Any]]:
 async def events(caller: CallerNow, request: Request, thread_id: ThreadId) -> Response:
     """Stream the events of a thread in the requested channels until the client disconnects: those after
     ``since``, by default from the beginning of the run that is in progress or waiting."""
-    asked = protocol_subscriptions.read(await _body(request))
+    subscription = protocol_subscriptions.read(await _read_body(request))
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
-    found = await protocol_subscriptions.subscribe(caller, thread_id, conditions, asked)
+    subscribed = await protocol_subscriptions.subscribe(caller, thread_id, conditions, subscription)
     rights = ReadingRights(request, caller, reads_as_before(thread_id, conditions))
-    return rights.guard(streams.stream(caller.host, _frames(found), {}))
+    return rights.guard(streams.stream(caller.host, _make_frames(subscribed), {}))
 
 
-async def _frames(
-    found: AsyncGenerator[ProtocolEvent | Failed, None],
+async def _make_frames(
+    subscribed: AsyncGenerator[ProtocolEvent | Failed, None],
 ) -> AsyncGenerator[Frame, None]:
-    async with aclosing(found):
-        async for event in found:
+    async with aclosing(subscribed):
+        async for event in subscribed:
             if isinstance(event, Failed):
                 yield Frame("error", to_json(error(None, "unknown_error", event.message)))
             else:
@@ -92,7 +92,7 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
     return {"type": "error", "id": number, "error": code, "message": message}
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _read_body(request: Request) -> dict[str, Any]:
     if not is_asked_about(request.headers):
         raise Refusal(400, error_handlers.describe_body(request))
     try:

@@ -1,11 +1,11 @@
 """WebSocket of the event streaming protocol: subscriptions to a thread's events, and its commands.
 
 A client sends commands as text, one JSON object each, and receives their responses and the events of all of
-its subscriptions. An event that several of them want is sent for each; clients know it by its ``event_id``. A
-refused connection is closed with 4000 plus the HTTP status, and all are closed with 1012 when the server
-stops: the client connects again, and subscribes with ``since``. Each command counts as a request of its user,
-who is authenticated again for it, and at an interval while only events are sent: a connection does not
-outlive its token.
+its subscriptions. An event that several subscriptions want is sent once for each; clients recognise it by its
+``event_id``. A refused connection is closed with 4000 plus the HTTP status, and all are closed with 1012 when
+the server stops: the client connects again, and subscribes with ``since``. Each command counts as a request
+of its user, who is authenticated again for it, and at an interval while only events are sent: a connection
+does not outlive its token.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REASON_MAX = 120
 _Events = AsyncGenerator[ProtocolEvent | Failed, None]
 
 
-class _Known(BaseModel):
+class _SubscriptionName(BaseModel):
     """Parameters that name a subscription of this socket."""
 
     model_config = ConfigDict(extra="ignore")
@@ -88,22 +88,22 @@ class _Socket:
         self._thread_id = thread_id
         self._conditions = conditions
         self._subscriptions: dict[str, asyncio.Task[None]] = {}
-        self._over = asyncio.Event()
+        self._subscription_ended = asyncio.Event()
 
     async def serve(self) -> None:
         """Serve the connection until the client closes it, a subscription fails, or the server stops."""
-        reading = asyncio.create_task(self._read())
+        reading = asyncio.create_task(self._read_commands())
         reads = reads_as_before(self._thread_id, self._conditions)
         rights = ReadingRights(self._websocket, self._caller, reads)
         checking = asyncio.create_task(rights.wait_until_lost())
-        ends: list[asyncio.Task[Any]] = [
+        end_tasks: list[asyncio.Task[Any]] = [
             reading,
             checking,
             asyncio.create_task(self._caller.host.closing.wait()),
-            asyncio.create_task(self._over.wait()),
+            asyncio.create_task(self._subscription_ended.wait()),
         ]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(end_tasks, return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
                 await reading
                 return
@@ -113,12 +113,12 @@ class _Socket:
         except WebSocketDisconnect:
             return
         finally:
-            left: list[asyncio.Task[Any]] = [*ends, *self._subscriptions.values()]
-            for task in left:
+            tasks: list[asyncio.Task[Any]] = [*end_tasks, *self._subscriptions.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self) -> None:
+    async def _read_commands(self) -> None:
         most = self._caller.host.limits.body_bytes
         while True:
             message = await self._websocket.receive()
@@ -130,9 +130,9 @@ class _Socket:
                 return
             self._caller = await authenticate_again(self._websocket, self._caller)
             self._caller.host.throttle.request(self._caller.user)
-            await self._obey(text)
+            await self._execute(text)
 
-    async def _obey(self, text: str) -> None:
+    async def _execute(self, text: str) -> None:
         number = None
         try:
             body = _parse_object(text)
@@ -140,13 +140,13 @@ class _Socket:
             match method:
                 case "subscription.subscribe":
                     if len(self._subscriptions) >= _SUBSCRIPTIONS_MOST:
-                        most = f"a connection has at most {_SUBSCRIPTIONS_MOST} subscriptions"
-                        raise Refusal(400, f"{most}; end one of them first")
-                    await self._begin(number, str(uuid.uuid4()), params)
+                        reason = f"a connection has at most {_SUBSCRIPTIONS_MOST} subscriptions"
+                        raise Refusal(400, f"{reason}; end one of them first")
+                    await self._begin_subscription(number, str(uuid.uuid4()), params)
                 case "subscription.reconnect":
-                    asked = protocol_subscriptions.read(params)
+                    subscription = protocol_subscriptions.read(params)
                     if (name := await self._end_subscription(number, params)) is not None:
-                        await self._begin(number, name, asked.model_dump())
+                        await self._begin_subscription(number, name, subscription.model_dump())
                 case "subscription.unsubscribe":
                     if await self._end_subscription(number, params) is not None:
                         await self._send({"type": "success", "id": number, "result": {}})
@@ -158,16 +158,18 @@ class _Socket:
                 raise
             await self._send(error(number, "invalid_argument", refusal.detail))
 
-    async def _begin(self, number: int, name: str, params: dict[str, Any]) -> None:
-        asked = protocol_subscriptions.read(params)
-        found = await protocol_subscriptions.subscribe(self._caller, self._thread_id, self._conditions, asked)
+    async def _begin_subscription(self, number: int, name: str, params: dict[str, Any]) -> None:
+        subscription = protocol_subscriptions.read(params)
+        subscribed = await protocol_subscriptions.subscribe(
+            self._caller, self._thread_id, self._conditions, subscription
+        )
         await self._send({"type": "success", "id": number, "result": {"subscription_id": name}})
-        self._subscriptions[name] = asyncio.create_task(self._forward(found))
+        self._subscriptions[name] = asyncio.create_task(self._forward(subscribed))
 
     async def _end_subscription(self, number: int, params: dict[str, Any]) -> str | None:
         """End a subscription and return its name, or send an error if it does not exist."""
         try:
-            name = _Known.model_validate(params).subscription_id
+            name = _SubscriptionName.model_validate(params).subscription_id
         except ValidationError:
             raise Refusal(400, "params.subscription_id names a subscription") from None
         task = self._subscriptions.pop(name, None)
@@ -179,17 +181,17 @@ class _Socket:
         await asyncio.gather(task, return_exceptions=True)
         return name
 
-    async def _forward(self, found: _Events) -> None:
+    async def _forward(self, subscribed: _Events) -> None:
         try:
-            async with aclosing(found):
-                async for event in found:
+            async with aclosing(subscribed):
+                async for event in subscribed:
                     if isinstance(event, Failed):
                         await self._send(error(None, "unknown_error", event.message))
                         break
                     await self._websocket.send_text(event.text)
         except (WebSocketDisconnect, RuntimeError):
             _log.debug("a client disconnected while an event was sent to it")
-        self._over.set()
+        self._subscription_ended.set()
 
     async def _send(self, data: dict[str, Any]) -> None:
         await self._websocket.send_text(to_json(data))

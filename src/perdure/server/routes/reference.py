@@ -1,7 +1,7 @@
 """The page of the routes: what ``/openapi.json`` describes, for people.
 
-Its files are this package's own. Nothing is loaded from another host: the pages of this origin keep the token
-of their user.
+Its files are this package's own. Nothing is loaded from another host, because the pages of this origin keep
+the token of their user.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from perdure.server.thread_ids import NAMES
 router = make_router("runs", GatedRoute)
 
 _PAGE = 100
-_DEFAULT: tuple[StreamMode, ...] = ("values",)
+_DEFAULT_MODES: tuple[StreamMode, ...] = ("values",)
 
 Action = Literal["interrupt", "rollback"]
 Status = Literal["pending", "running", "error", "success", "timeout", "interrupted"]
@@ -75,7 +75,7 @@ def path_of(thread_id: str, run_id: str) -> str:
 def _parse_modes(new: NewRun) -> tuple[StreamMode, ...]:
     if new.stream_mode:
         return tuple(dict.fromkeys(new.stream_mode))
-    return _DEFAULT
+    return _DEFAULT_MODES
 
 
 # Creating runs
@@ -100,14 +100,14 @@ async def create_batch(
     """Accept several runs, each on the thread that it names, or on one of its own. All of them are checked
     before the first one is accepted."""
     threads = [_find_thread(request, new) for new in runs]
-    asked = [
+    checked = [
         await check(caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=True, part=part)
         for part, (thread_id, new) in enumerate(zip(threads, runs, strict=True))
     ]
-    for one in asked:
-        require_storable(one)
-    made = [await _respond(caller, await accept(caller, one)) for one in asked]
-    return Json([json.loads(bytes(one.body)) for one in made])
+    for run in checked:
+        require_storable(run)
+    answers = [await _respond_accepted(caller, await accept(caller, run)) for run in checked]
+    return Json([json.loads(bytes(answer.body)) for answer in answers])
 
 
 def _find_thread(request: Request, new: NewRun) -> str | None:
@@ -119,20 +119,20 @@ def _find_thread(request: Request, new: NewRun) -> str | None:
 
 async def _create(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Json:
     accepted = await submit(caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=True)
-    return await _respond(caller, accepted)
+    return await _respond_accepted(caller, accepted)
 
 
-async def _respond(caller: Caller, accepted: AcceptedRun) -> Json:
+async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
     """Return a run that was accepted; a temporary thread is removed after it."""
     try:
         standing = await _find_standing(caller, accepted.thread_id, accepted.run_id)
     finally:
-        # A short run may have ended already: its thread is removed after it was read.
+        # A short run may have ended already: its thread is removed only after the run was read here.
         if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
     shown = responses.run(standing, accepted.thread_id)
     if accepted.is_new:
-        # Its status when it was accepted; a worker may have begun it since.
+        # The run's status when it was accepted; a worker may have begun it since.
         shown["status"] = "pending"
     return Json(shown, headers=_make_addresses(accepted, None))
 
@@ -187,8 +187,8 @@ async def wait_alone(caller: CallerNow, request: Request, new: NewRun) -> Respon
 
 
 async def _wait_for_run(caller: Caller, request: Request, thread_id: str | None, new: NewRun) -> Response:
-    # Subscribers of the thread receive this run's events too; a temporary thread has none.
-    modes = () if thread_id is None else _DEFAULT
+    # Subscribers of the thread receive this run's events too; a temporary thread has no subscribers.
+    modes = () if thread_id is None else _DEFAULT_MODES
     with caller.host.throttle.count_arrival():
         accepted = await submit(caller, request.headers, thread_id, new, modes=modes, is_kept=False)
     work = _await_outcome(caller, accepted.thread_id, accepted.run_id, removes=accepted.is_temporary)
@@ -328,7 +328,7 @@ async def cancel_many(
 ) -> Response:
     """Cancel several runs: those of a thread by their ids, or all with a status."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
-    named = _named_runs(thread_id, asked, "a status")
+    named = _find_named_runs(thread_id, asked, "a status")
     if named is not None:
         await caller.thread(named[0], "update", action=action)
         for run_id in named[1]:
@@ -345,13 +345,13 @@ async def cancel_many(
     return Response(status_code=204)
 
 
-def _named_runs(
+def _find_named_runs(
     thread_id: str | None, asked: _CancelMany | _RetryMany, status: str
 ) -> tuple[str, list[str]] | None:
     """Return the thread and the ids of the runs that a request names; ``None`` if it names a status.
 
-    Neither is read into the other: a list of runs that came without its thread would else stand for all
-    runs of the status.
+    A request that names both, or only a part of one, is refused: a list of runs without its thread could
+    otherwise be taken for all runs of the status.
     """
     is_by_id = thread_id is not None and asked.run_ids is not None and asked.status is None
     is_by_status = thread_id is None and asked.run_ids is None and asked.status is not None
@@ -373,7 +373,7 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
 async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
     """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
-    named = _named_runs(thread_id, asked, "the status 'error'")
+    named = _find_named_runs(thread_id, asked, "the status 'error'")
     failed: list[tuple[str, str]] = []
     if named is not None:
         await caller.thread(named[0], "create_run")
@@ -389,14 +389,14 @@ async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> 
 
 
 async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, Any]:
-    """Run a run of several again; an error is the run's own."""
-    of = {"thread_id": thread_id, "retry_of": run_id}
+    """Run one of several failed runs again. An error is returned as its result, so that the others go on."""
+    names = {"thread_id": thread_id, "retry_of": run_id}
     try:
-        return {**of, "run_id": (await caller.runtime.retry(thread_id, run_id)).id, "error": None}
+        return {**names, "run_id": (await caller.runtime.retry(thread_id, run_id)).id, "error": None}
     except Unavailable:
         raise
     except PerdureError as error:
-        return {**of, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
+        return {**names, "run_id": None, "error": {"error": type(error).__name__, "message": sentence(error)}}
 
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
@@ -419,7 +419,7 @@ async def delete(
 
 
 async def _require_cancel(caller: Caller, thread_id: str, run_id: str, action: Action = "interrupt") -> None:
-    """Raise unless the user may cancel a run, also by leaving it."""
+    """Raise unless the user may cancel a run, which the user's disconnection may do as well."""
     await caller.thread(thread_id, "update", run_id=run_id, action=action)
 
 
@@ -435,7 +435,7 @@ async def _find_standing(caller: Caller, thread_id: str, run_id: str) -> Standin
 
 
 def _require_own_run(standing: Standing) -> None:
-    """Raise ``Conflict`` if a message was taken up by a run that was open: there is no run of its own."""
+    """Raise ``Conflict`` if a message was taken up by an open run, so that it has no run of its own."""
     if responses.is_taken_up(standing) and standing.run is not None:
         raise Conflict(
             f"Run {standing.message.id!r} steered run {standing.run.id!r}, which has taken it up; "
@@ -444,8 +444,8 @@ def _require_own_run(standing: Standing) -> None:
 
 
 async def _await_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool = False) -> bytes:
-    """Wait for a run's end and return its result as JSON: its values, or its error. A removal of the run is
-    an error, too, as the response has begun by then."""
+    """Wait for a run's end and return its result as JSON: its values, or its error. If the run is removed
+    meanwhile, the JSON has an error, too, as the response has begun by then."""
     try:
         return await _read_outcome(caller, thread_id, run_id, removes=removes)
     except NotFound as error:
@@ -459,7 +459,7 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     elif isinstance(standing, Ended) and standing.values is not None:
         result = standing.values
     else:
-        result = to_json(await _values(caller, thread_id, standing))
+        result = to_json(await _read_values(caller, thread_id, standing))
     if removes and standing.message.channel:
         caller.host.in_background(remove_thread(caller, standing, thread_id))
     elif removes:
@@ -467,18 +467,18 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     return result.encode()
 
 
-async def _values(caller: Caller, thread_id: str, standing: Standing) -> Any:
-    """Return the values that a run left: the thread's current ones, unless another run has continued it
-    since, or it started from an earlier checkpoint and stored none."""
+async def _read_values(caller: Caller, thread_id: str, standing: Standing) -> Any:
+    """Return the values that a run left: the thread's current ones, unless another run has continued the
+    thread since, or the run started from an earlier checkpoint and stored none of its own."""
     run_id = standing.message.id if standing.run is None else standing.run.id
     row = await caller.threads.get(thread_id)
     state = await snapshot(caller, row)
     is_later = row.run is not None and row.run.id != run_id
-    is_elsewhere = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
-    if (is_later or is_elsewhere) and row.graph_id is not None:
+    is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
+    if (is_later or is_on_branch) and row.graph_id is not None:
         async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
-            its_last = await last_of(graph, thread_id, run_id)
-            state = its_last or await read_start(graph, thread_id, standing) or state
+            last = await last_of(graph, thread_id, run_id)
+            state = last or await read_start(graph, thread_id, standing) or state
     if state.created_at is None:
         return {}
     return responses.outcome(state, row.waits)
@@ -494,7 +494,7 @@ def _respond_late(
 ) -> Response:
     rights = RunRights(request, caller, accepted.thread_id)
 
-    def leave() -> None:
+    def note_disconnect() -> None:
         if caller.host.closing.is_set():
             return
         if cancels and not rights.is_lost:
@@ -502,14 +502,14 @@ def _respond_late(
         if accepted.is_temporary:
             caller.host.in_background(remove_after_run(caller, accepted))
 
-    return rights.guard(LateResponse(work, leave, _make_addresses(accepted, "join")))
+    return rights.guard(LateResponse(work, note_disconnect, _make_addresses(accepted, "join")))
 
 
 def _make_addresses(
     accepted: AcceptedRun, then: Literal["stream", "join"] | None, after: str | None = None
 ) -> dict[str, str]:
-    """Return headers with the path of a run, and the URL at which a client that lost its connection
-    resumes, ``after`` an event unless the client's own header names one."""
+    """Return headers with the path of a run, and with the URL at which a client that lost its connection
+    resumes. The URL names the event ``after`` which to resume; the client's own header takes precedence."""
     path = path_of(accepted.thread_id, accepted.run_id)
     if then is None:
         return {"Content-Location": path}

@@ -31,14 +31,14 @@ _SIGNER = "signal"
 
 
 class _SignedRoute(GatedRoute):
-    """A route that admits a request without a token which is signed with a secret of the server. Its body
-    names the tenant, as only the body is signed."""
+    """A route that also admits a request without a token, if it is signed with a secret of the server. The
+    body of such a request names the tenant, because only the body is signed."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         gated, plain = super().get_route_handler(), APIRoute.get_route_handler(self)
 
         async def admit(request: Request) -> Response:
-            if not _comes_signed(request):
+            if not _relies_on_signature(request):
                 return await gated(request)
             request.scope[CALLER] = await _find_signer(request)
             return await plain(request)
@@ -46,7 +46,7 @@ class _SignedRoute(GatedRoute):
         return admit
 
 
-def _comes_signed(request: Request) -> bool:
+def _relies_on_signature(request: Request) -> bool:
     """Return True for a request that is admitted by its signature or not at all."""
     is_token = "authorization" in request.headers
     return SIGNATURE in request.headers and not is_token and bool(get_server_state(request).signal_secrets)
@@ -54,7 +54,7 @@ def _comes_signed(request: Request) -> bool:
 
 async def _find_signer(request: Request) -> Caller:
     host = get_server_state(request)
-    # The signature is compared with this host's clock, as its sender's is not the database's.
+    # The signature's time is compared with this host's clock, because its sender does not use the database's.
     if not is_signed(host.signal_secrets, request.headers, time.time(), await request.body()):
         raise Refusal(
             401, "the signature is not that of a secret in http.signal_secrets, or it is older than 5 minutes"
@@ -92,12 +92,12 @@ async def signal(
     if len(name) > NAME_MAX:
         raise Refusal(422, f"the name in the path has 1 to {NAME_MAX} characters")
     await caller.thread(thread_id, "create_run", signal=name)
-    # The key of a signed request is its id: another one would not be signed.
-    if _comes_signed(request):
+    # The key of a signed request is the id in its signature: an Idempotency-Key would not be signed.
+    if _relies_on_signature(request):
         key = request.headers.get(ID)
     else:
         key = idempotency_key(request.headers, 0)
-    # Keys are those of one user, as for runs.
+    # Keys are scoped per user, as for runs.
     key = None if key is None else f"{caller.user.identity}\n{key}"
     receipt = await caller.runtime.signal(thread_id, name, given.value, key=key, to_all=given.to_all)
     status = "kept" if receipt.run_id is None else "delivered"

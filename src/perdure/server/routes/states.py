@@ -28,11 +28,11 @@ router = make_router("threads", GatedRoute)
 async def _show(
     caller: CallerNow, row: ThreadRow, config: RunnableConfig, subgraphs: bool, select: list[str] | None
 ) -> Json:
-    found = await show_snapshot(caller, row, config, subgraphs=subgraphs)
-    asked = config.get("configurable", {}).get("checkpoint_id")
-    if found.created_at is None and asked is not None:
-        raise NoCheckpoint(row.thread_id, asked)
-    return Json(responses.with_waits(responses.state(found, select), row))
+    state = await show_snapshot(caller, row, config, subgraphs=subgraphs)
+    checkpoint_id = config.get("configurable", {}).get("checkpoint_id")
+    if state.created_at is None and checkpoint_id is not None:
+        raise NoCheckpoint(row.thread_id, checkpoint_id)
+    return Json(responses.with_waits(responses.state(state, select), row))
 
 
 @router.get("/threads/{thread_id}/state")
@@ -71,8 +71,8 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
     ref = asked.checkpoint or requests.Ref()
-    named = {"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id}
-    await require(caller, thread_id, ref.model_copy(update=named))
+    named_checkpoint = {"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id}
+    await require(caller, thread_id, ref.model_copy(update=named_checkpoint))
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     if await caller.runtime.list_postponed(thread_id, limit=1):
@@ -88,15 +88,15 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
         if asked.as_node is not None and asked.as_node not in nodes:
             raise Refusal(400, f"Node {asked.as_node} does not exist")
         try:
-            after = await aupdate_state(graph, config, asked.values, as_node=asked.as_node)
+            updated = await aupdate_state(graph, config, asked.values, as_node=asked.as_node)
         except PerdureError:
             raise
         except Exception as error:
             raise Refusal(400, describe_unfitness(error)) from error
-        now = await aread_state(graph, config_of(thread_id))
+        latest = await aread_state(graph, config_of(thread_id))
     run_id = None if row.run is None else row.run.id
-    await caller.threads.note_edit(thread_id, run_id, goes_on=bool(now.next))
-    return Json(responses.checkpoint(after))
+    await caller.threads.note_edit(thread_id, run_id, goes_on=bool(latest.next))
+    return Json(responses.checkpoint(updated))
 
 
 @router.get("/threads/{thread_id}/history")
@@ -115,7 +115,7 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
     if graph_id is None:
         return Json([])
     return await json_list(
-        _stream_past_states(caller, row, graph_id, asked, _before(thread_id, asked.before))
+        _stream_past_states(caller, row, graph_id, asked, _parse_before(thread_id, asked.before))
     )
 
 
@@ -135,7 +135,7 @@ async def _stream_past_states(
             yield to_json(responses.with_waits(responses.state(state, asked.select), row))
 
 
-def _before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:
+def _parse_before(thread_id: str, given: str | dict[str, Any] | None) -> RunnableConfig | None:
     if given is None:
         return None
     if isinstance(given, str):

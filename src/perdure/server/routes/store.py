@@ -1,7 +1,7 @@
 """Routes of the store: the items that graphs keep beside their threads, of the user's tenant alone.
 
 It is the store of all graphs that were compiled without one. A ``query`` is compared by an index, which the
-setting ``store.index`` describes; without one it is ignored.
+setting ``store.index`` describes; without an index the query is ignored.
 
 Items have no metadata, so the filter of an authorization handler cannot be applied to them: such a handler
 narrows ``value["namespace"]``, and one that returns a filter causes a 403 instead of being ignored. The
@@ -32,7 +32,7 @@ from perdure.server.streaming.json_list import json_list
 router = make_router("store", GatedRoute)
 
 _FIRST = 32
-"""The items that a search reads first; how many it reads then follows from their length."""
+"""Number of items that a search reads first; the length of these determines how many it reads next."""
 _READ_BYTES = 2 * 1024 * 1024
 
 T = TypeVar("T")
@@ -120,7 +120,7 @@ async def get(
     item = await _authorize(
         caller,
         "get",
-        _check(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
+        _validate(_Get, {"namespace": namespace.split("."), "key": key, "refresh_ttl": refresh_ttl}),
     )
     found = await _await_result(
         _store(caller).aget(tuple(item.namespace), item.key, refresh_ttl=item.refresh_ttl)
@@ -140,10 +140,10 @@ async def delete(caller: CallerNow, asked: _Delete) -> Response:
 async def search(caller: CallerNow, asked: _Search) -> Response:
     """Find items by a prefix of their namespace and a filter over their values."""
     asked = await _authorize(caller, "search", asked)
-    return await json_list(_find(caller, asked), around=('{"items":[', "]}"))
+    return await json_list(_find_items(caller, asked), around=('{"items":[', "]}"))
 
 
-async def _find(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
+async def _find_items(caller: Caller, asked: _Search) -> AsyncGenerator[str, None]:
     """Yield the items of a search as JSON, read in pages of about ``_READ_BYTES``."""
     sent = set[tuple[tuple[str, ...], str]]()
     offset, left, size = asked.offset, asked.limit, _FIRST
@@ -191,7 +191,8 @@ async def list_namespaces(caller: CallerNow, asked: _Namespaces) -> Json:
 
 
 class _Arguments(dict[str, Any]):
-    """Arguments of an action for a handler; ``assigned`` are the names to which it has assigned a value."""
+    """Arguments of an action for a handler; ``assigned`` are the names to which the handler has assigned a
+    value."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__(given)
@@ -232,23 +233,23 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
         )
     names = type(asked).model_fields
     if missing := names - value.keys():
-        what = f"no {min(missing)!r}; a handler may change a value, but not remove it"
-        raise refuse_left("store", action, what)
+        description = f"no {min(missing)!r}; a handler may change a value, but not remove it"
+        raise refuse_left("store", action, description)
     try:
-        asked = _check(type(asked), {name: value[name] for name in names})
+        asked = _validate(type(asked), {name: value[name] for name in names})
     except Refusal as error:
         raise refuse_left("store", action, f"what cannot be used: {error.detail}") from None
     for name in _NAMESPACES & value.assigned:
-        labels, held = value[name], before[name] or ()
-        if labels is None or (held and not labels):
+        labels, original = value[name], before[name] or ()
+        if labels is None or (original and not labels):
             raise refuse_left(
                 "store",
                 action,
                 f"no {name}, which covers the items of all users; assign at least one label",
             )
-        if labels.count(_ANY) > held.count(_ANY):
-            what = f"a {name} with the label {_ANY!r}, which covers the items of all users"
-            raise refuse_left("store", action, what)
+        if labels.count(_ANY) > original.count(_ANY):
+            description = f"a {name} with the label {_ANY!r}, which covers the items of all users"
+            raise refuse_left("store", action, description)
     require_own(caller, tuple(value["namespace"] or ()))
     return asked
 
@@ -259,7 +260,7 @@ _ANY = "*"
 _NAMESPACES = {"namespace", "suffix"}
 
 
-def _check(kind: type[B], given: Mapping[str, Any]) -> B:
+def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
     """Return a request made of these fields. ``Refusal`` with 422 if it is not valid."""
     try:
         return kind.model_validate(given, by_name=True)

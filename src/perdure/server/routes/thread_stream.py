@@ -50,12 +50,12 @@ async def join(
     after = streams.cursor_of(request)
     if after is None:
         after = await caller.runtime.latest_event(thread_id)
-    frames = _frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
+    frames = _make_frames(caller, thread_id, conditions, after, frozenset(modes or ("run_modes",)))
     rights = ReadingRights(request, caller, reads_as_before(thread_id, conditions))
     return rights.guard(streams.stream(caller.host, frames, {}, has_end=wants_end(request)))
 
 
-async def _frames(
+async def _make_frames(
     caller: Caller, thread_id: str, conditions: Filter | None, after: int, modes: frozenset[str]
 ) -> AsyncGenerator[Frame, None]:
     async for event in thread_events(caller, thread_id, conditions, after):
@@ -64,7 +64,7 @@ async def _frames(
             yield Frame("error", to_json(error))
         elif event.name == END:
             if "run_modes" in modes or "lifecycle" in modes:
-                for frame in await _end(caller, thread_id, event):
+                for frame in await _make_end_frames(caller, thread_id, event):
                     yield frame
         elif event.name == REMINDER and "run_modes" in modes:
             yield Frame(REMINDER, to_json(responses.reminder(event.data)), event.seq)
@@ -82,7 +82,7 @@ def _is_wanted(name: str, modes: frozenset[str]) -> bool:
     )
 
 
-async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
+async def _make_end_frames(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
     """Return the events that end a run, as a stream of the run alone contains them."""
     data: dict[str, Any] = json.loads(event.data)
     standing = await caller.runtime.find(thread_id, event.run_id)
@@ -94,8 +94,8 @@ async def _end(caller: Caller, thread_id: str, event: Event) -> list[Frame]:
         status = "interrupted"
     else:
         status = responses.run_status(standing) or "interrupted"
-    over = to_json({"run_id": event.run_id, "status": status})
-    return [*frames, Frame(END, over, event.seq)]
+    end = to_json({"run_id": event.run_id, "status": status})
+    return [*frames, Frame(END, end, event.seq)]
 
 
 def _parse_modes(given: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 router = make_router("threads", GatedRoute)
 
-_AT_ONCE = 8
+_CONCURRENT_READS = 8
 SEARCH_S = 30
 """Seconds after which a search that reads threads, and has no answer yet, is refused."""
 _NARROWED = ("metadata", "values", "status", "limit", "offset")
@@ -74,11 +74,11 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     if row is None:
         await caller.visible(thread_id, conditions)
         # The response contains the existing thread, so the user has to be permitted to read it.
-        found = await caller.thread(thread_id, "read")
+        existing = await caller.thread(thread_id, "read")
         if value["if_exists"] != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
-        await caller.threads.adopt(found)
-        return Json(await _show(caller, found))
+        await caller.threads.adopt(existing)
+        return Json(await _show(caller, existing))
     if steps:
         try:
             async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
@@ -96,14 +96,14 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
 
 
 def _parse_supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
-    """Return the updates with which a thread begins, by step. ``Refusal`` if they cannot be any, or if the
+    """Return the updates with which a thread begins, by step. ``Refusal`` if they are not valid, or if the
     graph that they are for is not served."""
     if given and graph_id is None:
         raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
     if given and (not isinstance(graph_id, str) or graph_id not in caller.host.runtime.graphs):
         raise Refusal(422, f"metadata.graph_id is the name of a graph that is served, not {graph_id!r}")
     try:
-        steps = [[_update(update) for update in step.get("updates", [])] for step in given]
+        steps = [[_parse_update(update) for update in step.get("updates", [])] for step in given]
     except (TypeError, AttributeError):
         raise Refusal(
             422, "supersteps are objects with updates, a list of objects with as_node and values or command"
@@ -113,7 +113,7 @@ def _parse_supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any
     return steps
 
 
-def _update(given: dict[str, Any]) -> StateUpdate:
+def _parse_update(given: dict[str, Any]) -> StateUpdate:
     command = given.get("command")
     values = Command(**command) if command else given.get("values")
     return StateUpdate(values=values, as_node=given.get("as_node"))  # type: ignore[arg-type]
@@ -122,20 +122,22 @@ def _update(given: dict[str, Any]) -> StateUpdate:
 @router.post("/threads/search")
 async def search(caller: CallerNow, asked: requests.ThreadSearch) -> Response:
     """Find threads, the ones with the latest activity first. Unreadable threads are marked."""
-    rows, end, has_more = await _in_time(_find(caller, asked))
+    rows, end, has_more = await _limit_time(_find(caller, asked))
     headers = responses.make_page_headers(end + has_more, end if has_more else None)
-    return await json_list(_entries(caller, rows, asked), headers)
+    return await json_list(_list_entries(caller, rows, asked), headers)
 
 
-async def _entries(
+async def _list_entries(
     caller: Caller, rows: Sequence[ThreadRow], asked: requests.ThreadSearch
 ) -> AsyncGenerator[str, None]:
-    for at in range(0, len(rows), _AT_ONCE):
-        for entry in await asyncio.gather(*(_entry(caller, row, asked) for row in rows[at : at + _AT_ONCE])):
+    for first in range(0, len(rows), _CONCURRENT_READS):
+        for entry in await asyncio.gather(
+            *(_make_entry(caller, row, asked) for row in rows[first : first + _CONCURRENT_READS])
+        ):
             yield entry
 
 
-async def _entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -> str:
+async def _make_entry(caller: Caller, row: ThreadRow, asked: requests.ThreadSearch) -> str:
     """Return a thread of a listing as JSON text. Each thread is encoded separately, so that the values of
     one cannot fail the others."""
     needs_state = asked.select is None or {"values", "interrupts"} & {s.split(".")[0] for s in asked.select}
@@ -168,7 +170,7 @@ def _fault_of(row: ThreadRow, error: Exception) -> Exception:
 @router.post("/threads/count")
 async def count(caller: CallerNow, asked: requests.ThreadSearch) -> Json:
     """Count threads."""
-    return Json(await _in_time(_count(caller, asked)))
+    return Json(await _limit_time(_count(caller, asked)))
 
 
 async def _count(caller: Caller, asked: requests.ThreadSearch) -> int:
@@ -184,12 +186,13 @@ async def _count(caller: Caller, asked: requests.ThreadSearch) -> int:
     return len([True async for _ in _find_matching(caller, asked, conditions)])
 
 
-async def _in_time(found: Coroutine[Any, Any, R]) -> R:
-    """Return the result of a search. ``Refusal`` if that takes long: its client may be gone by then."""
+async def _limit_time(work: Coroutine[Any, Any, R]) -> R:
+    """Return the result of a search. ``Refusal`` if it takes more than ``SEARCH_S`` seconds: its client may
+    be gone by then."""
     limit = asyncio.timeout(SEARCH_S)
     try:
         async with limit:
-            return await found
+            return await work
     except TimeoutError:
         if not limit.expired():
             raise
@@ -240,7 +243,7 @@ async def patch(
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
     require_owner_kept(caller, row, metadata)
-    # The replaced owner has to be the one that was checked.
+    # The change is refused if the thread has changed since its owner was checked.
     seen = None
     if "graph_id" in metadata and keeps_apart(caller):
         seen = row.version
@@ -264,7 +267,7 @@ async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     try:
         row = await caller.thread(thread_id, "read")
     except NotFound:
-        # As on LangGraph's server; the same for another user's thread as for one that does not exist.
+        # LangGraph's server answers so, too: the same for another user's thread as for a missing one.
         raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
     kept = with_verified(caller.user, row.metadata)
     value: dict[str, Any] = {"thread_id": str(uuid.uuid4()), "metadata": kept}
@@ -356,9 +359,9 @@ async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> St
     config = config_of(mark_scan(row.thread_id)) if is_scan else None
     found = await show_snapshot(caller, row, config)
     if found.created_at is None and graph_id_of(caller, row) is not None:
-        # Either removed meanwhile, or its head names a checkpoint that is not stored.
-        again = await caller.threads.look(row.thread_id)
-        if again is not None and again.has_state and (await snapshot(caller, again)).created_at is None:
+        # The state was removed meanwhile, or the thread's head names a checkpoint that is not stored.
+        current = await caller.threads.look(row.thread_id)
+        if current is not None and current.has_state and (await snapshot(caller, current)).created_at is None:
             raise Corrupt(
                 f"thread {row.thread_id!r}: its head names a checkpoint that is not stored; "
                 "run `perdure fsck`"

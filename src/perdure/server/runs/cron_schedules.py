@@ -28,7 +28,8 @@ class Schedule(NamedTuple):
 
     When the clocks change, it behaves like Debian's cron: a time that is skipped is due right after the
     change, and a time that occurs twice is due once. If the field of the minute or the hour begins with
-    ``*``, it follows the elapsed time: a skipped time is not due, and a time that occurs twice is due twice.
+    ``*``, the schedule follows the elapsed time: a skipped time is not due, and a time that occurs twice is
+    due twice.
 
     Attributes:
         expression: The expression, such as ``"0 9 * * MON-FRI"``.
@@ -50,7 +51,7 @@ class Schedule(NamedTuple):
         begin = datetime.fromtimestamp(moment // 1_000_000, UTC).astimezone(zone)
         try:
             times = _Times(_NAMED.get(self.expression, self.expression), begin)
-            # In the second of two equal hours, cronsim yields times of the first one, which are past.
+            # When the clocks repeat an hour, cronsim yields past times of the first one during the second.
             following = next(time for time in times if time.timestamp() > begin.timestamp())
         except (CronSimError, ValueError) as error:
             raise BadSchedule(

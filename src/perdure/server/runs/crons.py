@@ -1,7 +1,7 @@
 """Crons of the API: their contents, and what is started when one is due.
 
-A cron starts a run as a client's request would, as the user who created it, with a key of its own for each
-time: any number of processes that start it at the same time create one run.
+A cron starts a run as a client's request would, as the user who created the cron. Each time has an
+idempotency key of its own, so that several processes that start the cron at the same time create one run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CronJob:
 
 
 class _Accepted(NamedTuple):
-    """A run that was accepted, and the action that follows once its cron has moved on."""
+    """A run that was accepted, and ``then``, which is called once its cron has moved on."""
 
     run: AcceptedRun
     then: Callable[[], None] | None
@@ -118,12 +118,12 @@ class CronStarter:
 
         Raises:
             Unavailable: The database does not answer; the same time has to be tried again.
-            Contention: Other writers win each time; as above.
+            Contention: Other writers won each attempt; the same time has to be tried again.
         """
         job, due_at = CronJob.read(firing.cron), firing.cron.due_at or firing.now
         missed = self._host.runtime.settings.missed_crons
         if missed == "none" and firing.now - due_at > _LATE_US:
-            return Fired(_next(job, firing.now), "missed")
+            return Fired(_make_due(job, firing.now), "missed")
         if missed == "all":
             moment = due_at
         else:
@@ -137,12 +137,12 @@ class CronStarter:
             if is_gone and await self._is_without_thread(firing.tenant, job):
                 return Fired(None, "removed", kind)
             job = replace(job, last={"at": due_at, "error": kind}, enabled=not is_gone)
-            return Fired(_next(job, moment), "disabled" if is_gone else "failed", kind)
+            return Fired(_make_due(job, moment), "disabled" if is_gone else "failed", kind)
         started = {"at": due_at, "thread_id": accepted.run.thread_id, "run_id": accepted.run.run_id}
-        return Fired(_next(replace(job, last=started), moment), then=accepted.then)
+        return Fired(_make_due(replace(job, last=started), moment), then=accepted.then)
 
     async def _is_without_thread(self, tenant: str, job: CronJob) -> bool:
-        """Return True if the thread of a cron does not exist, or is another one of this id."""
+        """Return True if the thread of a cron does not exist any more, also if a later thread has its id."""
         if job.thread_id is None:
             return False
         row = await self._host.runtime.for_tenant(tenant).threads.look(job.thread_id)
@@ -160,17 +160,18 @@ class CronStarter:
         new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
         if job.thread_id is not None and job.thread is not None:
             row = await caller.threads.look(job.thread_id)
-            is_it = row is not None and row.created_at == job.thread["created_at"]
-            if row is None or not is_it or not caller.sees(job.thread["conditions"], row.metadata):
+            is_same_thread = row is not None and row.created_at == job.thread["created_at"]
+            if row is None or not is_same_thread or not caller.sees(job.thread["conditions"], row.metadata):
                 raise NotFound(NONE_TO_RUN)
         headers = Headers({IDEMPOTENCY_KEY: firing.key})
         modes = tuple(new.stream_mode or ("values",))
         accepted = await submit(caller, headers, job.thread_id, new, modes=modes, is_kept=True)
         if job.thread_id is not None or job.on_run_completed == "keep":
             return _Accepted(accepted, None)
-        # Not before the cron has moved on: the thread holds the key by which a second start is known.
+        # The thread is removed only once the cron has moved on: it holds the key by which a second start is
+        # recognised.
         return _Accepted(accepted, lambda: self._host.in_background(remove_after_run(caller, accepted)))
 
 
-def _next(job: CronJob, moment: int) -> Due:
+def _make_due(job: CronJob, moment: int) -> Due:
     return Due(job.dump(), job.find_next_after(moment))

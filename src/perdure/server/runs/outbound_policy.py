@@ -65,16 +65,16 @@ class OutboundPolicy:
 
     @classmethod
     def of(cls, allowed: Iterable[str], *, loopback: bool = False) -> OutboundPolicy:
-        """Return a policy with the exceptions that ``hosts`` accepts, and with this host itself if
-        ``loopback``."""
+        """Return a policy that also permits the ``allowed`` names, addresses and networks, and this host
+        itself if ``loopback``."""
         checked = hosts(allowed)
-        networks = tuple(found for word in checked if (found := network(word)))
+        networks = tuple(parsed for word in checked if (parsed := network(word)))
         names = frozenset(word for word in checked if not network(word))
         return cls(names, (*networks, *_LOOPBACK) if loopback else networks)
 
     def url(self, text: str) -> httpx.URL:
-        """Return the URL if it may be called, as far as that is known without resolving its host. Raise
-        ``Unreachable`` if not."""
+        """Return the URL. ``Unreachable`` if it may not be called; the addresses of a host name are not known
+        here, and are checked by ``addresses``."""
         if len(text) > _URL_MAX:
             raise Unreachable(f"it has {len(text)} characters, at most {_URL_MAX} are taken")
         try:
@@ -113,8 +113,8 @@ class OutboundPolicy:
         return allowed
 
     def _allows(self, host: str, address: Address) -> bool:
-        plain = _plain(address)
-        return host in self.names or any(plain in each for each in self.networks) or _is_public(plain)
+        reached = _resolve_ipv4(address)
+        return host in self.names or any(reached in each for each in self.networks) or _is_public(reached)
 
 
 def _port(url: httpx.URL) -> int:
@@ -128,7 +128,8 @@ def _host(url: httpx.URL) -> str:
 
 
 def _parse_literal(host: str) -> Address | None:
-    """Return the address that a host is, in any form that a resolver accepts: ``127.1``, ``0x7f000001``."""
+    """Return the address that a host is written as, in any form that a resolver accepts: ``127.1``,
+    ``0x7f000001``; None for a name."""
     try:
         return ip_address(host)
     except ValueError:
@@ -139,7 +140,7 @@ def _parse_literal(host: str) -> Address | None:
         return None
 
 
-def _plain(address: Address) -> Address:
+def _resolve_ipv4(address: Address) -> Address:
     """Return the address that a packet would reach: an IPv6 address may stand for an IPv4 one."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:

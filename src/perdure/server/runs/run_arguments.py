@@ -30,26 +30,27 @@ def check_run(caller: Caller, new: NewRun, *, is_stateless: bool) -> NewRun:
     """
     if new.config.get("configurable") and new.context:
         raise Refusal(400, "config.configurable and context exclude each other; send one of them")
-    _check(new, is_stateless=is_stateless)
+    _check_parts(new, is_stateless=is_stateless)
     _check_webhook(caller, new.webhook)
     if caller.user.identity:
-        return _verify(caller.user, new)
+        return _remove_claims_about_user(caller.user, new)
     return new
 
 
 def as_authorized(caller: Caller, new: NewRun, kwargs: Any, *, is_stateless: bool) -> NewRun:
-    """Return a run with its arguments as the authorization handler left them, checked if it changed any."""
+    """Return a run with its arguments as the authorization handler left them; if it changed any, they are
+    checked again."""
     try:
         changed = {name: kwargs[name] for name in AUTHORIZED if kwargs[name] != _read_argument(new, name)}
         if not changed:
             return new
-        held = {name: getattr(new, name) for name in new.model_fields_set}
-        authorized = NewRun.model_validate({**held, **changed})
+        given = {name: getattr(new, name) for name in new.model_fields_set}
+        authorized = NewRun.model_validate({**given, **changed})
     except (KeyError, TypeError, ValidationError) as error:
         raise Refusal(
             500, "the authorization handler left kwargs that cannot be used for a run; their types must stay"
         ) from error
-    _check(authorized, is_stateless=is_stateless)
+    _check_parts(authorized, is_stateless=is_stateless)
     _check_webhook(caller, authorized.webhook)
     return authorized
 
@@ -61,7 +62,7 @@ def _read_argument(new: NewRun, name: str) -> Any:
     return value
 
 
-def _check(new: NewRun, *, is_stateless: bool) -> None:
+def _check_parts(new: NewRun, *, is_stateless: bool) -> None:
     is_answer = new.command is not None and new.command.is_answer
     if is_stateless and is_answer:
         raise Refusal(400, "a command that resumes needs a thread; send it to /threads/{thread_id}/runs")
@@ -93,7 +94,7 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
         raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
 
 
-def _verify(user: User, new: NewRun) -> NewRun:
+def _remove_claims_about_user(user: User, new: NewRun) -> NewRun:
     """Return a run without its client's statements about the user, who is authenticated."""
     return new.model_copy(
         update={

@@ -49,10 +49,10 @@ _NOT_KWARGS = {
 }
 """Fields of a new run's body that are not part of the run's ``kwargs``."""
 
-_KNOBS = ("multitask_strategy", "debounce_ms")
-"""Names in a run's metadata that say how it is accepted, where headers cannot be set."""
+_TERMS = ("multitask_strategy", "debounce_ms")
+"""Names in a run's metadata that set how it is accepted, for clients that cannot set headers."""
 
-_THREAD_OF = uuid.NAMESPACE_OID
+_THREAD_NAMESPACE = uuid.NAMESPACE_OID
 _TEMPORARY_MINUTES = 60.0
 _ATTEMPTS = 20
 
@@ -73,7 +73,7 @@ class _Invocation:
 
 
 class AcceptedRun(NamedTuple):
-    """A run that is stored durably; its thread is to be removed at its end if it ``is_temporary``."""
+    """A run that is stored durably. If it ``is_temporary``, its thread is to be removed at its end."""
 
     thread_id: str
     run_id: str
@@ -117,9 +117,9 @@ async def submit(
     protocol: Mapping[str, Any] | None = None,
     is_exclusive: bool = False,
 ) -> AcceptedRun:
-    """Accept a run, as ``accept`` does. If it is refused, none of it is stored. The arguments are those of
-    ``check``."""
-    asked = await check(
+    """Check a run as ``check`` does, whose arguments these are, and accept it as ``accept`` does. If it is
+    refused, none of it is stored."""
+    checked = await check(
         caller,
         headers,
         thread_id,
@@ -131,7 +131,7 @@ async def submit(
         protocol=protocol,
         is_exclusive=is_exclusive,
     )
-    return await accept(caller, asked)
+    return await accept(caller, checked)
 
 
 async def check(
@@ -155,7 +155,7 @@ async def check(
         headers: the headers of the request.
         thread_id: the run's thread, or None for a thread of its own.
         new: the run.
-        modes: stream modes of the events that the run emits; none without any.
+        modes: stream modes of the events that the run emits; if empty, it emits none.
         is_kept: keep the events, so that clients can resume a stream.
         subgraphs: emit events of subgraphs; by default as in ``new``.
         interrupt_id: the interrupt that the command answers; if it is not pending, the command is refused.
@@ -173,7 +173,9 @@ async def check(
     is_alone = thread_id is None
     if thread_id is None:
         # Idempotency keys are scoped per user.
-        thread_id = str(uuid.uuid5(_THREAD_OF, f"{caller.user.identity}\n{key}") if key else uuid.uuid4())
+        thread_id = str(
+            uuid.uuid5(_THREAD_NAMESPACE, f"{caller.user.identity}\n{key}") if key else uuid.uuid4()
+        )
     strategy = read_strategy(headers, new) or "enqueue"
     value: dict[str, Any] = {
         "thread_id": thread_id,
@@ -227,19 +229,19 @@ async def check(
         protocol=protocol,
         is_exclusive=is_exclusive,
     )
-    options = _options(caller.user, invocation)
+    options = _make_options(caller.user, invocation)
     if protocol is not None and caller.host.webhooks is not None:
         options = replace(options, webhook=TASK, notice_if_closed=True)
     draft = None
     if row is None:
-        draft = await _draft(caller, invocation, is_temporary=is_alone and new.on_completion != "keep")
+        draft = await _make_draft(caller, invocation, is_temporary=is_alone and new.on_completion != "keep")
     return CheckedRun(
         invocation=invocation, options=options, terms=terms, row=row, draft=draft, is_alone=is_alone
     )
 
 
 def require_storable(run: CheckedRun) -> None:
-    """Raise the error of a run whose input cannot be stored, which its acceptance would raise."""
+    """Raise the error that ``accept`` would raise if the input of a run cannot be stored."""
     new = run.invocation.new
     encode([new.input, None if new.command is None else new.command.dump_sent()], "message")
 
@@ -262,19 +264,19 @@ async def accept(caller: Caller, run: CheckedRun) -> AcceptedRun:
         run_id = ticket.id
     else:
         run_id = await caller.runtime.run_id(ticket)
-    # A thread holds the key of its run, which is to be the same run when its response was lost: such a thread
-    # stays until its time to live is over.
+    # A thread holds the idempotency key of its run, by which a client that lost the response gets the same
+    # run again: such a thread stays until its time to live expires.
     is_temporary = run.is_alone and run.invocation.new.on_completion != "keep" and terms.key is None
     return AcceptedRun(thread_id, run_id, ticket, not ticket.is_duplicate, is_temporary)
 
 
-async def _draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool) -> _Draft:
-    """Return the thread of a run that is its first. It has the metadata of the run."""
+async def _make_draft(caller: Caller, invocation: _Invocation, *, is_temporary: bool) -> _Draft:
+    """Return the thread that is to be created with its first run. It has the metadata of the run."""
     stated = {**(invocation.new.config.get("metadata") or {}), **invocation.metadata}
-    metadata = {name: held for name, held in stated.items() if name not in _KNOBS}
+    metadata = {name: each for name, each in stated.items() if name not in _TERMS}
     value: dict[str, Any] = {
         "thread_id": invocation.thread_id,
-        "metadata": {**with_verified(caller.user, metadata), **_stamp(invocation.assistant)},
+        "metadata": {**with_verified(caller.user, metadata), **_make_stamp(invocation.assistant)},
         "if_exists": "do_nothing",
     }
     conditions = await caller.may("threads", "create", value)
@@ -293,7 +295,7 @@ async def _submit_first(
     try:
         ticket = await _submit(caller, invocation, options, terms, draft.precondition)
     except Unavailable:
-        # It may be stored.
+        # The run may have been stored: the draft stays.
         raise
     except Exception as error:
         await caller.threads.discard(draft)
@@ -304,7 +306,7 @@ async def _submit_first(
         return await _submit_next(caller, invocation, options, terms, row)
     if ticket.is_duplicate:
         await caller.visible(thread_id, conditions)
-        await _refuse_another(caller, ticket, invocation.new, options)
+        await _refuse_other_run(caller, ticket, invocation.new, options)
     # The index is a hint; the client need not wait for it.
     caller.host.in_background(caller.threads.index_draft(draft))
     return ticket
@@ -316,23 +318,24 @@ async def _submit_next(
     """Accept a run on a thread that exists."""
     thread_id = invocation.thread_id
     if not row.has_document or row.graph_id is None:
-        # An application may have created it without a server: runs are accepted only on known threads.
+        # An application may have created the thread without a server: make it known, because runs are
+        # accepted only on known threads.
         await caller.threads.adopt(row)
-    stamp = _stamp(invocation.assistant)
+    stamp = _make_stamp(invocation.assistant)
     is_owned = invocation.is_exclusive or keeps_apart(caller)
     if is_owned and not (has_run(row) and stamp.items() <= row.metadata.items()):
         return await _submit_as_owner(caller, invocation, options, terms)
     ticket = await _submit(caller, invocation, options, terms, THERE)
     if ticket.is_duplicate:
-        await _refuse_another(caller, ticket, invocation.new, options)
-    # An answer is given by the graph that asked, whichever one it was sent to.
-    is_of_other = _is_answer(invocation, options, terms) and row.graph_id not in (None, stamp["graph_id"])
-    if ticket.is_duplicate or is_of_other or stamp.items() <= row.metadata.items():
+        await _refuse_other_run(caller, ticket, invocation.new, options)
+    # The graph that asked continues with the answer, whichever graph the answer was sent to.
+    is_for_other = _is_answer(invocation, options, terms) and row.graph_id not in (None, stamp["graph_id"])
+    if ticket.is_duplicate or is_for_other or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
             caller.host.in_background(caller.threads.touch(thread_id))
     else:
-        # The graph that owns the state from now on.
+        # From now on this graph owns the thread's state.
         await caller.threads.change(thread_id, stamp)
     return ticket
 
@@ -348,32 +351,35 @@ async def _submit_as_owner(
         if invocation.is_exclusive:
             require_own_agent(row, assistant.assistant_id)
         require_own(caller, row, assistant.graph_id)
-        owning = await caller.threads.redraft(row, _stamp(assistant))
-        if owning is None:
+        precondition = await caller.threads.redraft(row, _make_stamp(assistant))
+        if precondition is None:
             continue
         try:
-            ticket = await _submit(caller, invocation, options, terms, owning)
+            ticket = await _submit(caller, invocation, options, terms, precondition)
         except AlreadyCreated:
             continue
         if ticket.is_duplicate:
-            await _refuse_another(caller, ticket, invocation.new, options)
+            await _refuse_other_run(caller, ticket, invocation.new, options)
         caller.host.in_background(caller.threads.reindex(thread_id))
         return ticket
     raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
 
 
-def _stamp(assistant: Assistant) -> dict[str, str]:
+def _make_stamp(assistant: Assistant) -> dict[str, str]:
     """Return the metadata of a thread on which an assistant runs."""
     return {"graph_id": assistant.graph_id, "assistant_id": assistant.assistant_id}
 
 
-def _options(user: User, invocation: _Invocation) -> Options:
+def _make_options(user: User, invocation: _Invocation) -> Options:
     new, assistant, thread_id = invocation.new, invocation.assistant, invocation.thread_id
     preset = remove_claims(user, assistant.config)
     config = {**preset, **new.config}
-    own, asked = preset.get("configurable") or {}, new.config.get("configurable") or {}
+    preset_values, given_values = preset.get("configurable") or {}, new.config.get("configurable") or {}
     # The run's context takes precedence over values of the same name that the assistant configures.
-    merged = {**{name: value for name, value in own.items() if name not in new.context}, **asked}
+    merged = {
+        **{name: value for name, value in preset_values.items() if name not in new.context},
+        **given_values,
+    }
     headers = without_claims(user, invocation.headers)
     configurable = {
         **{n: v for n, v in {**merged, **headers}.items() if not is_reserved(n)},
@@ -395,7 +401,10 @@ def _options(user: User, invocation: _Invocation) -> Options:
         "configurable": configurable,
         "metadata": {**(config.get("metadata") or {}), **about, "thread_id": thread_id},
     }
-    context = {**_mirror(assistant.context, own), **_mirror(new.context, asked)} or None
+    context = {
+        **_choose_context(assistant.context, preset_values),
+        **_choose_context(new.context, given_values),
+    } or None
     if context is not None and user.identity:
         context = with_verified(user, context)
     durability = new.durability
@@ -428,9 +437,9 @@ def _options(user: User, invocation: _Invocation) -> Options:
     )
 
 
-def _mirror(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a context, or the configurable values if there is none. A graph that calls another one sends
-    its own configuration along, including reserved names."""
+def _choose_context(context: Mapping[str, Any], configurable: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a context, or if there is none the configurable values without reserved names. A graph that
+    calls another one sends these along with its own configuration."""
     return context or {name: value for name, value in configurable.items() if not is_reserved(name)}
 
 
@@ -475,23 +484,24 @@ async def _submit(
 
 
 def _is_answer(invocation: _Invocation, options: Options, terms: RunTerms) -> bool:
-    """Return True if a run answers what its thread asks now."""
+    """Return True if a run answers the question that its thread asks now."""
     command = invocation.new.command
     is_answer = command is not None and (terms.interrupt_id is not None or command.is_answer)
     return is_answer and options.checkpoint_id is None
 
 
-async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
+async def _refuse_other_run(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:
+    """Raise ``Conflict`` if another run was accepted under the idempotency key of a run."""
     standing = await caller.runtime.find(ticket.thread_id, ticket.id)
     if standing is None:
-        # It was coalesced with others, under the id of the first.
+        # The message was coalesced with others, and its run has the id of the first.
         standing = await caller.runtime.look(ticket)
-    before = standing.message
+    accepted = standing.message
     command = None
     if new.command is not None:
         command = new.command.dump_sent()
     payload = {"input": new.input if command is None else None, "command": command}
-    if (read_input(before.payload), _without_delay(before.options.get("about"))) != (
+    if (read_input(accepted.payload), _without_delay(accepted.options.get("about"))) != (
         payload,
         _without_delay(plain(options.about)),
     ):
@@ -499,8 +509,8 @@ async def _refuse_another(caller: Caller, ticket: Ticket, new: NewRun, options: 
 
 
 def _without_delay(about: Any) -> Any:
-    """Return the stored part of a request without its delay: repeated with another delay it is the same
-    run."""
+    """Return the stored part of a request without its delay: a request that is repeated with another delay is
+    for the same run."""
     if not isinstance(about, Mapping) or not isinstance(kwargs := about.get("kwargs"), Mapping):
         return about
     return {**about, "kwargs": {name: each for name, each in kwargs.items() if name != "after_seconds"}}

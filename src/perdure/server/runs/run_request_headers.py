@@ -1,14 +1,14 @@
-"""Headers of a request that say how its run is accepted: an unmodified client can set more with them than its
-methods accept."""
+"""Headers of a request that set how its run is accepted. Unmodified clients can send them, although their
+methods have no parameters for these terms."""
 
 from __future__ import annotations
 
 from starlette.datastructures import Headers, MutableHeaders
 
 IDEMPOTENCY_KEY = "idempotency-key"
-"""Header by which a message that is sent again is known."""
+"""Header whose value is the same when a message is sent again."""
 DEBOUNCE_MS = "x-debounce-ms"
-"""Header with the milliseconds for which further messages are waited for."""
+"""Header with the time to wait for further messages, in milliseconds."""
 MULTITASK = "x-multitask-strategy"
 """Header that overrides the multitask strategy."""
 

@@ -15,8 +15,8 @@ _KEY_MAX = 255
 
 
 class RunTerms(NamedTuple):
-    """Terms of a run's acceptance: idempotency key, treatment of an open run, and, of an answer, the
-    interrupt."""
+    """Terms of a run's acceptance: its idempotency key, the treatment of an open run, and the interrupt that
+    the run answers, if it is an answer."""
 
     key: str | None
     strategy: Strategy

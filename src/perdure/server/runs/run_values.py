@@ -28,7 +28,7 @@ async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
 
 
 class RunResult(NamedTuple):
-    """Values that a run left, those before the first run that it continues, and the names of the graph's
+    """Values after a run, values before the first of the runs that it continues, and the names of the graph's
     outputs."""
 
     after: Any
@@ -37,7 +37,7 @@ class RunResult(NamedTuple):
 
 
 async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
-    """Return the outcomes of runs that answer each other's questions, from the first to the last."""
+    """Return the result of a chain of runs, each of which answers the question of the one before."""
     async with runtime.open_graph(last.graph, "threads.read") as graph:
         after = await _values_of(runtime, graph, thread_id, last)
         before = await _read_values_before(runtime, graph, thread_id, first)
@@ -50,13 +50,14 @@ async def _read_values_before(
 ) -> Any:
     """Return the values from which a run started."""
     filter_ = {"run_id": run.id, "source": "input"}
-    async for begun in aread_history(graph, config_of(thread_id), filter=filter_, limit=1):
-        if begun.parent_config is None:
+    async for first_state in aread_history(graph, config_of(thread_id), filter=filter_, limit=1):
+        if first_state.parent_config is None:
             return {}
-        parent = await aread_state(graph, begun.parent_config)
+        parent = await aread_state(graph, first_state.parent_config)
         if parent.created_at is not None:
             return parent.values
-    # Its first checkpoint is not stored, or is gone.
+    # The checkpoint of the run's input, or the one before, is not stored: the run started from the values
+    # that the previous run left.
     for earlier in await runtime.runs(thread_id, limit=1, before=run.first):
         if (left := await last_of(graph, thread_id, earlier.id)) is not None:
             return left.values
@@ -66,24 +67,24 @@ async def _read_values_before(
 async def _values_of(
     runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
 ) -> Any:
-    here = await aread_state(graph, config_of(thread_id))
-    if (here.metadata or {}).get("run_id") == run.id:
-        return responses.outcome(here, read_waits(run.note))
-    if (its_last := await last_of(graph, thread_id, run.id)) is not None:
-        return responses.outcome(its_last, read_waits(run.note))
+    current = await aread_state(graph, config_of(thread_id))
+    if (current.metadata or {}).get("run_id") == run.id:
+        return responses.outcome(current, read_waits(run.note))
+    if (last := await last_of(graph, thread_id, run.id)) is not None:
+        return responses.outcome(last, read_waits(run.note))
     if (start := start_of(await runtime.find(thread_id, run.id))) is not None:
         return responses.outcome(
             await aread_state(graph, config_of(thread_id, None, start)), read_waits(run.note)
         )
-    # Read after the state: if the run is still the latest, the state is from before or during it.
+    # The runs are read after the state: if this run is still the latest, the state is not of a later one.
     (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
-        if here.created_at is not None:
-            return responses.outcome(here, read_waits(run.note))
+        if current.created_at is not None:
+            return responses.outcome(current, read_waits(run.note))
         return {}
     for earlier in await runtime.runs(thread_id, limit=_EARLIER, before=run.first):
-        if (before := await last_of(graph, thread_id, earlier.id)) is not None:
-            return responses.outcome(before, read_waits(earlier.note))
+        if (left := await last_of(graph, thread_id, earlier.id)) is not None:
+            return responses.outcome(left, read_waits(earlier.note))
     return {}
 
 
@@ -106,10 +107,11 @@ async def read_start(
     graph: Pregel[Any, Any, Any, Any], thread_id: str, standing: Standing | None
 ) -> StateSnapshot | None:
     """Return the state of the checkpoint that a run named to start from, with the questions that are open
-    there, ``None`` if it named none. A run that ends at a question of that step stores no later one."""
+    there; ``None`` if it named none. If the run ends at a question of that step, it stores no later
+    checkpoint, so that this is its state."""
     if (start := start_of(standing)) is None:
         return None
     state = await aread_state(graph, config_of(thread_id, None, start))
     # LangGraph shows the questions of answered tasks, too, in a state that is not the latest.
     asking = [task for task in state.tasks if task.result is None]
-    return state._replace(interrupts=tuple(one for task in asking for one in task.interrupts))
+    return state._replace(interrupts=tuple(interrupt for task in asking for interrupt in task.interrupts))

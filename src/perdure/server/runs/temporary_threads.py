@@ -22,10 +22,10 @@ async def wait_for_end(caller: Caller, thread_id: str, run_id: str) -> Standing:
 
 
 async def remove_after_run(caller: Caller, accepted: AcceptedRun, *, linger: bool = False) -> None:
-    """Wait for the end of a run on a thread of its own, and remove the thread."""
+    """Wait for the end of a run on a thread of its own, and remove the thread. With ``linger``, subscribers
+    first have time to receive the last events."""
     standing = await wait_for_end(caller, accepted.thread_id, accepted.run_id)
     if linger:
-        # Lets subscribers receive the last events first.
         await asyncio.sleep(2 * HEARTBEAT_S)
     await remove_thread(caller, standing, accepted.thread_id)
 

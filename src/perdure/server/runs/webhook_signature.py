@@ -2,8 +2,8 @@
 
 They follow the specification of Standard Webhooks (https://www.standardwebhooks.com): three headers with the
 notice's id, the time of the attempt, and an HMAC-SHA256 over both and the body for each secret. The id is the
-same at every attempt. A receiver that refuses old times, and ids that it knows, cannot be sent a recorded
-notice again.
+same at every attempt. A receiver that refuses old times, and ids that it has seen, also refuses a recorded
+notice that somebody sends again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _AGE_MAX_S = 300
 
 
 def sign(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[str, str]:
-    """Return the headers that sign a notice, with a signature for each secret, none without one.
+    """Return the headers that sign a notice, with a signature for each secret; no headers without a secret.
 
     Args:
         secrets: the secrets; several while receivers change from one to the next.
@@ -39,8 +39,8 @@ def sign(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> dict[s
 
 
 def is_signed(secrets: Sequence[str], headers: Mapping[str, str], now: float, body: bytes) -> bool:
-    """Return True if a request that was received is signed with one of the secrets, and is not older than 5
-    minutes.
+    """Return True if a request that was received is signed with one of the secrets, at a time at most 5
+    minutes from ``now``.
 
     Args:
         secrets: the secrets.
@@ -48,12 +48,17 @@ def is_signed(secrets: Sequence[str], headers: Mapping[str, str], now: float, bo
         now: the time of its receipt, in seconds since 1970.
         body: the body as it was received.
     """
-    notice_id, at = headers.get(ID, ""), headers.get(TIMESTAMP, "")
-    if not notice_id or not at.isdecimal() or len(at) > len("1" * 12) or abs(now - int(at)) > _AGE_MAX_S:
+    notice_id, signed_at = headers.get(ID, ""), headers.get(TIMESTAMP, "")
+    if (
+        not notice_id
+        or not signed_at.isdecimal()
+        or len(signed_at) > len("1" * 12)
+        or abs(now - int(signed_at)) > _AGE_MAX_S
+    ):
         return False
-    given = headers.get(SIGNATURE, "").encode().split()
-    known = [digest.encode() for digest in _make_digests(secrets, notice_id, int(at), body)]
-    return any(hmac.compare_digest(one, digest) for one in given for digest in known)
+    signatures = headers.get(SIGNATURE, "").encode().split()
+    expected = [digest.encode() for digest in _make_digests(secrets, notice_id, int(signed_at), body)]
+    return any(hmac.compare_digest(signature, digest) for signature in signatures for digest in expected)
 
 
 def _make_digests(secrets: Sequence[str], notice_id: str, at: int, body: bytes) -> list[str]:

@@ -1,8 +1,8 @@
 """Webhooks: notices of a run's end, their content, delivery and retries.
 
 A notice is a reply like any other, stored with the run's end in one commit and delivered by the outbox: at
-least once, each time with the same ``Idempotency-Key``. The run's values are read when it is sent. The URL
-may contain a secret: it is never in a log or an error.
+least once, each time with the same ``Idempotency-Key``. The run's values are read when the notice is sent.
+The URL may contain a secret: it is never in a log or an error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _ATTEMPTS = 40
 """Maximum number of attempts; with the runtime's default backoff about half an hour."""
 _TIMEOUT_S = 15.0
 _CONNECT_S = 5.0
-_AGAIN = (408, 429)
+_RETRIED_STATUSES = (408, 429)
 _PAUSE_S = (0.1, 5.0)
 
 TASK = "perdure:task"
-"""Stands for the URL in a run of the A2A protocol: the receivers are those of its task."""
+"""Value in place of the URL of a run of the A2A protocol: the notice goes to the receivers of its task."""
 
 
 class Webhooks:
@@ -61,14 +61,14 @@ class Webhooks:
         return {WEBHOOK: Channel(send_in=self._send, attempts=_ATTEMPTS, timeout=timeout)}
 
     def serve(self, runtime: Runtime) -> None:
-        """Set the runtime that notices read runs from."""
+        """Set the runtime from which the runs of notices are read."""
         self._runtime = runtime
 
     async def _send(self, partition: Partition, reply: Reply) -> None:
         if reply.payload["url"] == TASK:
             await self._send_task(partition, reply)
             return
-        url, addresses = await self._reach(reply.payload["url"])
+        url, addresses = await self._find_addresses(reply.payload["url"])
         body = to_json(await self._make_notice(partition, reply)).encode()
         await self._deliver(url, addresses, body, reply.id, {})
 
@@ -86,22 +86,23 @@ class Webhooks:
         notices = await push.notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
 
         async def send_notice(notice: push.TaskNotice) -> None:
-            url, addresses = await self._reach(notice.url)
+            url, addresses = await self._find_addresses(notice.url)
             await self._deliver(url, addresses, notice.body, reply.id, notice.headers)
             if len(notices) > 1:
                 await push.note_sent(threads, partition.thread, run_id, reply.id, notice.receiver)
 
         outcomes = await asyncio.gather(*map(send_notice, notices), return_exceptions=True)
-        failed = [one for one in outcomes if one is not None]
-        # A receiver that may still succeed decides; the others do not get it again.
-        again = next((one for one in failed if not isinstance(one, Undeliverable)), None)
-        if again is not None:
-            raise again
+        failed = [outcome for outcome in outcomes if outcome is not None]
+        # If one receiver may still succeed, the notice is tried again; those that have it do not get it
+        # again.
+        retryable = next((outcome for outcome in failed if not isinstance(outcome, Undeliverable)), None)
+        if retryable is not None:
+            raise retryable
         await push.forget_ended(threads, partition.thread, run_id)
         if failed:
             raise failed[0]
 
-    async def _reach(self, given: str) -> tuple[httpx.URL, list[str]]:
+    async def _find_addresses(self, given: str) -> tuple[httpx.URL, list[str]]:
         """Return a URL that may be called, and the addresses of its host."""
         try:
             url = self.reach.url(given)
@@ -119,12 +120,13 @@ class Webhooks:
         notice_id: str,
         headers: Mapping[str, str],
     ) -> None:
-        # The receiver compares it with its own clock, so it is this host's, not the database's.
+        # The receiver compares the time of the signature with its own clock: take this host's, not the
+        # database's.
         signature = sign(self._secrets, notice_id, round(time.time()), body)
         status = await self._post(url, addresses, body, {**headers, **signature, IDEMPOTENCY_KEY: notice_id})
         if 200 <= status < 300:
             return
-        if 400 <= status < 500 and status not in _AGAIN:
+        if 400 <= status < 500 and status not in _RETRIED_STATUSES:
             raise Undeliverable(f"the webhook answered {status}")
         raise NotSent(f"the webhook answered {status}")
 

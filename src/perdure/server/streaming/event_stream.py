@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the event as it is sent."""
-        # A node may have any name, and the names of events contain it.
+        # The name of an event contains that of a node, which may have line breaks: these would end the field.
         if self.name.isprintable():
             name = self.name
         else:
@@ -55,7 +55,7 @@ class EventStream(EventSourceResponse):
         """Create the response.
 
         Args:
-            frames: the frames to send; each is made when the one before it was taken.
+            frames: the frames to send; each is made once the reader has taken the one before.
             ends: names of frames that may end the stream.
             has_end: send frames named ``end``.
             send_timeout: seconds for which the reader may take nothing.
@@ -63,13 +63,13 @@ class EventStream(EventSourceResponse):
         """
         self._frames = frames
         self._ends = ends
-        self._has_end = has_end
-        self._is_whole = False
-        self._patience = send_timeout
+        self._sends_end = has_end
+        self._is_complete = False
+        self._send_timeout = send_timeout
         super().__init__(frames, send_timeout=send_timeout, **more)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; one whose reader takes nothing ends here, without its last frame."""
+        """Send the stream. If its reader takes nothing for too long, end it without its last frame."""
         try:
             await super().__call__(scope, receive, send)
         except (SendTimeoutError, ExceptionGroup) as error:
@@ -78,13 +78,13 @@ class EventStream(EventSourceResponse):
             _log.warning("a stream was aborted: its reader took nothing for %g s", self.send_timeout)
 
     async def _stream_response(self, send: Send) -> None:
-        """Send the frames. The base class makes a cancel scope and a timer for each of them; here one timer
-        serves them all."""
+        """Send the frames. The base class makes a cancel scope and a timer for each frame; here all frames
+        share one timer."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                await self._send_frames(send, _Patience(limit, self._patience))
+                await self._send_frames(send, _SendTimer(limit, self._send_timeout))
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -94,56 +94,56 @@ class EventStream(EventSourceResponse):
                 await self._frames.aclose()
         async with self._send_lock:
             self.active = False
-            if self._is_whole:
+            if self._is_complete:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_frames(self, send: Send, patience: _Patience) -> None:
+    async def _send_frames(self, send: Send, timer: _SendTimer) -> None:
         loop = asyncio.get_running_loop()
-        turn = loop.time()
+        turn_began = loop.time()
         try:
             async for frame in self._frames:
-                if loop.time() - turn > _TURN_S:
+                if loop.time() - turn_began > _TURN_S:
                     # A closed connection takes everything at once: without a turn for others, a stored
                     # stream would be sent to its end before the disconnection is seen.
                     await asyncio.sleep(0)
-                    turn = loop.time()
-                self._is_whole = frame.name in self._ends
-                if self._has_end or frame.name != END:
-                    patience.began()
-                    await send(_part(frame.encode()))
-                    patience.end()
+                    turn_began = loop.time()
+                self._is_complete = frame.name in self._ends
+                if self._sends_end or frame.name != END:
+                    timer.begin()
+                    await send(_make_body(frame.encode()))
+                    timer.end()
         finally:
-            patience.close()
+            timer.close()
 
 
-def _part(body: bytes) -> Message:
+def _make_body(body: bytes) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-class _Patience:
+class _SendTimer:
     """Ends a stream when sending one of its frames takes longer than ``seconds``. Its timer is not reset for
-    each frame: when it fires, it looks when the frame that is being sent was begun."""
+    each frame: when it fires, it checks when the sending of the current frame began."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit = limit
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._began: float | None = None
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._began_at: float | None = None
+        self._timer = self._loop.call_later(seconds, self._check)
 
-    def began(self) -> None:
-        self._began = self._loop.time()
+    def begin(self) -> None:
+        self._began_at = self._loop.time()
 
     def end(self) -> None:
-        self._began = None
+        self._began_at = None
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
-        end = (now if self._began is None else self._began) + self._seconds
+        end = (now if self._began_at is None else self._began_at) + self._seconds
         if end <= now:
             self._limit.reschedule(now)
         else:
-            self._timer = self._loop.call_at(end, self._look)
+            self._timer = self._loop.call_at(end, self._check)

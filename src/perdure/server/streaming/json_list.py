@@ -27,8 +27,8 @@ async def json_list(
 ) -> Response:
     """Return the response with a list.
 
-    A short list is read to its end first, so that an error while it is read has its own status. Only one
-    entry at a time of a long list is in memory; the next is read when the client has taken it. A later error
+    A short list is read to its end first, so that an error while it is read has its own status. Of a long
+    list only one entry at a time is in memory; the next is read when the client has taken it. An error then
     ends the connection, as the beginning has already been sent with a status.
 
     Args:

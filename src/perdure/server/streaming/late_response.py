@@ -16,8 +16,8 @@ from perdure.server.resources import HEARTBEAT_S
 class LateResponse(Response):
     """A JSON document that ``work`` returns.
 
-    Until then blank lines, which have no meaning in JSON, keep the connection alive. The body is aborted when
-    the server stops: its client notices, and retries at another server.
+    Until the work is done, blank lines, which have no meaning in JSON, keep the connection alive. The body is
+    aborted when the server stops: its client notices, and retries at another server.
     """
 
     media_type = "application/json"
@@ -39,24 +39,25 @@ class LateResponse(Response):
         self._left = left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # One task for the client's end, and none for the body: most runs end before the first blank line.
-        gone = asyncio.ensure_future(_wait_for_disconnect(receive))
+        # Only the wait for a disconnection is a task of its own: most runs end before the first blank line,
+        # so that blank lines are not worth another task.
+        disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            either = (self._work, gone)
+            either = (self._work, disconnected)
             while True:
                 await asyncio.wait(either, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 if self._work.done():
                     break
-                if gone.done():
-                    gone.result()
+                if disconnected.done():
+                    disconnected.result()
                     return
                 await send({"type": "http.response.body", "body": b"\n", "more_body": True})
             await send({"type": "http.response.body", "body": self._work.result()})
         except Unavailable:
             return
         finally:
-            gone.cancel()
+            disconnected.cancel()
             if not self._work.done():
                 self._work.cancel()
                 self._left()

@@ -1,7 +1,7 @@
 """Commands of the event streaming protocol: start a run, resume from an interrupt, read a thread.
 
-Errors are responses with a code, not an HTTP status, except for an unavailable database and a full queue:
-clients recognise by the status that they may retry.
+Errors are responses with a code, not an HTTP status. Only an unavailable database and a full queue have a
+status, from which clients see that they may retry.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STOPPING_S = 5.0
 Params = dict[str, Any]
 
 
-class _Wrong(Exception):
+class _CommandError(Exception):
     """A command that is refused; ``code`` is the protocol's error code."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -61,7 +61,7 @@ class _Answers(_Params):
     responses: list[_Answer] = Field(min_length=1, max_length=100)
 
 
-class _Then(_Params):
+class _AnswerParams(_Params):
     """Optional parts of an answer to an interrupt."""
 
     update: Any = None
@@ -70,13 +70,13 @@ class _Then(_Params):
     metadata: requests.Mapped = Field(default_factory=dict)
 
 
-class _Start(_Params):
-    """The part of a run's start that is read before the whole."""
+class _StartParams(_Params):
+    """The part of the parameters of ``run.start`` that is validated first."""
 
     config: requests.Config = Field(default_factory=dict)
 
 
-class _Looked(_Params):
+class _ReadParams(_Params):
     namespace: requests.Names = Field(default_factory=list[str])
     keys: requests.Names | None = None
     limit: requests.Page = 10
@@ -100,15 +100,15 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
     """
     try:
         if method not in _COMMANDS:
-            raise _Wrong("unknown_command", f"there is no command {method!r}")
+            raise _CommandError("unknown_command", f"there is no command {method!r}")
         checked = requests.check_numbers(requests.check_text(requests.check_depth(params)))
         result = await _COMMANDS[method](caller, headers, thread_id, checked)
-    except _Wrong as wrong:
-        return _error(wrong.code, str(wrong))
+    except _CommandError as error:
+        return _make_error(error.code, str(error))
     except ValidationError as error:
-        return _error("invalid_argument", fault_text(error.errors()[0], before="params."))
-    except NoCheckpoint as none:
-        return _error("no_such_checkpoint", none.detail)
+        return _make_error("invalid_argument", fault_text(error.errors()[0], before="params."))
+    except NoCheckpoint as missing:
+        return _make_error("no_such_checkpoint", missing.detail)
     except Refusal as refusal:
         if refusal.status >= 500 or refusal.status == 429:
             raise
@@ -116,21 +116,21 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
             code = "permission_denied"
         else:
             code = "invalid_argument"
-        return _error(code, refusal.detail)
+        return _make_error(code, refusal.detail)
     except NotWaiting as error:
-        return _error("no_such_interrupt", str(error))
+        return _make_error("no_such_interrupt", str(error))
     except (QueueFull, Unavailable):
         raise
     except PerdureError as error:
         if error_handlers.status_of(error) >= 500:
             raise
-        return _error("invalid_argument", error_handlers.sentence(error))
+        return _make_error("invalid_argument", error_handlers.sentence(error))
     except ValueError as error:
-        return _error("invalid_argument", str(error))
+        return _make_error("invalid_argument", str(error))
     return {"type": "success", "result": result}
 
 
-def _error(code: str, message: str) -> dict[str, Any]:
+def _make_error(code: str, message: str) -> dict[str, Any]:
     return {"type": "error", "error": code, "message": message}
 
 
@@ -139,40 +139,44 @@ def _error(code: str, message: str) -> dict[str, Any]:
 
 async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     if not isinstance(params.get("assistant_id"), str):
-        raise _Wrong("invalid_argument", "params.assistant_id names no assistant")
+        raise _CommandError("invalid_argument", "params.assistant_id names no assistant")
     fork = params.get("forkFrom") or params.get("fork_from")
     if isinstance(fork, Mapping):
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
-    config = _Start.model_validate(params).config
+    config = _StartParams.model_validate(params).config
     resolved = {**params, "config": config, "multitask_strategy": strategy, "checkpoint_id": fork}
-    if _start_of(resolved) is None and resolved.get("input") is not None and await _waits(caller, thread_id):
+    if (
+        _find_start(resolved) is None
+        and resolved.get("input") is not None
+        and await _is_waiting(caller, thread_id)
+    ):
         # Clients send the same input whether or not the thread waits for an answer.
         resolved |= {"input": None, "command": {"resume": resolved["input"]}}
-    return {"run_id": await _start(caller, headers, thread_id, resolved)}
+    return {"run_id": await _submit_run(caller, headers, thread_id, resolved)}
 
 
-def _start_of(params: Params) -> Any:
+def _find_start(params: Params) -> Any:
     """Return the checkpoint to start from; clients may name it among the configurable values."""
     configurable = (params.get("config") or {}).get("configurable") or {}
     return params.get("checkpoint_id") or configurable.get("checkpoint_id")
 
 
-async def _waits(caller: Caller, thread_id: str) -> bool:
+async def _is_waiting(caller: Caller, thread_id: str) -> bool:
     """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
     end is awaited first."""
     row = await caller.threads.look(thread_id)
     if row is None or row.run is None or graph_id_of(caller, row) is None:
         return False
     if row.run.state == OPEN:
-        asked = {one.id for one in (await snapshot(caller, row)).interrupts}
+        asked = {interrupt.id for interrupt in (await snapshot(caller, row)).interrupts}
         (standing,) = await caller.runtime.messages(thread_id, limit=1)
         if asked - set(standing.message.options.get(ANSWERS, ())):
             await _wait_until_stopped(caller, row, row.run.id)
     return await caller.runtime.question(thread_id) is not None
 
 
-async def _start(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
+async def _submit_run(caller: Caller, headers: Headers, thread_id: str, params: Params) -> str:
     config = dict(params.get("config") or {})
     new = NewRun.model_validate(
         {
@@ -181,8 +185,8 @@ async def _start(caller: Caller, headers: Headers, thread_id: str, params: Param
             "command": params.get("command"),
             "context": params.get("context"),
             "metadata": params.get("metadata"),
-            "config": _own(config),
-            "checkpoint_id": _start_of(params),
+            "config": _remove_langgraph_values(config),
+            "checkpoint_id": _find_start(params),
             "multitask_strategy": params.get("multitask_strategy"),
             "if_not_exists": "create",
             "stream_resumable": True,
@@ -193,23 +197,26 @@ async def _start(caller: Caller, headers: Headers, thread_id: str, params: Param
     return accepted.run_id
 
 
-def _own(config: Params) -> Params:
-    """Return a config without the values that LangGraph keeps in it: clients send a state's config back."""
+def _remove_langgraph_values(config: Params) -> Params:
+    """Return a config without the values that LangGraph keeps in it, as clients send the config of a state
+    back."""
     configurable = {
-        name: held for name, held in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
+        name: value for name, value in (config.get("configurable") or {}).items() if name not in OF_LANGGRAPH
     }
-    rest = {name: held for name, held in config.items() if name != "configurable"}
+    rest = {name: value for name, value in config.items() if name != "configurable"}
     if configurable:
         return {**rest, "configurable": configurable}
     return rest
 
 
-async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+async def _answer_interrupts(
+    caller: Caller, headers: Headers, thread_id: str, params: Params
+) -> dict[str, Any]:
     if "responses" in params:
         answers = _Answers.model_validate(params).responses
     else:
         answers = [_Answer.model_validate(params)]
-    then = _Then.model_validate(params)
+    further = _AnswerParams.model_validate(params)
     row = await _find_row(caller, thread_id, "update", "no_such_interrupt")
     if row.run is not None and row.run.state == OPEN:
         # Clients receive an interrupt shortly before the run is stored as waiting for the answer.
@@ -218,25 +225,25 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
     question = await caller.runtime.question(thread_id)
     for answer in answers:
         if question is None or not question.knows(answer.interrupt_id):
-            raise _Wrong(
+            raise _CommandError(
                 "no_such_interrupt", f"thread {thread_id!r} waits for no answer to {answer.interrupt_id!r}"
             )
     is_one = len(answers) == 1
     if is_one:
         resume = answers[0].response
     else:
-        resume = {one.interrupt_id: one.response for one in answers}
+        resume = {answer.interrupt_id: answer.response for answer in answers}
     new = NewRun.model_validate(
         {
             "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
-            "command": {"resume": resume, "update": then.update, "goto": then.goto},
-            "config": _own(then.config),
-            "metadata": then.metadata,
+            "command": {"resume": resume, "update": further.update, "goto": further.goto},
+            "config": _remove_langgraph_values(further.config),
+            "metadata": further.metadata,
             "stream_resumable": True,
             "stream_subgraphs": True,
         }
     )
-    only = answers[0].interrupt_id if is_one else None
+    interrupt_id = answers[0].interrupt_id if is_one else None
     accepted = await submit(
         caller,
         headers,
@@ -245,7 +252,7 @@ async def _respond(caller: Caller, headers: Headers, thread_id: str, params: Par
         modes=_MODES,
         is_kept=True,
         subgraphs=True,
-        interrupt_id=only,
+        interrupt_id=interrupt_id,
     )
     return {"run_id": accepted.run_id}
 
@@ -263,19 +270,19 @@ async def _find_row(caller: Caller, thread_id: str, to: str, code: str) -> Threa
     try:
         return await caller.thread(thread_id, to)
     except NotFound as error:
-        raise _Wrong(code, str(error)) from None
+        raise _CommandError(code, str(error)) from None
 
 
 # Reading
 
 
-async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+async def _get_tree(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     row = await _find_row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
         found = await caller.runtime.find(thread_id, str(run_id))
         if found is None or not shapes.run_status(found):
-            raise _Wrong("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
+            raise _CommandError("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
     state = await snapshot(caller, row, subgraphs=True)
     status = "completed"
     if row.run is not None:
@@ -283,10 +290,10 @@ async def _tree(caller: Caller, headers: Headers, thread_id: str, params: Params
     if row.status == "busy":
         status = "running"
     root = {"namespace": [], "status": status, "graph_name": graph_id_of(caller, row) or ""}
-    return {"tree": {**root, "children": _children(state, status)}}
+    return {"tree": {**root, "children": _describe_children(state, status)}}
 
 
-def _children(state: StateSnapshot, status: str) -> list[dict[str, Any]]:
+def _describe_children(state: StateSnapshot, status: str) -> list[dict[str, Any]]:
     return [
         _describe_child(task, task.state, status)
         for task in state.tasks
@@ -304,14 +311,14 @@ def _describe_child(task: PregelTask, below: StateSnapshot, status: str) -> dict
         "namespace": namespace,
         "status": status,
         "graph_name": task.name,
-        "children": _children(below, status),
+        "children": _describe_children(below, status),
     }
 
 
-async def _get(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
-    asked = _Looked.model_validate(params)
+async def _get_state(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+    asked = _ReadParams.model_validate(params)
     row = await _find_row(caller, thread_id, "read", "invalid_argument")
-    state = await _state(caller, row, asked.namespace)
+    state = await _read_state(caller, row, asked.namespace)
     values: Any = state.values
     if asked.keys is not None and isinstance(values, Mapping):
         values = {name: values[name] for name in asked.keys if name in values}
@@ -322,14 +329,14 @@ async def _get(caller: Caller, headers: Headers, thread_id: str, params: Params)
     return result
 
 
-async def _state(
+async def _read_state(
     caller: Caller, row: ThreadRow, namespace: list[str], checkpoint_id: str | None = None
 ) -> StateSnapshot:
     ref = Ref(checkpoint_ns="|".join(namespace), checkpoint_id=checkpoint_id)
     try:
         state = await snapshot(caller, row, config_of(row.thread_id, ref))
     except NotFound as error:
-        raise _Wrong("no_such_namespace", str(error)) from None
+        raise _CommandError("no_such_namespace", str(error)) from None
     if checkpoint_id is not None and state.created_at is None:
         raise NoCheckpoint(row.thread_id, checkpoint_id)
     return state
@@ -338,7 +345,7 @@ async def _state(
 async def _list_checkpoints(
     caller: Caller, headers: Headers, thread_id: str, params: Params
 ) -> dict[str, Any]:
-    asked = _Looked.model_validate(params)
+    asked = _ReadParams.model_validate(params)
     row = await _find_row(caller, thread_id, "read", "invalid_argument")
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
@@ -350,10 +357,10 @@ async def _list_checkpoints(
             before=None if asked.before is None else config_of(thread_id, None, asked.before),
             limit=asked.limit,
         )
-        return {"checkpoints": [_summary(state) async for state in found]}
+        return {"checkpoints": [_describe_checkpoint(state) async for state in found]}
 
 
-def _summary(state: StateSnapshot) -> dict[str, Any]:
+def _describe_checkpoint(state: StateSnapshot) -> dict[str, Any]:
     metadata = cast(Mapping[str, Any], state.metadata or {})
     return {
         "id": state.config.get("configurable", {}).get("checkpoint_id"),
@@ -363,22 +370,22 @@ def _summary(state: StateSnapshot) -> dict[str, Any]:
     }
 
 
-async def _fork(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
+async def _start_fork(caller: Caller, headers: Headers, thread_id: str, params: Params) -> dict[str, Any]:
     checkpoint_id = params.get("checkpoint_id")
     if not isinstance(checkpoint_id, str) or not checkpoint_id:
-        raise _Wrong("invalid_argument", "params.checkpoint_id names no checkpoint")
+        raise _CommandError("invalid_argument", "params.checkpoint_id names no checkpoint")
     row = await _find_row(caller, thread_id, "read", "no_such_checkpoint")
-    await _state(caller, row, [], checkpoint_id)
+    await _read_state(caller, row, [], checkpoint_id)
     assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
     resolved = {**params, "assistant_id": assistant_id}
-    return {"run_id": await _start(caller, headers, thread_id, resolved), "thread_id": thread_id}
+    return {"run_id": await _submit_run(caller, headers, thread_id, resolved), "thread_id": thread_id}
 
 
 _COMMANDS: dict[str, Callable[[Caller, Headers, str, Params], Awaitable[dict[str, Any]]]] = {
     "run.start": _run_start,
-    "input.respond": _respond,
-    "agent.getTree": _tree,
-    "state.get": _get,
+    "input.respond": _answer_interrupts,
+    "agent.getTree": _get_tree,
+    "state.get": _get_state,
     "state.listCheckpoints": _list_checkpoints,
-    "state.fork": _fork,
+    "state.fork": _start_fork,
 }

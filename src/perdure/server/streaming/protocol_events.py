@@ -1,7 +1,7 @@
 """Conversion of run events to events of the streaming protocol, and filters over them.
 
-A run event becomes one event of the protocol, or several: it has then as many sequence numbers. The result
-depends on the event alone, so that a client that resumes after a number receives the same events again.
+A run event becomes one or more events of the protocol, and has as many sequence numbers. The result depends
+on the run event alone, so that a client that resumes after a number receives the same events again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ENDED = {DONE: "completed", FAILED: "failed"}
 
 
 def is_channel(name: Any) -> bool:
-    """Return True if there is such a channel. Custom events that a graph writes under a name have a channel
-    each."""
+    """Return True if there is such a channel. Each name under which a graph writes custom events has a
+    channel of its own, ``custom:NAME``."""
     return isinstance(name, str) and (name in CHANNELS or (name.startswith(_CUSTOM) and name != _CUSTOM))
 
 
@@ -52,11 +52,11 @@ class EventFilter(NamedTuple):
     def includes(self, channel: str) -> bool:
         """Return True if any event of a channel may be wanted."""
         return channel in self.channels or (
-            channel == "custom" and any(held.startswith(_CUSTOM) for held in self.channels)
+            channel == "custom" and any(name.startswith(_CUSTOM) for name in self.channels)
         )
 
     def names(self, name: Any) -> bool:
-        """Return True if a custom event of this name, or of none, is wanted."""
+        """Return True if a custom event of this name is wanted; None stands for an event without a name."""
         return "custom" in self.channels or f"{_CUSTOM}{name}" in self.channels
 
     def reaches(self, namespace: Sequence[str]) -> bool:
@@ -64,17 +64,18 @@ class EventFilter(NamedTuple):
         if not self.namespaces:
             return True
         return any(
-            _begins(namespace, prefix) and (self.depth is None or len(namespace) - len(prefix) <= self.depth)
+            _is_below(namespace, prefix)
+            and (self.depth is None or len(namespace) - len(prefix) <= self.depth)
             for prefix in self.namespaces
         )
 
 
-def _begins(namespace: Sequence[str], prefix: Sequence[str]) -> bool:
+def _is_below(namespace: Sequence[str], prefix: Sequence[str]) -> bool:
     """Return True if a namespace starts with a prefix. A part of the prefix without a task's id matches every
     task of its node."""
     return len(prefix) <= len(namespace) and all(
-        held == asked or (":" not in asked and held.partition(":")[0] == asked)
-        for held, asked in zip(namespace, prefix, strict=False)
+        part == prefix_part or (":" not in prefix_part and part.partition(":")[0] == prefix_part)
+        for part, prefix_part in zip(namespace, prefix, strict=False)
     )
 
 
@@ -87,43 +88,43 @@ class ProtocolEvent(NamedTuple):
 
 
 def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
-    """Yield the protocol events of a run event, as far as they are wanted."""
+    """Yield those protocol events of a run event that are wanted."""
     name, *namespace = event.name.split("|")
     if not wanted.reaches(namespace):
         return
     match name:
         case "metadata" | "end" if wanted.includes("lifecycle"):
-            begun = name != END
-            data = _to_running(event) if begun else _to_end(event)
+            is_begin = name != END
+            data = _to_running(event) if is_begin else _to_end(event)
             yield _make_event(event.seq, "lifecycle", namespace, to_json(data))
         case "values" if wanted.includes("values"):
-            yield _make_event(event.seq, "values", namespace, _values(event.data))
+            yield _make_event(event.seq, "values", namespace, _without_interrupts(event.data))
         case "tasks" if wanted.includes("tasks"):
             yield _make_event(event.seq, "tasks", namespace, make_event_data("tasks", event.data))
         case "checkpoints" if wanted.includes("checkpoints"):
             text = to_json(reference(json.loads(event.data)))
             yield _make_event(event.seq, "checkpoints", namespace, text)
         case "custom" if wanted.includes("custom"):
-            written = _to_custom(json.loads(event.data))
-            if wanted.names(written.get("name")):
-                yield _make_event(event.seq, "custom", namespace, to_json(written))
+            custom = _to_custom(json.loads(event.data))
+            if wanted.names(custom.get("name")):
+                yield _make_event(event.seq, "custom", namespace, to_json(custom))
         case "reminder" if wanted.includes("custom") and wanted.names(name):
-            written = _to_custom({"name": name, **reminder(event.data)})
-            yield _make_event(event.seq, "custom", namespace, to_json(written))
+            custom = _to_custom({"name": name, **reminder(event.data)})
+            yield _make_event(event.seq, "custom", namespace, to_json(custom))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):
             yield from _make_updates(event, namespace, wanted)
         case _ if name.startswith(OWN) and wanted.includes(method := name.removeprefix(OWN)):
             if method == "tools":
-                own = _make_tool_event(event.data)
+                content = _make_tool_event(event.data)
             else:
-                own = event.data
-            yield _make_frame(event.seq, method, namespace, own[1:-1])
+                content = event.data
+            yield _make_frame(event.seq, method, namespace, content[1:-1])
         case _:
             pass  # a channel that is not wanted, or an event without a channel in this protocol
 
 
 def _make_tool_event(text: str) -> str:
-    """Return a tool's event without the text of an exception, unless clients are shown these."""
+    """Return a tool's event without the text of an exception, unless clients may see such texts."""
     if shows_texts.get() or '"tool-error"' not in text:
         return text
     event = json.loads(text)
@@ -140,16 +141,19 @@ def _to_running(event: Event) -> dict[str, Any]:
 def _to_end(event: Event) -> dict[str, Any]:
     data = json.loads(event.data)
     phase = _ENDED.get(data.get("state"), "interrupted")
-    return {"event": phase, **({"error": _failure(str(data.get("error", "")))} if phase == "failed" else {})}
+    return {
+        "event": phase,
+        **({"error": _describe_failure(str(data.get("error", "")))} if phase == "failed" else {}),
+    }
 
 
-def _failure(noted: str) -> str:
+def _describe_failure(noted: str) -> str:
     """Return the message of a run's recorded error, which is its type followed by its text."""
     kind, colon, text = noted.partition(": ")
     return f"{kind}{colon}{sentence_of(kind, text)}"
 
 
-def _values(text: str) -> str:
+def _without_interrupts(text: str) -> str:
     if f'"{INTERRUPT}"' not in text:
         return text
     values = json.loads(text)
@@ -193,8 +197,8 @@ def _make_updates(event: Event, namespace: Sequence[str], wanted: EventFilter) -
 def _make_event(
     seq: int, method: str, namespace: Sequence[str], data: str, node: str | None = None
 ) -> ProtocolEvent:
-    by = "" if node is None else f',"node":{to_json(node)}'
-    return _make_frame(seq, method, namespace, f'"data":{data}{by}')
+    node_field = "" if node is None else f',"node":{to_json(node)}'
+    return _make_frame(seq, method, namespace, f'"data":{data}{node_field}')
 
 
 def _make_frame(seq: int, method: str, namespace: Sequence[str], rest: str) -> ProtocolEvent:

@@ -32,7 +32,7 @@ _LATEST = 20
 _LATE_S = 30.0
 """Seconds after a run's end during which a subscriber without ``since`` receives the run from its
 beginning."""
-_KNOWN = 10_000
+_ENDS_MAX = 10_000
 
 _Channel = Annotated[str, Field(max_length=200)]
 _Namespace = Annotated[list[Annotated[str, Field(max_length=500)]], Field(max_length=100)]
@@ -80,7 +80,8 @@ def read(body: dict[str, Any]) -> SubscriptionRequest:
 async def subscribe(
     caller: Caller, thread_id: str, conditions: Filter | None, subscription: SubscriptionRequest
 ) -> AsyncGenerator[ProtocolEvent | Failed, None]:
-    """Return the events of a thread that a client requests. From now on none is missed.
+    """Return the events of a thread that a client requests. No event from the return of this call on is
+    missed.
 
     Args:
         caller: the authenticated user of the request.
@@ -94,13 +95,13 @@ async def subscribe(
     await caller.runtime.expect_followers(thread_id)
     wanted, since = subscription.event_filter, subscription.since
     if since is None:
-        start = await _start(caller, thread_id, wanted)
+        start = await _find_start(caller, thread_id, wanted)
     else:
         start = _Start(since)
-    return _events(caller, thread_id, conditions, wanted, start)
+    return _follow_events(caller, thread_id, conditions, wanted, start)
 
 
-async def _events(
+async def _follow_events(
     caller: Caller, thread_id: str, conditions: Filter | None, wanted: EventFilter, start: _Start
 ) -> AsyncGenerator[ProtocolEvent | Failed, None]:
     partition = caller.partition(thread_id)
@@ -115,7 +116,7 @@ async def _events(
                 if projected.seq > start.after:
                     yield projected
             if event.name == END:
-                _ends(caller.host).note_sent(partition, event.run_id, wanted)
+                _get_ends(caller.host).note_sent(partition, event.run_id, wanted)
     except PerdureError as error:
         _log.error("the events of a thread could not be read: %s", type(error).__name__)
         yield Failed("the events of the thread could not be read; open the stream again")
@@ -134,7 +135,7 @@ class _Start(NamedTuple):
         return event.seq > self.through or event.run_id == self.run_id
 
 
-async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
+async def _find_start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     """Return the start of a stream for a subscriber without ``since``: the run that is in progress or waits
     for an answer. A run that has just ended is included, because a client learns of its run before it
     subscribes. But it is included only once, and not while a later message waits for its run: otherwise the
@@ -146,10 +147,10 @@ async def _start(caller: Caller, thread_id: str, wanted: EventFilter) -> _Start:
     if run is None:
         return _Start(through)
     if run.state not in (OPEN, WAITING):
-        if any(one.message.seq > run.last and not one.is_over for one in latest):
+        if any(standing.message.seq > run.last and not standing.is_over for standing in latest):
             return _Start(through)
         is_late = await caller.host.runtime.now() - run.updated_at > _LATE_S * 1_000_000
-        if is_late or _ends(caller.host).was_sent(partition, run.id, wanted):
+        if is_late or _get_ends(caller.host).was_sent(partition, run.id, wanted):
             return _Start(through)
     return _Start(min(through, run.started_at - 1), through, run.id)
 
@@ -158,20 +159,20 @@ class _Ends:
     """The ends of runs that streams of this server have recently sent, by thread, run and filter."""
 
     def __init__(self) -> None:
-        self._sent: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_KNOWN)
+        self._sent: BoundedCache[tuple[Partition, str, bytes], float] = BoundedCache(_ENDS_MAX)
 
     def note_sent(self, partition: Partition, run_id: str, wanted: EventFilter) -> None:
         now = time.monotonic()
-        self._sent[partition, run_id, _digest(wanted)] = now
+        self._sent[partition, run_id, _make_digest(wanted)] = now
         while next(iter(self._sent.values())) < now - 2 * _LATE_S:
             self._sent.popitem(last=False)
 
     def was_sent(self, partition: Partition, run_id: str, wanted: EventFilter) -> bool:
-        return (partition, run_id, _digest(wanted)) in self._sent
+        return (partition, run_id, _make_digest(wanted)) in self._sent
 
 
-def _digest(wanted: EventFilter) -> bytes:
-    # A filter may be large, and its digest is kept for as long as a minute.
+def _make_digest(wanted: EventFilter) -> bytes:
+    # A digest is kept, for as long as a minute, instead of the filter, which may be large.
     text = json.dumps([sorted(wanted.channels), wanted.namespaces, wanted.depth])
     return hashlib.sha256(text.encode()).digest()
 
@@ -179,7 +180,7 @@ def _digest(wanted: EventFilter) -> bytes:
 _all_ends: WeakKeyDictionary[ServerState, _Ends] = WeakKeyDictionary()
 
 
-def _ends(host: ServerState) -> _Ends:
+def _get_ends(host: ServerState) -> _Ends:
     found = _all_ends.get(host)
     if found is None:
         found = _all_ends[host] = _Ends()

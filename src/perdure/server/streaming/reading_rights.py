@@ -1,4 +1,4 @@
-"""Repeated check that the user of an open connection may still have what it receives.
+"""Repeated check that the user of an open connection may still receive its data.
 
 No stream, no request that waits for a run, and no WebSocket outlives its token or the right to its thread by
 more than the interval of ``RequestLimits.recheck``. Without authentication nothing is checked.
@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 _IN_LEEWAY_S = 5.0
 _LEEWAY_S = 300.0
-"""Seconds after ``exp`` for which a token may be valid, and is checked every ``_IN_LEEWAY_S`` seconds."""
+"""Seconds after ``exp`` for which a token may still be valid: it is then checked every ``_IN_LEEWAY_S``
+seconds."""
 
 
 async def authenticate_again(connection: HTTPConnection, caller: Caller) -> Caller:
@@ -72,15 +73,15 @@ class ReadingRights:
     async def wait_until_lost(self) -> Refusal:
         """Return the refusal once the user is no longer authenticated, or may no longer read.
 
-        Checks are made every ``recheck`` seconds of the server's limits, and at the expiry of a token that
-        says when it is (``exp``). A check that the database cannot answer is repeated at the next time.
+        Checks are made every ``recheck`` seconds of the server's limits, and when a token with an ``exp``
+        expires. If the database cannot answer a check, the user keeps the right until the next check.
         """
         while True:
             await asyncio.sleep(self._count_seconds_to_check())
             try:
-                now = await authenticate_again(self._connection, self._caller)
-                if not await self._reads(now):
-                    # Open streams keep the former filter.
+                caller = await authenticate_again(self._connection, self._caller)
+                if not await self._reads(caller):
+                    # An open stream cannot change its filter, so it has to end.
                     raise Refusal(403, "the rights of this user have changed; connect again")
             except Refusal as refusal:
                 self.is_lost = True
@@ -127,10 +128,11 @@ class ReadingRights:
 
 
 class RunRights(ReadingRights):
-    """The right to the events and the result of a run: the user is still authenticated and may read the
-    thread, or may create runs there and never had the right to read.
+    """The right to the events and the result of a run: the user is still authenticated, and may still read
+    the thread. A user who could not read it at the beginning, but may create runs there, only has to be
+    authenticated.
 
-    A run whose client loses the right goes on: the loss is not a disconnection.
+    A run whose client loses the right continues, even if it would be cancelled at a disconnection.
     """
 
     def __init__(self, connection: HTTPConnection, caller: Caller, thread_id: str | None = None) -> None:
@@ -141,29 +143,32 @@ class RunRights(ReadingRights):
             caller: the user who was authenticated then.
             thread_id: the thread; None if it is not known yet, see ``watch``.
         """
-        super().__init__(connection, caller, self._reads_still)
+        super().__init__(connection, caller, self._may_still_read)
         self._thread_id = thread_id
         self._could_read: bool | None = None
 
     async def watch(self, thread_id: str) -> None:
         """Check the right to a thread from now on."""
         if self._is_checked and thread_id != self._thread_id:
-            self._thread_id, self._could_read = thread_id, await self._reads_thread(self._caller, thread_id)
+            self._thread_id, self._could_read = (
+                thread_id,
+                await self._may_read_thread(self._caller, thread_id),
+            )
 
     async def wait_until_lost(self) -> Refusal:
         if self._thread_id is not None and self._could_read is None:
             try:
-                self._could_read = await self._reads_thread(self._caller, self._thread_id)
+                self._could_read = await self._may_read_thread(self._caller, self._thread_id)
             except Unavailable:
                 self._could_read = True
         return await super().wait_until_lost()
 
-    async def _reads_still(self, caller: Caller) -> bool:
+    async def _may_still_read(self, caller: Caller) -> bool:
         if self._thread_id is None or not self._could_read:
             return True
-        return await self._reads_thread(caller, self._thread_id)
+        return await self._may_read_thread(caller, self._thread_id)
 
-    async def _reads_thread(self, caller: Caller, thread_id: str) -> bool:
+    async def _may_read_thread(self, caller: Caller, thread_id: str) -> bool:
         """Return True if the user may read a thread, or if it was removed, which ends the run's stream."""
         try:
             conditions = await caller.may("threads", "read", {"thread_id": thread_id})
@@ -186,7 +191,7 @@ class _Guarded(Response):
         try:
             await self._rights.enforce(self._send(scope, receive, send))
         except Refusal:
-            # The response has begun: a client that connects again gets the reason.
+            # The response has begun and is cut off: a client that connects again gets the reason.
             return
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -29,8 +29,8 @@ STALLED_S = 60.0
 connection, and memory for a page of its run's events."""
 
 _HEARTBEAT: Any = b": heartbeat\n"
-"""A comment without the blank line that ends an event: JavaScript clients take that for an event without a
-name, with the id of the event before it."""
+"""A comment without the blank line that ends an event: with it, JavaScript clients would take the comment for
+an event without a name, with the id of the event before."""
 
 _DIGITS = 20
 
@@ -48,7 +48,7 @@ def cursor_of(request: Request, otherwise: str | None = None) -> int | None:
         number = int(value)
     else:
         number = 0
-    # No event has a greater number.
+    # No event has a number greater than ``LAST``.
     if number <= LAST:
         return number
     return 0
@@ -90,11 +90,11 @@ def respond(
         cancels: cancel the run when the client disconnects.
         headers: further headers of the response.
         has_end: send the event that ends the stream.
-        rights: the user's right to the run, with which the stream ends.
+        rights: the user's right to the run; when it is lost, the stream ends.
     """
     frames = _frames(caller, thread_id, run_id, None if modes is None else names_of(modes), after, has_ids)
     if cancels:
-        frames = _watch(caller, thread_id, run_id, frames, rights)
+        frames = _cancel_on_disconnect(caller, thread_id, run_id, frames, rights)
     return rights.guard(stream(caller.host, frames, headers, ends=(END, "error"), has_end=has_end))
 
 
@@ -152,12 +152,13 @@ async def _frames(
             elif names is None or item.name.partition("|")[0] in names or _is_question(item):
                 yield Frame(item.name, make_event_data(item.name, item.data), item.seq if has_ids else None)
     except NotFound as error:
-        # It was removed meanwhile. A client that reconnected would get the same error.
+        # The run was removed meanwhile. A client that reconnected would get the same error.
         yield Frame("error", to_json({"error": "NotFound", "message": f"404: {error}"}))
 
 
 def _is_question(event: Event) -> bool:
-    """Return True if the event shows an interrupt; False for the empty list of a breakpoint, too."""
+    """Return True if the event shows an interrupt; False also for a breakpoint, whose list of interrupts is
+    empty."""
     return event.name.startswith("updates") and event.data.startswith('{"__interrupt__":[{')
 
 
@@ -176,13 +177,13 @@ async def follow(
         after: the sequence number after which events are yielded.
     """
     host = caller.host
-    unavailable = 0.0
+    unavailable_s = 0.0
     while not host.closing.is_set():
         items = caller.runtime.follow(thread_id, run_id, after=after)
         try:
             async for item in until(host.closing, items):
                 yield item
-                unavailable = 0.0
+                unavailable_s = 0.0
                 if isinstance(item, Standing):
                     return
                 after = item.seq
@@ -190,8 +191,8 @@ async def follow(
             yield error
             return
         except Unavailable:
-            unavailable += _RETRY_S
-            if unavailable > _UNAVAILABLE_S:
+            unavailable_s += _RETRY_S
+            if unavailable_s > _UNAVAILABLE_S:
                 return
             await asyncio.sleep(_RETRY_S)
 
@@ -199,16 +200,16 @@ async def follow(
 async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
     """Yield items until there are no more, or until ``closing`` is set."""
     waiting: list[asyncio.Task[Any]] = []
-    ended: list[asyncio.Task[Any]] = []
+    cancelled: list[asyncio.Task[Any]] = []
 
-    def end(_: object) -> None:
+    def cancel_waiting(_: object) -> None:
         for task in waiting:
             task.cancel()
-            ended.append(task)
+            cancelled.append(task)
 
     # As in asyncio.timeout, the wait for an item is cancelled, so that it does not need a task of its own.
     closed = asyncio.ensure_future(closing.wait())
-    closed.add_done_callback(end)
+    closed.add_done_callback(cancel_waiting)
     try:
         while not closing.is_set():
             if (task := asyncio.current_task()) is not None:
@@ -218,18 +219,18 @@ async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterato
             except StopAsyncIteration:
                 return
             except asyncio.CancelledError:
-                if ended and ended[0].uncancel() == 0:
+                if cancelled and cancelled[0].uncancel() == 0:
                     return
                 raise
             finally:
                 waiting.clear()
             yield item
     finally:
-        closed.remove_done_callback(end)
+        closed.remove_done_callback(cancel_waiting)
         closed.cancel()
 
 
-async def _watch(
+async def _cancel_on_disconnect(
     caller: Caller, thread_id: str, run_id: str, frames: AsyncIterator[Frame], rights: RunRights
 ) -> AsyncGenerator[Frame, None]:
     """Yield the frames of a run, and cancel the run if the client disconnects before its end."""

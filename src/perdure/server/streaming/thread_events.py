@@ -11,8 +11,8 @@ from perdure.server.auth.filters import Filter
 from perdure.server.resources import Caller
 from perdure.server.streaming import streams
 
-_AWAY_S = 30.0
-_AGAIN_S = 0.5
+_UNAVAILABLE_S = 30.0
+_RETRY_S = 0.5
 
 
 async def thread_events(
@@ -20,9 +20,10 @@ async def thread_events(
 ) -> AsyncIterator[Event | SubscriberTooSlow]:
     """Yield the events of a thread's runs after a number, until the server stops.
 
-    Events are skipped while the user may not see the thread, as if it did not exist; that includes the error
-    for a subscriber that is too slow. Whether it is seen is read for each run, and again every ``recheck``
-    seconds of the server's limits. A database that is unavailable is retried for up to 30 seconds.
+    While the user may not see the thread, its events are skipped, as if it did not exist, and so is the error
+    for a subscriber that is too slow. The right to see the thread is checked for each run, and again every
+    ``recheck`` seconds of the server's limits. If the database is unavailable, reading is retried for up to
+    30 seconds.
 
     Args:
         caller: the authenticated user of the request.
@@ -36,34 +37,34 @@ async def thread_events(
     host = caller.host
     loop = asyncio.get_running_loop()
     visible: dict[str, bool] = {}
-    read_again = 0.0
-    slow: SubscriberTooSlow | None = None
-    away = 0.0
+    check_again_at = 0.0
+    too_slow: SubscriberTooSlow | None = None
+    unavailable_s = 0.0
     while not host.closing.is_set():
         try:
-            if slow is not None:
-                if await _sees(caller, thread_id, conditions):
-                    yield slow
+            if too_slow is not None:
+                if await _may_see(caller, thread_id, conditions):
+                    yield too_slow
                     return
-                after, slow = await caller.runtime.latest_event(thread_id), None
+                after, too_slow = await caller.runtime.latest_event(thread_id), None
             items = caller.runtime.follow_thread(thread_id, after=after)
             async for event in streams.until(host.closing, items):
-                if event.run_id not in visible or loop.time() >= read_again:
-                    visible = {event.run_id: await _sees(caller, thread_id, conditions)}
-                    read_again = loop.time() + host.limits.recheck
+                if event.run_id not in visible or loop.time() >= check_again_at:
+                    visible = {event.run_id: await _may_see(caller, thread_id, conditions)}
+                    check_again_at = loop.time() + host.limits.recheck
                 if visible[event.run_id]:
                     yield event
-                after, away = event.seq, 0.0
+                after, unavailable_s = event.seq, 0.0
         except SubscriberTooSlow as error:
-            slow = error
+            too_slow = error
         except Unavailable:
-            away += _AGAIN_S
-            if away > _AWAY_S:
+            unavailable_s += _RETRY_S
+            if unavailable_s > _UNAVAILABLE_S:
                 raise
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
 
 
-async def _sees(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:
+async def _may_see(caller: Caller, thread_id: str, conditions: Filter | None) -> bool:
     """Return True if the user may see a thread now."""
     if conditions is None:
         return True

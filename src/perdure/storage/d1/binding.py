@@ -60,8 +60,8 @@ def open_binding(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
         BadUrl: This is not a Python Worker, and no ``wait`` was given.
     """
     pack: Callable[[Sequence[Any]], Any] = list
-    waits, null = wait, None
-    if waits is None:
+    wait_for, null = wait, None
+    if wait_for is None:
         try:
             ffi = import_module("pyodide.ffi")
         except ModuleNotFoundError as error:
@@ -69,10 +69,10 @@ def open_binding(binding: Binding, wait: Wait | None = None) -> Iterator[str]:
                 "a D1 binding is there in a Python Worker only; elsewhere use d1://ACCOUNT_ID/DATABASE_ID, "
                 "or pass wait=…"
             ) from error
-        waits, pack = cast(Wait, ffi.run_sync), ffi.to_js
+        wait_for, pack = cast(Wait, ffi.run_sync), ffi.to_js
         null = getattr(ffi, "jsnull", None)
     name = f"{next(_numbers)}"
-    _bound[name] = _Bound(binding, waits, pack, null)
+    _bound[name] = _Bound(binding, wait_for, pack, null)
     try:
         yield f"{SCHEME}://{name}"
     finally:
@@ -83,17 +83,19 @@ class BindingTransport:
     """Transport over a binding."""
 
     def __init__(self, bound_to: _Bound) -> None:
-        self._to = bound_to
+        self._target = bound_to
 
     def batch(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run the statements as ``Transport.batch`` does."""
-        to = self._to
+        target = self._target
         try:
             prepared = [
-                to.binding.prepare(sql).bind(*(to.null if value is None else value for value in given))
+                target.binding.prepare(sql).bind(
+                    *(target.null if value is None else value for value in given)
+                )
                 for sql, given in statements
             ]
-            answers = _plain(to.wait(to.binding.batch(to.pack(prepared))))
+            answers = _to_python(target.wait(target.binding.batch(target.pack(prepared))))
         except Exception as error:
             message = str(error).removeprefix("Error: ").removeprefix("D1_ERROR: ")[:300]
             if "D1_ERROR" in str(error) and ("SQLITE_" in message or not PASSING.search(message)):
@@ -101,7 +103,7 @@ class BindingTransport:
             raise AnswerLost(message or type(error).__name__) from error
         if not isinstance(answers, list) or len(answers) != len(statements):
             raise AnswerLost("an answer to another number of statements")
-        return [_rows(answer, to.null) for answer in answers]
+        return [_read_rows(answer, target.null) for answer in answers]
 
     def close(self) -> None:
         """Leave the binding to the Worker."""
@@ -130,7 +132,7 @@ class BindingUrl:
 
     @contextmanager
     def session(self) -> Iterator[BindingTransport]:
-        """A transport for a ``with`` block."""
+        """Yield a transport."""
         yield self.connect()
 
 
@@ -153,17 +155,17 @@ class InlineBatcher:
         return self.perform(effect)
 
     def close(self) -> None:
-        """Nothing is left to end."""
+        """Do nothing: there is nothing to end."""
 
 
-def _plain(answer: Any) -> Any:
-    """Return a value of JavaScript as one of Python."""
+def _to_python(answer: Any) -> Any:
+    """Return a value of JavaScript as a value of Python."""
     if hasattr(answer, "to_py"):
         return answer.to_py()
     return answer
 
 
-def _rows(answer: Any, null: Any) -> list[list[Any]]:
+def _read_rows(answer: Any, null: Any) -> list[list[Any]]:
     if isinstance(answer, dict) and answer.get("success") is True:
         found = answer.get("results")
     else:

@@ -1,7 +1,7 @@
 """The form of columns and values in statements for Cloudflare D1, and of rows in its answers.
 
-Rows travel as one JSON parameter a statement, whatever their number; bytes as hexadecimal digits and integers
-as text on the way back, because JSON's numbers end at 2^53.
+Rows are sent as one JSON parameter a statement, whatever their number. Bytes are hexadecimal digits. In
+answers integers are text, because JavaScript's numbers are exact only up to 2^53.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def to_sql_integer(value: int) -> int:
 def pack_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, int]]:
     """Yield JSON arrays of the rows, each as large as a parameter may be, with the number of its rows."""
     texts: list[str] = []
-    held = 0
+    total = 0
     for row in rows:
         text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
         try:
@@ -118,11 +118,11 @@ def pack_rows(kind: Kind, rows: Sequence[Sequence[Any]]) -> Iterator[tuple[str, 
                 f"one {kind.name} takes {size // 2:,} bytes; D1 takes at most {VALUE_BYTES // 2:,} a "
                 "record; write a smaller value"
             )
-        if texts and held + size > VALUE_BYTES:
+        if texts and total + size > VALUE_BYTES:
             yield f"[{','.join(texts)}]", len(texts)
-            texts, held = [], 0
+            texts, total = [], 0
         texts.append(text)
-        held += size
+        total += size
     if texts:
         yield f"[{','.join(texts)}]", len(texts)
 

@@ -1,8 +1,8 @@
-"""Cloudflare D1: pending requests travel as one batch, which is one transaction.
+"""Cloudflare D1: pending requests are sent as one batch, which is one transaction.
 
 Every commit is guarded by a receipt that is written with it (``d1.writing``). The outcome of a batch whose
 answer was lost is read from its receipts before it is sent again, and a copy that arrives late is refused by
-them: nothing is applied twice.
+its receipts: nothing is applied twice.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class D1Driver:
                     if isinstance(job.effect, Drop):
                         job.answer = self._drop(job.effect, slot)
                     else:
-                        waiting.append(_part(job))
+                        waiting.append(_make_part(job))
                 except Exception as error:
                     job.error = error
             while waiting:
-                self._send(_take(waiting), slot)
+                self._send(_take_parts(waiting), slot)
         finally:
             self._slots.append(slot)
 
@@ -120,21 +120,21 @@ class D1Driver:
         """
         commits = [part for part in parts if part.guarded]
         n = slot.next() if commits else 0
-        ids = [slot.receipt(place) for place in range(len(commits))]
-        given = dict(zip(map(id, commits), ids, strict=True))
-        if isinstance(known := self._outage.verdict(), AnswerLost):
-            raise give_up_error(known, self._name, unsure=False) from known
+        ids = [slot.receipt(number) for number in range(len(commits))]
+        receipt_ids = dict(zip(map(id, commits), ids, strict=True))
+        if isinstance(failure := self._outage.verdict(), AnswerLost):
+            raise give_up_error(failure, self._name, unsure=False) from failure
         tries = Tries(sleep=self._sleep, outage=self._outage)
-        left = list(parts)
-        while left:
+        remaining = list(parts)
+        while remaining:
             if commits and slot.is_new:
                 statements = [writing.forget_receipts()]
             else:
                 statements = []
             spans: list[tuple[_Part, int, int]] = []
-            for part in left:
+            for part in remaining:
                 start = len(statements)
-                statements += part.make(given.get(id(part), ""), n)
+                statements += part.make(receipt_ids.get(id(part), ""), n)
                 spans.append((part, start, len(statements)))
             if commits:
                 statements.append(writing.select_receipts(ids))
@@ -147,26 +147,26 @@ class D1Driver:
                 if not tries.again(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
                 if commits and tries.unsure and self._resolve(commits, ids, n, tries, unsure=True):
-                    left, commits = _drop_written(left), []
+                    remaining, commits = _finish_writes(remaining), []
                 continue
             except Rejected as error:
-                # The refusal may come from our own receipts, for a second copy that a gateway may have sent.
+                # Our own receipts may have refused a second copy of the batch, which a gateway may have sent.
                 unsure = tries.unsure or writing.RECEIPT in str(error)
                 if commits and self._resolve(commits, ids, n, tries, unsure=unsure):
-                    left, commits = _drop_written(left), []
+                    remaining, commits = _finish_writes(remaining), []
                     continue
                 raise
             self._outage.end()
             slot.is_new = slot.is_new and not commits
-            verdicts = _verdicts(results[-1], n) if commits else {}
+            verdicts = _read_verdicts(results[-1], n) if commits else {}
             for part, start, end in spans:
-                part.read(results[start:end], verdicts[given[id(part)]] if part.guarded else None)
+                part.read(results[start:end], verdicts[receipt_ids[id(part)]] if part.guarded else None)
             return
 
     def _resolve(
         self, commits: Sequence[_Part], ids: Sequence[str], n: int, tries: Tries, *, unsure: bool
     ) -> bool:
-        """Return True if a batch whose answer was lost was applied, after answering its commits."""
+        """Return True if a batch whose answer was lost was applied; its commits are answered then."""
         while True:
             try:
                 (rows,) = self._transport.batch([writing.select_receipts(ids)])
@@ -178,7 +178,7 @@ class D1Driver:
                 if not unsure:
                     return False
                 raise give_up_error(AnswerLost(str(error)), self._name, unsure=True) from error
-        verdicts = _verdicts(rows, n)
+        verdicts = _read_verdicts(rows, n)
         if len(verdicts) < len(ids):
             return False
         for part, receipt in zip(commits, ids, strict=True):
@@ -189,7 +189,7 @@ class D1Driver:
         """Hide the partition in one batch, then remove its rows page by page."""
         more = True
 
-        def look(results: list[Rows], refused: int | None) -> Committed | Refused:
+        def finish(results: list[Rows], refused: int | None) -> Committed | Refused:
             nonlocal more
             more = not results or bool(results[-1][0][0])
             if refused is None:
@@ -197,14 +197,16 @@ class D1Driver:
             return Refused(effect.checks[refused].kind, effect.checks[refused].key)
 
         def hide(id_: str, n: int) -> list[Statement]:
-            judged = writing.receipt(effect.partition, effect.checks, id_, n)
-            return [judged, writing.drop(effect.partition, id_), *writing.sweep()]
+            receipt = writing.receipt(effect.partition, effect.checks, id_, n)
+            return [receipt, writing.drop(effect.partition, id_), *writing.sweep()]
 
-        job, rest = PendingRequest(effect), PendingRequest(effect)
+        job, page_job = PendingRequest(effect), PendingRequest(effect)
         try:
-            self._run([_Part(job, guarded=True, writes=True, make=hide, finish=look)], slot)
+            self._run([_Part(job, guarded=True, writes=True, make=hide, finish=finish)], slot)
             while more and isinstance(job.answer, Committed):
-                self._run([_Part(rest, writes=True, make=lambda _, __: writing.sweep(), finish=look)], slot)
+                self._run(
+                    [_Part(page_job, writes=True, make=lambda _, __: writing.sweep(), finish=finish)], slot
+                )
         except Rejected as error:
             raise translate(error, self._name) from error
         return cast("Committed | Refused", job.answer)
@@ -212,7 +214,8 @@ class D1Driver:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """The part of one request in a batch."""
+    """The part of one request in a batch. ``guarded`` is True if it is conditional on a receipt, ``size`` the
+    number and the bytes of its statements."""
 
     job: PendingRequest
     guarded: bool = False
@@ -231,90 +234,90 @@ class _Slot:
     """The receipts of one worker's batches: a name, and a number that rises with every batch."""
 
     def __init__(self) -> None:
-        self._begin()
+        self._take_name()
 
-    def _begin(self) -> None:
+    def _take_name(self) -> None:
         self._name = secrets.token_hex(8)
         self._n = 0
-        self._since = time.time()
+        self._named_at = time.time()
         self.is_new = True
 
     def next(self) -> int:
-        # Old receipts are removed, so a slot takes a new name long before its own are. Receipts age by the
-        # calendar, also while this machine sleeps.
-        if abs(time.time() - self._since) > _SLOT_SECONDS:
-            self._begin()
+        # Old receipts are removed: a slot takes a new name long before this happens to its own. Receipts also
+        # age while this machine sleeps, so the calendar counts.
+        if abs(time.time() - self._named_at) > _SLOT_SECONDS:
+            self._take_name()
         self._n += 1
         return self._n
 
-    def receipt(self, place: int) -> str:
-        return f"{self._name}.{place}"
+    def receipt(self, number: int) -> str:
+        return f"{self._name}.{number}"
 
 
-def _part(job: PendingRequest) -> _Part:
+def _make_part(job: PendingRequest) -> _Part:
     """Return a request as a part of a batch."""
     effect = job.effect
     if isinstance(effect, Fetch):
-        reads, looks = reading.fetch(effect.partition, effect.items)
+        reads, readers = reading.fetch(effect.partition, effect.items)
 
-        def gather(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
+        def finish_fetch(results: list[Rows], _: int | None) -> tuple[tuple[Record, ...], ...]:
             answers: list[list[Record]] = [[] for _ in effect.items]
-            for look, rows in zip(looks, results, strict=True):
-                look.answer(rows, answers)
+            for reader, rows in zip(readers, results, strict=True):
+                reader.answer(rows, answers)
             return tuple(map(tuple, answers))
 
-        return _Part(job, make=lambda _, __: reads, finish=gather, size=_size(reads))
+        return _Part(job, make=lambda _, __: reads, finish=finish_fetch, size=_measure(reads))
     if isinstance(effect, Find):
         reads = [reading.find(effect)]
         return _Part(
             job,
             make=lambda _, __: reads,
             finish=lambda r, _: reading.parse_find(effect, r[0]),
-            size=_size(reads),
+            size=_measure(reads),
         )
     if isinstance(effect, Now):
         reads = [reading.now()]
-        return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_size(reads))
+        return _Part(job, make=lambda _, __: reads, finish=lambda r, _: int(r[0][0][0]), size=_measure(reads))
     if isinstance(effect, Stage):
         puts = writing.write(effect.partition, effect.puts, None)
-        return _Part(job, make=lambda _, __: puts, writes=True, size=_size(puts))
+        return _Part(job, make=lambda _, __: puts, writes=True, size=_measure(puts))
     if not isinstance(effect, Commit):
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
     drafted = writing.write(effect.partition, effect.ops, "")
-    judging, judged = writing.receipt(effect.partition, effect.ops, "", 0)
+    receipt_sql, receipt_parameters = writing.receipt(effect.partition, effect.ops, "", 0)
 
-    def statements(id_: str, n: int) -> list[Statement]:
+    def make_statements(id_: str, n: int) -> list[Statement]:
         named = [(text, (*given[:3], id_, *given[4:])) for text, given in drafted]
-        return [(judging, (*judged[:3], id_, str(n), *judged[5:])), *named]
+        return [(receipt_sql, (*receipt_parameters[:3], id_, str(n), *receipt_parameters[5:])), *named]
 
-    def outcome(_: list[Rows], refused: int | None) -> Committed | Refused:
+    def finish_commit(_: list[Rows], refused: int | None) -> Committed | Refused:
         if refused is None:
             return Committed()
         return Refused(effect.ops[refused].kind, effect.ops[refused].key)
 
-    size = _size([(judging, judged), *drafted])
-    return _Part(job, guarded=True, writes=True, make=statements, finish=outcome, size=size)
+    size = _measure([(receipt_sql, receipt_parameters), *drafted])
+    return _Part(job, guarded=True, writes=True, make=make_statements, finish=finish_commit, size=size)
 
 
-def _verdicts(rows: Rows, n: int) -> dict[str, int | None]:
+def _read_verdicts(rows: Rows, n: int) -> dict[str, int | None]:
     """Return the verdicts of a batch's receipts: the position of the first refusal, or ``None``."""
     return {row[0]: row[2] for row in rows if int(row[1]) == n}
 
 
-def _drop_written(parts: Sequence[_Part]) -> list[_Part]:
-    """Return the parts of a batch that are left when its writes are known to be applied: the reads."""
+def _finish_writes(parts: Sequence[_Part]) -> list[_Part]:
+    """Mark the writes of a batch as done, as they are known to be applied, and return its reads."""
     for part in parts:
         part.done = part.done or part.writes
     return [part for part in parts if not part.writes]
 
 
-def _size(statements: Sequence[Statement]) -> tuple[int, int]:
+def _measure(statements: Sequence[Statement]) -> tuple[int, int]:
     return len(statements), weight(statements)
 
 
-def _take(waiting: list[_Part]) -> list[_Part]:
-    """Take the parts that fit in one request from the front, at least one."""
+def _take_parts(waiting: list[_Part]) -> list[_Part]:
+    """Remove the first parts, as many as fit in one request and at least one, and return them."""
     taken = [waiting.pop(0)]
     count, size = taken[0].size
     while waiting:
@@ -328,7 +331,7 @@ def _take(waiting: list[_Part]) -> list[_Part]:
 
 def open_driver(url: str) -> D1Driver:
     """Open the database of a URL; it must have this release's schema."""
-    target = _target(url)
+    target = _parse_target(url)
     transport = target.connect()
     try:
         schema.check(transport, target.name)
@@ -343,7 +346,7 @@ def open_driver(url: str) -> D1Driver:
     return D1Driver(transport, target.name, has_threads=is_remote, patience_s=patience_s)
 
 
-def _target(url: str) -> D1Url | BindingUrl:
+def _parse_target(url: str) -> D1Url | BindingUrl:
     if url.startswith(f"{SCHEME}:"):
         return BindingUrl.of(url)
     return D1Url.of(url)
@@ -351,18 +354,19 @@ def _target(url: str) -> D1Url | BindingUrl:
 
 def schema_version(url: str) -> int:
     """Return the database's schema version, 0 when there is none."""
-    target = _target(url)
+    target = _parse_target(url)
     with target.session() as transport:
         return schema.version(transport, target.name)
 
 
 def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    return list(schema.plan_migration(_target(url).name, schema_version(url)))
+    return list(schema.plan_migration(_parse_target(url).name, schema_version(url)))
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
-    target = _target(url)
+    """Create or upgrade the schema, once for all concurrent callers; return the version that the database
+    had."""
+    target = _parse_target(url)
     with target.session() as transport:
         return schema.apply(transport, target.name)

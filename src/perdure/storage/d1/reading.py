@@ -40,35 +40,37 @@ DROPPED = "dropped"
 """The space to which a dropped partition is moved, where it is never read, until its rows are gone."""
 
 
-def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Statement], list[_Look]]:
+def fetch(partition: Partition, items: Sequence[Get | Range]) -> tuple[list[Statement], list[_RowReader]]:
     """Return the statements that read the items, and for each a reader of its rows."""
     statements: list[Statement] = []
-    looks: list[_Look] = []
+    readers: list[_RowReader] = []
     groups: dict[tuple[Kind, int, bool], list[tuple[int, list[Any]]]] = {}
-    at = place_of(partition)
-    for place, item in enumerate(items):
+    names = place_of(partition)
+    for position, item in enumerate(items):
         prefix = item.key if isinstance(item, Get) else item.prefix
-        if isinstance(item, Get) or _is_whole(item):
+        if isinstance(item, Get) or _has_no_bounds(item):
             bodies = isinstance(item, Get) or item.bodies
             kind = item.kind
             row = to_json_row(zip(prefix, kind.key, strict=False))
-            groups.setdefault((kind, len(prefix), bodies), []).append((place, row))
+            groups.setdefault((kind, len(prefix), bodies), []).append((position, row))
         else:
             text, parameters = _compile_range(item)
-            statements.append((text, (*at, *parameters)))
-            looks.append(_Look(partition, item.kind, item.bodies, item.verify, (place,), ordered=True))
+            statements.append((text, (*names, *parameters)))
+            readers.append(
+                _RowReader(partition, item.kind, item.bodies, item.verify, (position,), ordered=True)
+            )
     for (kind, depth, bodies), rows in groups.items():
         start = 0
         for packed, count in pack_rows(kind, [row for _, row in rows]):
-            statements.append((_lookup(kind, depth, bodies), (*at, packed)))
-            places = tuple(place for place, _ in rows[start : start + count])
-            verify = all(getattr(items[place], "verify", True) for place in places)
-            looks.append(_Look(partition, kind, bodies, verify, places, ordered=False))
+            statements.append((_write_lookup(kind, depth, bodies), (*names, packed)))
+            positions = tuple(position for position, _ in rows[start : start + count])
+            verify = all(getattr(items[position], "verify", True) for position in positions)
+            readers.append(_RowReader(partition, kind, bodies, verify, positions, ordered=False))
             start += count
-    return statements, looks
+    return statements, readers
 
 
-class _Look:
+class _RowReader:
     """Reads the rows of one statement into the answers of a fetch."""
 
     def __init__(
@@ -85,7 +87,7 @@ class _Look:
         self._verify = verify
         self._kind = kind
         self._bodies = bodies
-        self._places = places
+        self._positions = places
         self._ordered = ordered
 
     def answer(self, rows: Rows, answers: list[list[Record]]) -> None:
@@ -94,18 +96,18 @@ class _Look:
             values = row if self._ordered else row[1:]
             found = values_of(columns, values)
             record = sql.record(self._kind, found, self._partition, bodies=self._bodies, verify=self._verify)
-            answers[self._places[0 if self._ordered else row[0]]].append(record)
+            answers[self._positions[0 if self._ordered else row[0]]].append(record)
         if not self._ordered:
-            for place in self._places:
-                answers[place].sort(key=lambda record: record.key)
+            for position in self._positions:
+                answers[position].sort(key=lambda record: record.key)
 
 
-def _is_whole(item: Range) -> bool:
+def _has_no_bounds(item: Range) -> bool:
     return item.by is None and item.after is None and item.limit is None and not item.reverse
 
 
 @lru_cache(maxsize=256)
-def _lookup(kind: Kind, depth: int, bodies: bool) -> str:
+def _write_lookup(kind: Kind, depth: int, bodies: bool) -> str:
     keys = [f"x.{c.name} = {from_row(c, n)}" for n, c in enumerate(kind.key[:depth])]
     where = " AND ".join([f"x.t = {PARTITION}", *keys])
     out = output(columns_of(kind, bodies=bodies), start=1)
@@ -136,40 +138,40 @@ def _compile_range_sql(
     order = [c for c in kind.fields if c.name == by] or list(kind.key[depth:])
     where = [f"x.t = {PARTITION}"]
     where += [f"x.{c.name} = {from_parameter(c, 4 + n)}" for n, c in enumerate(kind.key[:depth])]
-    next_one = 4 + depth
+    next_parameter = 4 + depth
     if after:
         names = ", ".join(f"x.{c.name}" for c in order)
-        edge = ", ".join(from_parameter(c, next_one + n) for n, c in enumerate(order))
+        edge = ", ".join(from_parameter(c, next_parameter + n) for n, c in enumerate(order))
         where.append(f"({names}) {'<' if reverse else '>'} ({edge})")
-        next_one += len(order)
+        next_parameter += len(order)
     text = f"SELECT {output(columns_of(kind, bodies=bodies))} FROM {table(kind)} AS x"
     text += f" WHERE {' AND '.join(where)}"
     if order:
         text += " ORDER BY " + ", ".join(f"x.{c.name}{' DESC' if reverse else ''}" for c in order)
     if limit:
-        return f"{text} LIMIT CAST(?{next_one} AS INTEGER)"
+        return f"{text} LIMIT CAST(?{next_parameter} AS INTEGER)"
     return text
 
 
 def find(effect: Find) -> Statement:
     """Return the statement of a find. All parameters are sent as text."""
     parameters = sql.Parameters()
-    text = parameters.bind
+    bind_text = parameters.bind
     tables = searches.Tables(CATALOGUE, f"{PREFIX}listing", table(DOCUMENT))
 
     def bind(value: str | int) -> str:
         if isinstance(value, str):
-            return text(value)
-        return f"CAST({text(str(value))} AS INTEGER)"
+            return bind_text(value)
+        return f"CAST({bind_text(str(value))} AS INTEGER)"
 
     def within(bound: Bound) -> str:
-        limit = text(str(bound.limit))
+        limit = bind_text(str(bound.limit))
         return sql.keeps(bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
 
     syntax = searches.BodySyntax(
         bind,
-        holds=lambda body, part: f"instr({body}, unhex({text(part.hex())})) > 0",
-        ends=lambda body, part: f"substr({body}, -{len(part)}) = unhex({text(part.hex())})",
+        holds=lambda body, part: f"instr({body}, unhex({bind_text(part.hex())})) > 0",
+        ends=lambda body, part: f"substr({body}, -{len(part)}) = unhex({bind_text(part.hex())})",
         within=within,
     )
     if isinstance(effect, FindThreads):
@@ -177,9 +179,9 @@ def find(effect: Find) -> Statement:
     elif isinstance(effect, FindListed):
         query = searches.select_listed(effect, tables, syntax)
     elif isinstance(effect, FindItems):
-        query = _items(effect, syntax)
+        query = _write_item_query(effect, syntax)
     elif isinstance(effect, FindRecords):
-        kind, tenant = effect.kind, text(effect.tenant)
+        kind, tenant = effect.kind, bind_text(effect.tenant)
         query = (
             f"SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2, {output((*kind.key, *kind.fields))}"
             f" FROM {table(kind)} AS x JOIN {CATALOGUE} AS p ON p.pk = x.t"
@@ -192,7 +194,7 @@ def find(effect: Find) -> Statement:
     return query, tuple(parameters)
 
 
-def _items(effect: FindItems, syntax: searches.BodySyntax) -> str:
+def _write_item_query(effect: FindItems, syntax: searches.BodySyntax) -> str:
     where, bind = searches.write_item_conditions(effect, syntax), syntax.bind
     return (
         "SELECT p.tenant AS p0, p.thread AS p1, p.space AS p2,"
@@ -206,15 +208,20 @@ def parse_find(effect: Find, rows: Rows) -> tuple[IndexHit, ...]:
     """Return the answer of a find."""
     if not isinstance(effect, FindRecords | FindItems):
         return tuple(map(sql.to_hit, rows))
-    own = len(Partition._fields)
-    at = [Partition(*row[:own]) for row in rows]
+    partition_size = len(Partition._fields)
+    partitions = [Partition(*row[:partition_size]) for row in rows]
     if isinstance(effect, FindItems):
         columns = columns_of(ITEM, bodies=True)
-        found = (sql.record(ITEM, values_of(columns, row[own:]), p) for p, row in zip(at, rows, strict=True))
+        hit_records = (
+            sql.record(ITEM, values_of(columns, row[partition_size:]), p)
+            for p, row in zip(partitions, rows, strict=True)
+        )
     else:
         kind = effect.kind
-        found = (sql.hint(kind, values_of((*kind.key, *kind.fields), row[own:])) for row in rows)
-    return tuple(map(IndexHit, at, found))
+        hit_records = (
+            sql.hint(kind, values_of((*kind.key, *kind.fields), row[partition_size:])) for row in rows
+        )
+    return tuple(map(IndexHit, partitions, hit_records))
 
 
 def now() -> Statement:

@@ -26,7 +26,7 @@ ANSWER_SECONDS = 40.0
 
 
 class Transport(Protocol):
-    """Runs batches. Calls may come from many threads at once."""
+    """Runs batches. Calls may come from many OS threads at once."""
 
     def batch(self, statements: Sequence[Statement]) -> list[Rows]:
         """Run the statements in order in one transaction and return each one's rows.
@@ -46,9 +46,9 @@ class Rejected(Exception):
 
 
 class AnswerLost(Exception):
-    """No answer, or none that shows the outcome. ``sent`` is True if the batch may have been carried out,
-    ``after`` the seconds for which the service asked to wait, ``is_away`` True if there was no connection, or
-    nothing was heard on it."""
+    """There was no answer, or it does not show the outcome. ``sent`` is True if the batch may have been
+    carried out, ``after`` the seconds for which the service asked to wait, ``is_away`` True if there was no
+    connection, or nothing was heard on it."""
 
     def __init__(self, reason: str, *, sent: bool = True, after: float = 0.0, is_away: bool = False) -> None:
         super().__init__(reason)
@@ -112,11 +112,11 @@ class RestTransport:
         try:
             response = self._client.post(self._url, content=body)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError) as error:
-            raise AnswerLost(f"no connection ({_reason(error)})", sent=False, is_away=True) from error
+            raise AnswerLost(f"no connection ({_describe_error(error)})", sent=False, is_away=True) from error
         except httpx.TimeoutException as error:
             raise AnswerLost(f"no answer within {self._answering_s:g} s", is_away=True) from error
         except (httpx.TransportError, httpx.DecodingError) as error:
-            raise AnswerLost(f"the connection broke ({_reason(error)})") from error
+            raise AnswerLost(f"the connection broke ({_describe_error(error)})") from error
         return self._read(response, len(statements))
 
     def close(self) -> None:
@@ -125,11 +125,11 @@ class RestTransport:
     def _read(self, response: httpx.Response, count: int) -> list[Rows]:
         status = response.status_code
         answer = _parse_json(response)
-        message = _messages(answer)
+        message = _join_messages(answer)
         if response.is_success and not message and answer.get("success") is True:
-            return _rows(answer.get("result"), count)
+            return _read_rows(answer.get("result"), count)
         if status == _TOO_MANY_REQUESTS:
-            raise AnswerLost("too many requests", sent=False, after=_retry_after(response))
+            raise AnswerLost("too many requests", sent=False, after=_read_retry_after(response))
         if status in _UNAUTHORISED:
             raise Unavailable(
                 f"{self._name}: Cloudflare did not accept the API token in ${self._env} for this account; "
@@ -145,7 +145,8 @@ class RestTransport:
         if "SQLITE_" in message or (400 <= status < 500 and message and not PASSING.search(message)):
             raise Rejected(message)
         raise AnswerLost(
-            f"status {status}: {message or 'an answer that is not from D1'}", after=_retry_after(response)
+            f"status {status}: {message or 'an answer that is not from D1'}",
+            after=_read_retry_after(response),
         )
 
 
@@ -160,7 +161,7 @@ def is_local(endpoint: str) -> bool:
     return httpx.URL(endpoint).host in ("127.0.0.1", "::1", "localhost")
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return (str(error) or type(error).__name__)[:200]
 
 
@@ -174,7 +175,7 @@ def _parse_json(response: httpx.Response) -> Mapping[str, Any]:
     return {}
 
 
-def _messages(answer: Mapping[str, Any]) -> str:
+def _join_messages(answer: Mapping[str, Any]) -> str:
     errors = answer.get("errors")
     if not isinstance(errors, list):
         return ""
@@ -182,7 +183,7 @@ def _messages(answer: Mapping[str, Any]) -> str:
     return "; ".join(messages)[:300]
 
 
-def _rows(result: Any, count: int) -> list[Rows]:
+def _read_rows(result: Any, count: int) -> list[Rows]:
     out: list[Rows] = []
     parts: list[Any] = result if isinstance(result, list) else []
     for part in parts:
@@ -198,7 +199,7 @@ def _rows(result: Any, count: int) -> list[Rows]:
     return out
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _read_retry_after(response: httpx.Response) -> float:
     """Return the seconds of a ``Retry-After`` header, which may be a date."""
     value = response.headers.get("Retry-After", "")
     try:

@@ -18,8 +18,8 @@ _PAUSE = 0.2
 
 
 class Tries:
-    """The attempts at one request. ``unsure`` is True if one that was lost may have arrived. ``outage``
-    limits the wait for a service that refuses connections or does not respond."""
+    """The attempts at one request. ``unsure`` is True if an attempt whose answer was lost may have arrived.
+    ``outage`` limits the wait for a service that refuses connections or does not respond."""
 
     def __init__(
         self,
@@ -36,8 +36,8 @@ class Tries:
         self.unsure = False
 
     def again(self, lost: AnswerLost) -> bool:
-        """Wait before the next attempt, at least as long as the service asked for; return False if there is
-        none left."""
+        """Wait before the next attempt, at least as long as the service asked for; return False if no attempt
+        is left."""
         self.unsure = self.unsure or lost.sent
         pause = max(lost.after, self._pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
         self._pause *= 2

@@ -1,7 +1,7 @@
 """The schema of a D1 database: SQLite's tables and the receipts, their check and their migration.
 
-Every step is one batch that first raises the version from the one that was found. So of many processes that
-migrate at once, one executes the step and the others find it done.
+A migration is one batch, which first raises the version, if this is still the one that was found. So of many
+processes that migrate at once, one executes the steps and the others find them done.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ def version(transport: Transport, name: str) -> int:
         transport: Runs the batches.
         name: The database's name for errors.
     """
-    there = (f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'", ())
-    read = (f"SELECT version AS c0 FROM {_VERSION}", ())
+    count_tables = (
+        f"SELECT count(*) AS c0 FROM sqlite_schema WHERE type = 'table' AND name = '{_VERSION}'",
+        (),
+    )
+    read_version = (f"SELECT version AS c0 FROM {_VERSION}", ())
     tries = Tries(3)
     try:
         try:
-            (rows,) = run_batch(transport, [read], name, tries)
+            (rows,) = run_batch(transport, [read_version], name, tries)
         except Rejected:
-            (known,) = run_batch(transport, [there], name, tries)
-            if not known[0][0]:
+            (tables,) = run_batch(transport, [count_tables], name, tries)
+            if not tables[0][0]:
                 return 0
-            # Another process has created it just now.
-            (rows,) = run_batch(transport, [read], name, tries)
+            # Another process has created the schema just now.
+            (rows,) = run_batch(transport, [read_version], name, tries)
     except Rejected as error:
         raise translate(error, name) from error
     if rows:
@@ -51,9 +54,9 @@ def check(transport: Transport, name: str) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise other_version_error(name, found, *migrations.find_readable_versions(), _command(name))
+        raise other_version_error(name, found, *migrations.find_readable_versions(), _name_command(name))
     raise MigrationRequired(
-        f"{name} has no Perdure schema; run `{_command(name)}`, or connect with migrate=True"
+        f"{name} has no Perdure schema; run `{_name_command(name)}`, or connect with migrate=True"
     )
 
 
@@ -69,10 +72,10 @@ def apply(transport: Transport, name: str) -> int:
             if not tries.again(lost):
                 raise give_up_error(lost, name, unsure=True) from lost
         except Rejected as error:
-            now = version(transport, name)
-            if now == found:
+            later = version(transport, name)
+            if later == found:
                 raise translate(error, name) from error
-            found = now
+            found = later
             continue
         else:
             return found
@@ -82,20 +85,20 @@ def apply(transport: Transport, name: str) -> int:
 
 def plan_migration(name: str, found: int) -> tuple[str, ...]:
     """Return the statements that lead from a version, 0 for none, to this release's. Raise
-    ``MigrationRequired`` if none do."""
-    require_steps(name, found, *migrations.find_readable_versions(), _command(name))
+    ``MigrationRequired`` if no statements lead there."""
+    require_steps(name, found, *migrations.find_readable_versions(), _name_command(name))
     if found == SCHEMA_VERSION:
         return ()
-    # The steps name the table of threads as in a file.
+    # The shared steps name the table of threads as it is named in a SQLite file.
     shared = f"{schema.PREFIX}thread"
-    last = f"ALTER TABLE {shared} RENAME TO {catalogue(SCHEMA_VERSION)}"
+    rename_to_versioned = f"ALTER TABLE {shared} RENAME TO {catalogue(SCHEMA_VERSION)}"
     if found == 0:
-        return (*schema.write_sqlite_schema(), *writing.SCHEMA, last)
-    # The column refuses NULL, and with it the batch: another process was first.
-    moved = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
-    first = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"
-    return (moved, first, *migrations.plan_migration(found), last)
+        return (*schema.write_sqlite_schema(), *writing.SCHEMA, rename_to_versioned)
+    # If another process was first, this writes NULL: the column refuses it, and so the batch fails.
+    raise_version = f"UPDATE {_VERSION} SET version = CASE WHEN version = {found} THEN {SCHEMA_VERSION} END"
+    rename_to_shared = f"ALTER TABLE {catalogue(found)} RENAME TO {shared}"
+    return (raise_version, rename_to_shared, *migrations.plan_migration(found), rename_to_versioned)
 
 
-def _command(name: str) -> str:
+def _name_command(name: str) -> str:
     return f"perdure migrate --db {name}"

@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FORM = "d1://ACCOUNT_ID/DATABASE_ID"
 
 
-def _parts(url: str) -> SplitResult | None:
+def _split(url: str) -> SplitResult | None:
     try:
         return urlsplit(url)
     except ValueError:
@@ -60,15 +60,15 @@ class D1Url:
                 f"{name}: unknown parameter {unknown[0]!r}; a D1 URL takes endpoint, token_env and patience"
             )
         endpoint = given.get("endpoint", ENDPOINT).rstrip("/")
-        where = _parts(endpoint)
+        endpoint_parts = _split(endpoint)
         if (
-            where is None
-            or where.scheme not in ("http", "https")
-            or not where.hostname
-            or "@" in where.netloc
+            endpoint_parts is None
+            or endpoint_parts.scheme not in ("http", "https")
+            or not endpoint_parts.hostname
+            or "@" in endpoint_parts.netloc
         ):
             raise BadUrl(f"{name}: endpoint has to be an https:// address, e.g. {ENDPOINT}")
-        if where.scheme == "http" and not is_local(endpoint):
+        if endpoint_parts.scheme == "http" and not is_local(endpoint):
             raise BadUrl(f"{name}: endpoint has to be https://, for the API token travels with every request")
         token_env = given.get("token_env", TOKEN_ENV)
         if not _NAME.fullmatch(token_env):
@@ -101,7 +101,7 @@ class D1Url:
 
     @contextmanager
     def session(self) -> Iterator[RestTransport]:
-        """A transport for a migration or a look at the schema, closed at the end of the ``with`` block."""
+        """Yield a transport for a migration or for reading the schema, and close it afterwards."""
         transport = self.connect(ANSWER_SECONDS)
         try:
             yield transport

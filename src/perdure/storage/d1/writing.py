@@ -1,8 +1,9 @@
 """Translates the storage requests that write to statements for Cloudflare D1.
 
 Each request is a part of one batch, which D1 runs as one transaction. A commit first writes its verdict into
-its receipt: the position of the first expectation that failed, if any. The writes after it depend on it, so a
-refusal is an answer and no error, and the outcome of a batch whose answer was lost can be looked up.
+its receipt: the position of the first expectation that failed, if any. The writes after it are conditional on
+the verdict, so that a refusal is an answer and no error, and the outcome of a batch whose answer was lost can
+be looked up.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ SCHEMA = (
 )
 """The statements for D1's own table, besides those for the tables of the kinds."""
 
-_HELD = f"EXISTS (SELECT 1 FROM {RECEIPT} WHERE id = ?4 AND refused IS NULL)"
+_NOT_REFUSED = f"EXISTS (SELECT 1 FROM {RECEIPT} WHERE id = ?4 AND refused IS NULL)"
 _NONE_FAILED = 1 << 40
 
 
 def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statement:
     """Return the statement that evaluates the expectations of a commit and writes the verdict into its
-    receipt: the position of the first that failed, or NULL. A receipt's number only rises: a second copy of
-    the same batch is refused as a whole.
+    receipt: the position of the first that failed, or NULL. A receipt's number has to rise, so that a second
+    copy of the same batch is refused as a whole.
 
     Args:
         partition: The partition of the commit.
@@ -62,14 +63,14 @@ def receipt(partition: Partition, ops: Sequence[Op], id_: str, n: int) -> Statem
     parameters: list[str | None] = [*place_of(partition), id_, str(n)]
     failing: list[str] = []
     groups: dict[tuple[Kind, tuple[str, ...] | None, bool], list[list[Any]]] = {}
-    for place, op in enumerate(ops):
+    for position, op in enumerate(ops):
         for form, versions, values in _list_demands(op):
-            row = [place, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
+            row = [position, *to_json_row(zip(op.key, op.kind.key, strict=True)), *values]
             groups.setdefault((op.kind, form, versions), []).append(row)
     for (kind, form, versions), rows in groups.items():
         for packed, _ in pack_rows(kind, rows):
             parameters.append(packed)
-            failing.append(_find_first_failing(kind, form, versions, len(parameters)))
+            failing.append(_write_first_failing(kind, form, versions, len(parameters)))
     verdict = "NULL"
     if failing:
         firsts = ", ".join(f"coalesce({f}, {_NONE_FAILED})" for f in failing)
@@ -95,7 +96,8 @@ def forget_receipts() -> Statement:
 
 
 def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Statement]:
-    """Return the statements of a commit whose receipt holds, or of a stage.
+    """Return the statements that write the operations of a commit, unless its receipt has a refusal, or of a
+    stage.
 
     Args:
         partition: The partition.
@@ -103,17 +105,17 @@ def write(partition: Partition, ops: Sequence[Op], id_: str | None) -> list[Stat
         id_: The receipt's id, ``None`` for a stage, which has none.
     """
     out: list[Statement] = []
-    place = place_of(partition) if id_ is None else (*place_of(partition), id_)
+    parameters = place_of(partition) if id_ is None else (*place_of(partition), id_)
     puts = [op for op in ops if isinstance(op, Put)]
     if puts:
-        out.append((_insert_new_thread(guarded=id_ is not None), place))
-    for kind, group in _by_kind(puts):
-        for packed, _ in pack_rows(kind, [_put_row(op, partition) for op in group if isinstance(op, Put)]):
-            out.append((_put(kind, id_ is not None), (*place, packed)))
-    for kind, group in _by_kind([op for op in ops if isinstance(op, Delete)]):
+        out.append((_insert_new_thread(guarded=id_ is not None), parameters))
+    for kind, group in _group_by_kind(puts):
+        for packed, _ in pack_rows(kind, [_make_row(op, partition) for op in group if isinstance(op, Put)]):
+            out.append((_write_put(kind, id_ is not None), (*parameters, packed)))
+    for kind, group in _group_by_kind([op for op in ops if isinstance(op, Delete)]):
         rows = [to_json_row(zip(op.key, kind.key, strict=True)) for op in group]
         for packed, _ in pack_rows(kind, rows):
-            out.append((_delete(kind), (*place, packed)))
+            out.append((_write_delete(kind), (*parameters, packed)))
     return out
 
 
@@ -121,13 +123,13 @@ def drop(partition: Partition, id_: str) -> Statement:
     """Return the statement that hides a partition from all readers at once."""
     return (
         f"UPDATE {CATALOGUE} SET space = '{DROPPED}', tenant = '', thread = CAST(pk AS TEXT)"
-        f" WHERE space = ?1 AND tenant = ?2 AND thread = ?3 AND {_HELD}"
+        f" WHERE space = ?1 AND tenant = ?2 AND thread = ?3 AND {_NOT_REFUSED}"
     ), (*place_of(partition), id_)
 
 
 def sweep() -> list[Statement]:
-    """Return the statements that remove a page of rows of a dropped partition; the last one reads 1 if there
-    are more."""
+    """Return the statements that remove a page of rows of a dropped partition; the last one returns 1 if
+    dropped partitions are left."""
     pk = f"(SELECT pk FROM {CATALOGUE} WHERE space = '{DROPPED}' ORDER BY tenant, thread LIMIT 1)"
     out: list[Statement] = []
     for kind in KINDS:
@@ -136,9 +138,9 @@ def sweep() -> list[Statement]:
             key = ", ".join(["t", *(c.name for c in kind.key)])
         else:
             key = "rowid"
-        left = f"({key})" if kind.compact and kind.key else key
+        row_key = f"({key})" if kind.compact and kind.key else key
         page = f"SELECT {key} FROM {name} WHERE t = {pk} LIMIT {DROP_ROWS}"
-        out.append((f"DELETE FROM {name} WHERE {left} IN ({page})", ()))
+        out.append((f"DELETE FROM {name} WHERE {row_key} IN ({page})", ()))
     empty = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table(kind)} WHERE t = {pk})" for kind in KINDS)
     out.append((f"DELETE FROM {CATALOGUE} WHERE pk = {pk} AND {empty}", ()))
     out.append((f"SELECT EXISTS (SELECT 1 FROM {CATALOGUE} WHERE space = '{DROPPED}') AS c0", ()))
@@ -147,7 +149,7 @@ def sweep() -> list[Statement]:
 
 def _list_demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[Any]]]:
     """Yield the demands of an operation on its record: ``None`` for absence, else the fields that have to be
-    equal; True if the version is given as well; and the given values."""
+    equal; True if the version has to be equal as well; and the values."""
     if isinstance(op, Delete) and op.unchanged:
         named = [c for c in op.kind.fields if c.name in op.unchanged]
         yield tuple(c.name for c in named), False, to_json_row((op.unchanged[c.name], c) for c in named)
@@ -160,55 +162,55 @@ def _list_demands(op: Op) -> Iterator[tuple[tuple[str, ...] | None, bool, list[A
 
 
 @lru_cache(maxsize=256)
-def _find_first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, parameter: int) -> str:
+def _write_first_failing(kind: Kind, form: tuple[str, ...] | None, versions: bool, parameter: int) -> str:
     where = [f"x.t = {PARTITION}", *(f"x.{c.name} = {from_row(c, n)}" for n, c in enumerate(kind.key, 1))]
-    given = 1 + len(kind.key)
+    position = 1 + len(kind.key)
     for name in form or ():
         column = next(c for c in kind.fields if c.name == name)
-        where.append(f"x.{name} IS {from_row(column, given)}")
-        given += 1
+        where.append(f"x.{name} IS {from_row(column, position)}")
+        position += 1
     if versions:
-        where.append(f"{'x.version' if kind.versioned else '0'} = r.value ->> {given}")
-    there = f"EXISTS (SELECT 1 FROM {table(kind)} AS x WHERE {' AND '.join(where)})"
-    fails = there if form is None else f"NOT {there}"
+        where.append(f"{'x.version' if kind.versioned else '0'} = r.value ->> {position}")
+    exists = f"EXISTS (SELECT 1 FROM {table(kind)} AS x WHERE {' AND '.join(where)})"
+    fails = exists if form is None else f"NOT {exists}"
     return f"(SELECT min(r.value ->> 0) FROM json_each(?{parameter}) AS r WHERE {fails})"
 
 
 @lru_cache(maxsize=2)
 def _insert_new_thread(*, guarded: bool) -> str:
-    held = f"{_HELD} AND " if guarded else ""
-    is_new = f"{held}{PARTITION} IS NULL"
+    not_refused = f"{_NOT_REFUSED} AND " if guarded else ""
+    is_new = f"{not_refused}{PARTITION} IS NULL"
     return f"INSERT INTO {CATALOGUE} (space, tenant, thread) SELECT ?1, ?2, ?3 WHERE {is_new}"
 
 
 @lru_cache(maxsize=64)
-def _put(kind: Kind, guarded: bool) -> str:
+def _write_put(kind: Kind, guarded: bool) -> str:
     columns = columns_of(kind)
     names = ", ".join(["t", *(c.name for c in columns)])
-    given = ", ".join(["p.pk", *(from_row(c, n) for n, c in enumerate(columns))])
-    held = f" AND {_HELD}" if guarded else ""
+    values = ", ".join(["p.pk", *(from_row(c, n) for n, c in enumerate(columns))])
+    not_refused = f" AND {_NOT_REFUSED}" if guarded else ""
     return (
-        f"INSERT INTO {table(kind)} ({names}) SELECT {given} FROM {CATALOGUE} AS p"
+        f"INSERT INTO {table(kind)} ({names}) SELECT {values} FROM {CATALOGUE} AS p"
         f" CROSS JOIN json_each(?{5 if guarded else 4}) AS r"
-        f" WHERE p.space = ?1 AND p.tenant = ?2 AND p.thread = ?3{held}"
+        f" WHERE p.space = ?1 AND p.tenant = ?2 AND p.thread = ?3{not_refused}"
         f"{sql.on_conflict(kind)}"
     )
 
 
 @lru_cache(maxsize=64)
-def _delete(kind: Kind) -> str:
-    where = [f"t = {PARTITION}", _HELD]
+def _write_delete(kind: Kind) -> str:
+    where = [f"t = {PARTITION}", _NOT_REFUSED]
     if kind.key:
         names = ", ".join(c.name for c in kind.key)
-        given = ", ".join(from_row(c, n) for n, c in enumerate(kind.key))
-        left = f"({names})" if len(kind.key) > 1 else names
-        where.append(f"{left} IN (SELECT {given} FROM json_each(?5) AS r)")
+        values = ", ".join(from_row(c, n) for n, c in enumerate(kind.key))
+        record_key = f"({names})" if len(kind.key) > 1 else names
+        where.append(f"{record_key} IN (SELECT {values} FROM json_each(?5) AS r)")
     else:
         where.append("json_array_length(?5) > 0")
     return f"DELETE FROM {table(kind)} WHERE {' AND '.join(where)}"
 
 
-def _put_row(op: Put, partition: Partition) -> list[Any]:
+def _make_row(op: Put, partition: Partition) -> list[Any]:
     op = op._replace(body=compress_body(op))
     kind = op.kind
     values: list[Any] = [*op.key, *(op.fields[c.name] for c in kind.fields)]
@@ -220,7 +222,7 @@ def _put_row(op: Put, partition: Partition) -> list[Any]:
     return [*row, sql.checksum(op, partition)]
 
 
-def _by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Delete]]]:
+def _group_by_kind(ops: Sequence[Put | Delete]) -> Iterator[tuple[Kind, list[Put | Delete]]]:
     def name(op: Put | Delete) -> str:
         return op.kind.name
 

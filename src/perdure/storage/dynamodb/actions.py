@@ -45,10 +45,10 @@ class Expression:
     def update(self) -> str:
         """Return the assignments and removals."""
         parts = (("SET ", self.sets), ("REMOVE ", self.removes))
-        return " ".join(word + ", ".join(of) for word, of in parts if of)
+        return " ".join(word + ", ".join(expressions) for word, expressions in parts if expressions)
 
     def build(self) -> Item:
-        """Return the parameters of an action, as far as there are any."""
+        """Return the parameters of an action, without empty ones."""
         out: Item = {}
         if self.conditions:
             out["ConditionExpression"] = " AND ".join(self.conditions)
@@ -77,12 +77,12 @@ def make_root_action(
     Args:
         table: The table's name.
         partition: The partition.
-        root: Its root as it is known.
+        root: Its root as last known.
         incarnation: Its incarnation, new if it has none.
         revision: The new revision; empty for a commit without puts and deletes, which only checks.
         members: The operations on records inside the root, the attributes that carry their bodies, and the
             facts from the last attempt.
-        after: The revision that it must still have; empty for any.
+        after: The revision that the root must still have; empty for any.
     """
     e = Expression()
     if root is not None and root.incarnation:
@@ -94,9 +94,10 @@ def make_root_action(
     for op, body, seen in members:
         if isinstance(op, Check) and op.expect is Expect.ANY:
             continue
-        _in_map(e, op, op.kind.name, body, seen)
+        _add_embedded(e, op, op.kind.name, body, seen)
         if op.kind.expires and isinstance(op, Put) and (expiry := expiry_of(op)):
-            # If the service removed the root, the items that it names would be left for ever.
+            # The root may only expire while it names no dead incarnation: if the service removed it, their
+            # items would be left for ever.
             e.conditions.append("attribute_not_exists(dead)")
             e.sets.append(f"x = {e.value(expiry['x'])}")
         elif op.kind.expires and not isinstance(op, Check):
@@ -123,7 +124,7 @@ class Learned(NamedTuple):
 
     Attributes:
         parts: The parts of the record's body.
-        grown: True if its growing field is greater than the operation would set it.
+        grown: True if the record's growing field is greater than the operation's value for it.
     """
 
     parts: tuple[bytes, int] | None = None
@@ -149,7 +150,9 @@ def action_of(
     if isinstance(op, Delete):
         require_unchanged(e, op, PRESENT, "")
     if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
-        e.conditions.append("attribute_not_exists(p)" if not seen.parts else f"p = {_nonce(e, seen.parts)}")
+        e.conditions.append(
+            "attribute_not_exists(p)" if not seen.parts else f"p = {_add_nonce(e, seen.parts)}"
+        )
     common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
     if isinstance(op, Put) and op.kind.grows is not None and op.expect is not Expect.ABSENT:
         grows = e.name(op.kind.grows)
@@ -168,7 +171,7 @@ def action_of(
     return {"Delete": {**common, "Key": key, **e.build()}}
 
 
-def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None:
+def _add_embedded(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None:
     """Add an operation on a record that is an attribute of an item.
 
     Args:
@@ -186,14 +189,14 @@ def _in_map(e: Expression, op: Op, name: str, body: Item, seen: Learned) -> None
     if op.kind.body and not isinstance(op, Check) and op.expect is not Expect.ABSENT:
         part = f"{path}.p"
         e.conditions.append(
-            f"{part} = {_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
+            f"{part} = {_add_nonce(e, seen.parts)}" if seen.parts else f"attribute_not_exists({part})"
         )
     if isinstance(op, Put):
-        held = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
-        e.sets.append(f"{path} = {e.value({'M': held})}")
+        attributes = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
+        e.sets.append(f"{path} = {e.value({'M': attributes})}")
 
 
-def _nonce(e: Expression, parts: tuple[bytes, int]) -> str:
+def _add_nonce(e: Expression, parts: tuple[bytes, int]) -> str:
     return e.value({"B": parts[0]})
 
 
@@ -204,7 +207,7 @@ def expect(e: Expression, expected: Expectation, present: str, absent: str, vers
         e: The expression to extend.
         expected: The expectation.
         present: The condition that the record exists.
-        absent: The condition that it does not.
+        absent: The condition that it does not exist.
         version: The path of its version.
     """
     if expected is Expect.PRESENT:

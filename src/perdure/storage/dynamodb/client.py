@@ -1,7 +1,8 @@
 """Calls to DynamoDB: the table of a URL, the retries, and the meaning of each failure.
 
-Everything that can be repeated without harm is: throttling, conflicts between transactions, missing answers.
-Pauses are random below a doubling bound. The client's exceptions are translated here only.
+Every request that can be repeated without harm is repeated: after throttling, conflicts between transactions
+and missing answers. Pauses are random below a doubling bound. The client's exceptions are translated here
+only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from perdure.storage.url import redact
 
 PATIENCE = 30.0
 """Seconds after which a request that the service refused for a while, as throttled or in conflict, is given
-up. A transaction's token is valid for ten minutes, so a repetition within this time is applied once."""
+up. A transaction's token is valid for ten minutes, so a transaction that is repeated is applied once."""
 
 _WRITES = {"transact_write_items", "batch_write_item", "put_item", "update_item", "delete_item"}
 _FIRST_WAIT = 0.02
@@ -36,17 +37,17 @@ _LONGEST_WAIT = 2.0
 _CONNECTIONS = 64
 _CONNECT_S = 3
 _ANSWER_MOST_S = 15
-"""Maximum seconds for which an answer is waited for; below, the URL's patience decides."""
+"""Maximum seconds for which an answer is waited for, even if the URL's patience is longer."""
 _FORM = "dynamodb://table?region=eu-central-1, with &endpoint=http://127.0.0.1:8000 for an emulator"
 _NAME = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 
-_REPEATED = frozenset(
+_REPEATABLE = frozenset(
     "InternalServerError InternalFailure LimitExceededException ProvisionedThroughputExceededException"
     " ReplicatedWriteConflictException RequestLimitExceeded RequestTimeout RequestTimeoutException"
     " ServiceUnavailable ThrottledException Throttling ThrottlingException TransactionConflictException"
     " TransactionInProgressException".split()
 )
-_REPEATED_REASONS = frozenset(
+_REPEATABLE_REASONS = frozenset(
     "TransactionConflict ThrottlingError ProvisionedThroughputExceeded RequestLimitExceeded None".split()
 )
 _REFUSED_KEYS = frozenset(
@@ -72,8 +73,8 @@ class DynamoUrl:
 
 
 class ConditionFailed(Exception):
-    """A condition did not hold, or what was to be created exists. For a transaction, ``reasons`` has one
-    entry for each action."""
+    """A condition did not hold, or something that was to be created exists already. For a transaction,
+    ``reasons`` has one entry for each action."""
 
     def __init__(self, reasons: Sequence[Any] = ()) -> None:
         super().__init__("a condition did not hold")
@@ -118,7 +119,7 @@ def _is_http(endpoint: str) -> bool:
 
 
 class Client:
-    """A table behind the low-level client. Calls may come from many threads."""
+    """A table behind the low-level client. Calls may come from many OS threads."""
 
     def __init__(self, target: DynamoUrl) -> None:
         self.target = target
@@ -136,7 +137,7 @@ class Client:
         )
         try:
             core = Core()
-            core.register_component("data_loader", _models())
+            core.register_component("data_loader", _load_models())
             session = Session(region_name=target.region, botocore_session=core)
             self.boto: Any = session.client("dynamodb", endpoint_url=target.endpoint, config=config)
         except (aws.BotoCoreError, ValueError) as error:
@@ -161,8 +162,8 @@ class Client:
             Unanswered: A write may have been carried out.
             PerdureError: Any other failure.
         """
-        if (known := self.outage.verdict()) is not None:
-            raise self._translate(known) from known
+        if (failure := self.outage.verdict()) is not None:
+            raise self._translate(failure) from failure
         method = getattr(self.boto, operation)
         end = time.monotonic() + (self.patience if patience is None else patience)
         bound = _FIRST_WAIT
@@ -172,13 +173,16 @@ class Client:
             try:
                 answer: dict[str, Any] = method(**parameters)
             except (aws.ClientError, aws.BotoCoreError, ResponseParserError) as error:
-                if isinstance(error, aws.ClientError) and (failed := _condition_of(error)) is not None:
+                if (
+                    isinstance(error, aws.ClientError)
+                    and (failed := _find_failed_condition(error)) is not None
+                ):
                     raise failed from error
                 lost = lost or _is_lost(error)
                 if isinstance(error, _NO_ANSWER):
                     end = min(end, self.outage.note(error, began))
                 pause = random.uniform(bound / 4, bound)  # noqa: S311 - spreads repetitions
-                if not _is_repeated(error) or time.monotonic() + pause > end:
+                if not _is_repeatable(error) or time.monotonic() + pause > end:
                     raised = self._translate(error, lost=lost)
                     if lost and operation in _WRITES and not isinstance(raised, Unanswered):
                         # An earlier attempt may have been carried out, even if this one was refused.
@@ -192,7 +196,7 @@ class Client:
                 return answer
 
     def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
-        """Make a batch request and return its items, repeating it for unprocessed ones.
+        """Make a batch request and return its items; repeat it for requests that were not processed.
 
         Args:
             operation: The client's method.
@@ -275,7 +279,7 @@ class Client:
                 f"{where} refused a request as malformed; compare the table with what is needed: "
                 f"perdure migrate --check --db '{redact_target(where)}'"
             )
-        if code in _REPEATED or reasons:
+        if code in _REPEATABLE or reasons:
             what = ", ".join(sorted({code, *reasons} - {"None"}))
             return _give_up_error(f"{where} is throttled or contended ({what}); try again later", lost=lost)
         return _give_up_error(f"{where}: DynamoDB failed with {code}; try again later", lost=lost)
@@ -288,7 +292,7 @@ def _give_up_error(message: str, *, lost: bool) -> Unavailable:
 
 
 def redact_target(target: DynamoUrl) -> str:
-    """Return the URL rebuilt from its parts that hold no secret."""
+    """Return the URL, rebuilt from those of its parts that hold no secret."""
     endpoint = redact(target.endpoint) if target.endpoint else None
     given = (("region", target.region), ("endpoint", endpoint))
     query = [f"{k}={v}" for k, v in given if v]
@@ -296,7 +300,7 @@ def redact_target(target: DynamoUrl) -> str:
 
 
 @cache
-def _models() -> Any:
+def _load_models() -> Any:
     """Return the descriptions of the service, read from disk once a process; credentials are not cached."""
     return Core().get_component("data_loader")
 
@@ -305,7 +309,7 @@ def _count(requests: Any) -> int:
     return len(requests["Keys"] if isinstance(requests, dict) else requests)
 
 
-def _condition_of(error: aws.ClientError) -> ConditionFailed | None:
+def _find_failed_condition(error: aws.ClientError) -> ConditionFailed | None:
     code = error.response.get("Error", {}).get("Code")
     if code in ("ConditionalCheckFailedException", "ResourceInUseException"):
         return ConditionFailed()
@@ -315,22 +319,22 @@ def _condition_of(error: aws.ClientError) -> ConditionFailed | None:
     return None
 
 
-def _status(error: aws.ClientError) -> int:
+def _read_status(error: aws.ClientError) -> int:
     return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
-def _is_repeated(error: Exception) -> bool:
+def _is_repeatable(error: Exception) -> bool:
     if not isinstance(error, aws.ClientError):
         return isinstance(error, _NO_ANSWER) and not isinstance(error, aws.SSLError)
     if error.response.get("Error", {}).get("Code") == "TransactionCanceledException":
         reasons = error.response.get("CancellationReasons") or ()
-        return all(reason.get("Code", "None") in _REPEATED_REASONS for reason in reasons)
-    return error.response.get("Error", {}).get("Code") in _REPEATED or _status(error) >= 500
+        return all(reason.get("Code", "None") in _REPEATABLE_REASONS for reason in reasons)
+    return error.response.get("Error", {}).get("Code") in _REPEATABLE or _read_status(error) >= 500
 
 
 def _is_lost(error: Exception) -> bool:
     """Return True if the request may have been carried out although it failed."""
     if isinstance(error, aws.ClientError):
-        return _status(error) >= 500
+        return _read_status(error) >= 500
     # TLS can also fail while an answer is read.
     return isinstance(error, aws.SSLError) or not isinstance(error, aws.ConnectionError)

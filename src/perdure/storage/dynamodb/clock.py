@@ -23,98 +23,101 @@ LOOSE = 50_000
 """The greatest difference between the clocks of the machines behind one service."""
 
 DRIFT = 500
-"""The greatest error of a host's steady clock in millionths; it widens the bounds of an answer with its age,
-until they mean little after half an hour."""
+"""The greatest error of a host's steady clock in millionths. The bounds of an answer are widened by it with
+the answer's age, until they mean little after half an hour."""
 
 
-def _wall() -> int:
+def _read_wall() -> int:
     return time.time_ns() // 1000
 
 
-def _steady() -> int:
+def _read_steady() -> int:
     return time.monotonic_ns() // 1000
 
 
 class ServiceClock:
     """The service's clock, from its answers and two clocks of the host: ``steady`` never jumps while the host
-    runs, ``wall`` is the host's date and time. Calls may come from many threads.
+    runs, ``wall`` is the host's date and time. Calls may come from many OS threads.
 
     The host's wall clock is used as it is while it is within the known bounds: hosts whose clocks are right
-    agree to the millisecond. Outside of them it is replaced by the middle of the bounds: wrong by half a
-    second at most after one quick answer, and by less after several. Time never goes back; a time that was
-    too far ahead is repeated until it is reached.
+    agree to the millisecond. Outside of them it is replaced by the middle of the bounds, which is wrong by
+    half a second at most after one quick answer, and by less after several. Time never goes back; a time that
+    was too far ahead is repeated until it is reached.
     """
 
-    def __init__(self, wall: Callable[[], int] = _wall, steady: Callable[[], int] = _steady) -> None:
-        self._wall = wall
-        self._steady = steady
+    def __init__(
+        self, wall: Callable[[], int] = _read_wall, steady: Callable[[], int] = _read_steady
+    ) -> None:
+        self._read_wall = wall
+        self._read_steady = steady
         self._lock = Lock()
-        # Bounds of the service's clock minus the steady one, valid at the time ``at`` of the last answer.
+        # Bounds of the service's clock minus the steady one, valid at the time of the last answer.
         self._bounds: tuple[int, int] | None = None
-        self._at = 0
-        self._lead = 0
-        self._last = 0
+        self._answered_at = 0
+        # The host's wall clock minus the steady one at that time.
+        self._wall_lead = 0
+        self._last_time = 0
 
     def start_request(self) -> int:
         """Return the start of a request, for ``note_answer``."""
-        return self._steady()
+        return self._read_steady()
 
     def note_answer(self, asked: int, date: str | None) -> None:
         """Narrow the bounds by an answer that has just arrived.
 
         Args:
             asked: The start of its request, from ``start_request``.
-            date: Its ``Date``. An unreadable one is ignored; one that contradicts earlier ones, as after a
-                suspend, replaces them.
+            date: Its ``Date``. An unreadable date is ignored. A date that contradicts earlier ones, as after
+                the host was suspended, replaces them.
         """
-        now = self._steady()
-        second = _seconds(date) if date else None
+        now = self._read_steady()
+        second = _parse_date(date) if date else None
         if second is None:
             return
-        doubt = LOOSE + _drift(now - asked)
+        doubt = LOOSE + _find_drift(now - asked)
         low, high = second * SECOND - now - doubt, (second + 1) * SECOND - asked + doubt
         with self._lock:
-            if (before := self._widen_bounds(now)) is not None:
-                both = max(low, before[0]), min(high, before[1])
-                if both[0] <= both[1]:
-                    low, high = both
-            self._bounds, self._at, self._lead = (low, high), now, self._wall() - now
+            if (known := self._widen_bounds(now)) is not None:
+                narrowed = max(low, known[0]), min(high, known[1])
+                if narrowed[0] <= narrowed[1]:
+                    low, high = narrowed
+            self._bounds, self._answered_at, self._wall_lead = (low, high), now, self._read_wall() - now
 
     @property
     def is_fresh(self) -> bool:
         """True if there was an answer lately and neither of the host's clocks has jumped since."""
         with self._lock:
-            now = self._steady()
-            jumped = abs(self._wall() - now - self._lead) > SECOND
-            return self._bounds is not None and now - self._at <= FRESH and not jumped
+            now = self._read_steady()
+            has_jumped = abs(self._read_wall() - now - self._wall_lead) > SECOND
+            return self._bounds is not None and now - self._answered_at <= FRESH and not has_jumped
 
     def now(self) -> int:
-        """Return microseconds since 1970, never less than before. Before the first answer that is the host's
-        wall clock."""
+        """Return microseconds since 1970, never less than at an earlier call. Until the first answer this is
+        the host's wall clock."""
         with self._lock:
-            steady = self._steady()
-            found = self._wall()
+            steady = self._read_steady()
+            wall = self._read_wall()
             bounds = self._widen_bounds(steady)
-            if bounds is not None and not bounds[0] <= found - steady <= bounds[1]:
-                found = steady + sum(bounds) // 2
-            self._last = max(self._last, found)
-            return self._last
+            if bounds is not None and not bounds[0] <= wall - steady <= bounds[1]:
+                wall = steady + sum(bounds) // 2
+            self._last_time = max(self._last_time, wall)
+            return self._last_time
 
     def _widen_bounds(self, now: int) -> tuple[int, int] | None:
         """Return the bounds, widened by the drift since the last answer."""
         if self._bounds is None:
             return None
-        drift = _drift(now - self._at)
+        drift = _find_drift(now - self._answered_at)
         return self._bounds[0] - drift, self._bounds[1] + drift
 
 
-def _drift(span: int) -> int:
+def _find_drift(span: int) -> int:
     """Return the greatest error of the steady clock over a span of it, in microseconds."""
     return 1 + max(0, span) * DRIFT // SECOND
 
 
 @lru_cache(maxsize=8)
-def _seconds(date: str) -> int | None:
+def _parse_date(date: str) -> int | None:
     """Return the seconds since 1970 of an HTTP date, ``None`` if it is unreadable or has no time zone."""
     try:
         found = parsedate_to_datetime(date)

@@ -20,10 +20,10 @@ class CommitPlan(NamedTuple):
 
     Attributes:
         inside: The positions of the operations on records in the root item.
-        own: The positions of those on other items in the transaction.
+        own: The positions of the operations on other items in the transaction.
         early: The positions of chunks that are stored before the transaction.
-        after: The revision that the root must still have, as checks of other items were left out on its
-            account; empty for any.
+        after: The revision that the root must still have, because checks that hold at this revision were left
+            out; empty if none were.
     """
 
     inside: tuple[int, ...]
@@ -38,18 +38,19 @@ def plan_commit(partition: Partition, ops: Sequence[Op], root: PartitionRoot | N
     own = [n for n in range(len(ops)) if n not in inside]
     if root is None or not root.incarnation or all(isinstance(op, Check) for op in ops):
         return CommitPlan(inside, tuple(own))
-    known = [n for n in own if _holds_at(ops[n], root)]
+    implied = [n for n in own if _holds_at(ops[n], root)]
     if _refuses_collected(ops):
         early = [n for n in own if _is_chunk(ops[n])]
     else:
         early = []
-    own = [n for n in own if n not in known and n not in early]
-    return CommitPlan(inside, tuple(own), tuple(early), root.revision if known else b"")
+    own = [n for n in own if n not in implied and n not in early]
+    return CommitPlan(inside, tuple(own), tuple(early), root.revision if implied else b"")
 
 
 def find_versions(ops: Sequence[Op]) -> Mapping[tuple[str, Key], int]:
-    """Return the versions of the records that are stored in the revision of a commit by this commit. Records
-    that expire and chunks are left out: they also change without a commit."""
+    """Return the versions of the records that a commit writes, which stay the stored ones as long as the
+    partition has the revision of this commit. Records that expire and chunks are left out: they also change
+    without a commit."""
     puts = [op for op in ops if isinstance(op, Put) and not op.kind.expires and op.kind.grows is None]
     return {(put.kind.name, put.key): put.version for put in puts}
 
@@ -66,8 +67,8 @@ def _is_chunk(op: Op) -> bool:
 
 
 def _refuses_collected(ops: Sequence[Op]) -> bool:
-    """Return True if a commit is refused once a collection began, which could remove a chunk that no commit
-    refers to yet."""
+    """Return True if a commit is refused once a collection of garbage has begun, as this could remove a chunk
+    to which no commit refers yet."""
     return any(
         op.kind is GC
         and not isinstance(op, Delete)

@@ -2,7 +2,7 @@
 
 ``items`` has the form of records in the table, ``reading`` the fetches in one snapshot, ``find`` the search
 across partitions, ``writing`` the writes to a partition and its removal, and ``clock`` the service's time.
-Requests are blocking calls of the low-level client; those that are awaited run in threads.
+Requests are blocking calls of the low-level client; awaited ones are made in OS threads.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class DynamoDriver:
         if isinstance(effect, Find):
             return find(self._reader, effect)
         if isinstance(effect, Now):
-            return self._now()
+            return self._read_time()
         if isinstance(effect, Drop):
             return self._writer.drop(effect)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
-    def _now(self) -> int:
+    def _read_time(self) -> int:
         clock = self.client.clock
         if not clock.is_fresh:
             table.ask(self.client)
@@ -107,5 +107,5 @@ def plan_migration(url: str) -> list[str]:
 
 
 def migrate(url: str) -> int:
-    """Create the table, or check its definition; return the version that its layout had."""
+    """Create the table, or check its definition; return the version that the table's layout had."""
     return table.migrate(Client(target_of(url)))

@@ -1,8 +1,7 @@
 """Finds records across partitions by one global index, which follows the table within moments: a hint only.
 
-Its entries are sparse: records that are not to be found have none. The catalogue and the queues that are due
-are spread over buckets; all of them are queried concurrently, each for a range of its order, and the answers
-are merged.
+Only records that can be searched for have an entry. The catalogue and the queues that are due are spread over
+buckets. All buckets are queried concurrently, each for a range of its order, and the answers are merged.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ _PAGE = 250
 
 def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     if isinstance(effect, FindThreads):
-        return _threads(reader, effect)
+        return _find_threads(reader, effect)
     if isinstance(effect, FindRuns):
-        return _runs(reader, effect)
+        return _find_runs(reader, effect)
     if isinstance(effect, FindDue):
         return _find_due(reader, effect)
     if isinstance(effect, FindExpired):
@@ -35,22 +34,22 @@ def find(reader: Reader, effect: Find) -> tuple[IndexHit, ...]:
     raise TypeError(f"not a request to DynamoDB: {type(effect).__name__}")
 
 
-def _runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
-    g = items.run_entry(effect.kind, effect.run_id)
+def _find_runs(reader: Reader, effect: FindRuns) -> tuple[IndexHit, ...]:
+    run_key = items.run_entry(effect.kind, effect.run_id)
     low, high = b"\x00", b"\xff"
     if effect.tenant is not None:
         low = high = items.encode_tenant(effect.tenant)
-    rows = reader.query(g, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
-    own = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
+    rows = reader.query(run_key, low, high, limit=effect.limit, select=_INDEX, names=("g", "h"))
+    wanted = (row for row in rows if effect.tenant in (None, items.partition_of(row).tenant))
     return tuple(
         IndexHit(items.partition_of(row), items.record_of(effect.kind, row))
-        for row in islice(own, effect.limit)
+        for row in islice(wanted, effect.limit)
     )
 
 
 def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     """Find queue records. The entries of all tenants are in one order: for one tenant they are read page by
-    page, from the start, until enough are its own."""
+    page, from the start, until enough entries of this tenant are found."""
     kind = effect.kind
     if effect.since is None:
         low = b"\x00"
@@ -62,32 +61,32 @@ def _find_due(reader: Reader, effect: FindDue) -> tuple[IndexHit, ...]:
     else:
         limit = max(effect.limit, _PAGE)
 
-    def page(number: int) -> list[tuple[bytes, IndexHit]]:
+    def read_page(number: int) -> list[tuple[bytes, IndexHit]]:
         rows = reader.query(
             items.name_due_bucket(kind, number), low, high, limit=limit, select=_INDEX, names=("g", "h")
         )
         out = (
             (bytes(row["h"]["B"]), IndexHit(items.partition_of(row), items.due_of(kind, row))) for row in rows
         )
-        own = (one for one in out if effect.tenant in (None, one[1].partition.tenant))
-        return list(islice(own, effect.limit))
+        wanted = (entry for entry in out if effect.tenant in (None, entry[1].partition.tenant))
+        return list(islice(wanted, effect.limit))
 
-    pages = reader.spread(page, range(items.BUCKETS))
-    merged: Iterable[tuple[bytes, IndexHit]] = heapq.merge(*pages, key=lambda one: one[0])
-    return tuple(found for _, found in islice(merged, effect.limit))
+    pages = reader.spread(read_page, range(items.BUCKETS))
+    merged: Iterable[tuple[bytes, IndexHit]] = heapq.merge(*pages, key=lambda entry: entry[0])
+    return tuple(hit for _, hit in islice(merged, effect.limit))
 
 
-def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
+def _find_threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
     prefix = items.encode_catalogue_order(effect.tenant, effect.prefix)
     edge = None
     if effect.after is not None:
         edge = items.encode_catalogue_order(effect.after.tenant, effect.after.thread)
 
     def catalogue_key(row: Item) -> bytes:
-        found = items.partition_of(row)
-        return items.encode_catalogue_order(found.tenant, found.thread)
+        listed = items.partition_of(row)
+        return items.encode_catalogue_order(listed.tenant, listed.thread)
 
-    def page(number: int) -> list[Partition]:
+    def read_page(number: int) -> list[Partition]:
         rows = reader.between(
             items.name_catalogue_bucket(effect.space, number),
             prefix,
@@ -99,13 +98,15 @@ def _threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
             names=("g", "h"),
         )
         kept = (
-            at
+            partition
             for row in rows
-            if (at := items.partition_of(row)).thread.startswith(effect.prefix)
+            if (partition := items.partition_of(row)).thread.startswith(effect.prefix)
             and is_past(catalogue_key(row), prefix, edge, False)
         )
         return list(islice(kept, effect.limit))
 
-    pages = reader.spread(page, range(items.BUCKETS))
-    merged: Iterable[Partition] = heapq.merge(*pages, key=lambda at: (at.tenant, at.thread))
-    return tuple(IndexHit(at) for at in islice(merged, effect.limit))
+    pages = reader.spread(read_page, range(items.BUCKETS))
+    merged: Iterable[Partition] = heapq.merge(
+        *pages, key=lambda partition: (partition.tenant, partition.thread)
+    )
+    return tuple(IndexHit(partition) for partition in islice(merged, effect.limit))

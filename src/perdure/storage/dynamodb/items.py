@@ -53,7 +53,7 @@ _SK_MAX = 1000
 _DIGEST = 16
 _TIE = 8
 KEPT = _SK_MAX
-"""The length above which a sort key is a shortened one; up to it, it is the place of its record."""
+"""The greatest length of a sort key that is the place of its record; a longer one is a shortened place."""
 _CATALOGUE = b"k"
 
 ROOT_HEAD: Key = ("",)
@@ -64,9 +64,9 @@ EMBEDDED: Mapping[str, tuple[Kind, Key]] = {
     HEAD.name: (HEAD, ROOT_HEAD),
     ITEM.name: (ITEM, ROOT_HEAD),
 }
-"""The records that are attributes of the root item, by the name of the attribute. Each commit writes it, so
-small ones cost nothing there. The only item there is the head of a session, which is found without the
-incarnation."""
+"""The records that are attributes of the root item, by the name of the attribute. Each commit writes the root
+item, so small records in it cost nothing. Of the store's items only the head of a session is there, so that
+it is found without the incarnation."""
 
 PLAIN = tuple(kind for kind in KINDS if kind.key)
 """The kinds whose records have items of their own, except for those in the root."""
@@ -78,8 +78,8 @@ INDEXED = ("n", "k", *dict.fromkeys(c.name for k in PLAIN if k.index == "run_id"
 class PartitionRoot(NamedTuple):
     """A partition's root item. ``incarnation`` is empty while the partition holds nothing; ``dead`` names the
     incarnations whose records are still to be removed. ``stored`` has the versions of records that are known
-    to be stored at this revision, by kind and key. ``parts`` are those of the body of a session's head, if it
-    is not in the root."""
+    to be stored at this revision, by kind and key. ``parts`` are those of the body of a session's head, if
+    the body is not in the root."""
 
     incarnation: bytes
     revision: bytes
@@ -97,8 +97,8 @@ def is_embedded(partition: Partition, at: Op | Get) -> bool:
 
 
 def shorten(encoded: bytes, kept: int) -> bytes:
-    """Return bytes that identify encoded ones. Up to ``kept`` bytes are returned as they are; the rest of
-    longer ones is replaced by a digest, so those that are equal up to there have no order."""
+    """Return bytes that identify an encoded key. Up to ``kept`` bytes are returned as they are. Of a longer
+    key the rest is replaced by a digest, so that keys with the same first ``kept`` bytes have no order."""
     if len(encoded) <= kept:
         return encoded
     return encoded[:kept] + blake2b(encoded, digest_size=_DIGEST, person=b"perdure.key").digest()
@@ -146,10 +146,10 @@ def key_of(partition: Partition, incarnation: bytes, kind: Kind, key: Key) -> It
 
 
 def partition_of(item: Item) -> Partition:
-    """Return the partition of an item that the index for finding holds."""
+    """Return the partition of an item that is in the index for finding."""
     if "n" in item:
-        return keys.decode_partition(_bytes(item["n"]))
-    pk = _bytes(item["pk"])
+        return keys.decode_partition(_read_bytes(item["n"]))
+    pk = _read_bytes(item["pk"])
     return keys.decode_partition(pk[1:] if pk[:1] == b"r" else pk[1 + INCARNATION :])
 
 
@@ -170,7 +170,7 @@ def encode_order_prefix(kind: Kind, prefix: Key) -> bytes:
 
 def place_in(item: Item) -> bytes:
     """Return the full place of a record, given its item."""
-    return _bytes(item["k"] if "k" in item else item["sk"])
+    return _read_bytes(item["k"] if "k" in item else item["sk"])
 
 
 def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
@@ -185,7 +185,7 @@ def item_of(partition: Partition, incarnation: bytes, put: Put) -> Item:
         item["o"] = {"B": encode_order_prefix(kind, put.key[:-1]) + keys.encode_integer(put.fields[by])}
     item.update(expiry_of(put))
     if kind.index is not None and not kind.expires and (value := put.fields[kind.index]) is not None:
-        item.update(_entry(kind, partition, full, value))
+        item.update(_make_index_entry(kind, partition, full, value))
     return item
 
 
@@ -209,16 +209,16 @@ def record_of(kind: Kind, item: Item, body: bytes = b"") -> Record:
         body: The body, if it is stored in parts; otherwise the item's own is used.
     """
     if not body and "b" in item:
-        body = _bytes(item["b"])
+        body = _read_bytes(item["b"])
     _, key = places.record_at(place_in(item))
     version = int(item["v"]["N"]) if "v" in item else 0
-    return Record(kind, key, _values(kind, item), version, body)
+    return Record(kind, key, _decode_fields(kind, item), version, body)
 
 
 def parts_of(item: Item) -> tuple[bytes, int] | None:
     """Return the name and number of the parts in which an item's body is stored, if it is."""
     if "p" in item:
-        return (_bytes(item["p"]), int(item["pn"]["N"]))
+        return (_read_bytes(item["p"]), int(item["pn"]["N"]))
     return None
 
 
@@ -239,7 +239,7 @@ def attribute(column: Column, value: Any) -> Item:
     return {"B": value}
 
 
-def _values(kind: Kind, item: Item) -> Mapping[str, Any]:
+def _decode_fields(kind: Kind, item: Item) -> Mapping[str, Any]:
     out: dict[str, Any] = {}
     for column in kind.fields:
         ((type_, value),) = item.get(column.name, {"NULL": None}).items()
@@ -247,7 +247,7 @@ def _values(kind: Kind, item: Item) -> Mapping[str, Any]:
     return out or NO_FIELDS
 
 
-def _bytes(attribute: Item) -> bytes:
+def _read_bytes(attribute: Item) -> bytes:
     return bytes(attribute["B"])
 
 
@@ -255,13 +255,13 @@ def _bytes(attribute: Item) -> bytes:
 
 
 def name_catalogue_bucket(space: str, number: int) -> bytes:
-    """Return the index's partition for one bucket of the catalogue of a space."""
+    """Return the index's partition key for one bucket of the catalogue of a space."""
     return b"c" + bytes((number,)) + space.encode("utf-8", "surrogatepass")
 
 
 def encode_catalogue_order(tenant: str | None, thread: str = "") -> bytes:
-    """Return the encoded position of a partition in the catalogue, unshortened; prefixes of names encode to
-    prefixes, and no tenant to the prefix of all."""
+    """Return the encoded position of a partition in the catalogue, unshortened. The prefix of a thread's name
+    gives the prefix of the positions of these threads, and no tenant the prefix of all positions."""
     if tenant is None:
         return _CATALOGUE
     return _CATALOGUE + keys.encode_text(tenant) + thread.encode("utf-8", "surrogatepass")
@@ -276,39 +276,39 @@ def encode_tenant(tenant: str) -> bytes:
 
 
 def name_due_bucket(kind: Kind, number: int) -> bytes:
-    """Return the index's partition for one bucket of a kind's records that are due at a time."""
+    """Return the index's partition key for one bucket of a kind's records that are due at a time."""
     return b"d" + bytes((number,)) + kind.name.encode()
 
 
 def due_of(kind: Kind, item: Item) -> Record:
     """Return a record with the fields of its index entry: its key and the time at which it is due."""
-    due = keys.decode_integer(_bytes(item["h"])[:8])
+    due = keys.decode_integer(_read_bytes(item["h"])[:8])
     return Record(*places.record_at(place_in(item)), {str(kind.index): due})
 
 
 def encode_due_from(since: int) -> bytes:
-    """Return the bound before every entry that is due at that time or later, and behind all others."""
+    """Return the bound that is before every entry due at that time or later, and after all others."""
     return keys.encode_integer(since)
 
 
 def encode_due_until(until: int) -> bytes:
-    """Return the bound behind every entry that is due by then, and before all others."""
+    """Return the bound that is after every entry due by that time, and before all others."""
     return keys.encode_integer(until) + b"\xff" * (_TIE + 1)
 
 
-def _entry(kind: Kind, partition: Partition, place: bytes, value: Any) -> Item:
+def _make_index_entry(kind: Kind, partition: Partition, place: bytes, value: Any) -> Item:
     """Return the attributes by which the index finds a record by the value of its indexed field."""
     if isinstance(value, str):
         item: Item = {"g": {"B": run_entry(kind, value)}, "h": {"B": encode_tenant(partition.tenant)}}
     else:
-        whose = keys.encode_partition(partition)
+        encoded_partition = keys.encode_partition(partition)
         # Entries due at the same time need an order that is the same for all readers.
-        tie = blake2b(whose + place, digest_size=_TIE, person=b"perdure.due").digest()
+        tie = blake2b(encoded_partition + place, digest_size=_TIE, person=b"perdure.due").digest()
         item = {
-            "g": {"B": name_due_bucket(kind, keys.bucket_of(whose, BUCKETS))},
+            "g": {"B": name_due_bucket(kind, keys.bucket_of(encoded_partition, BUCKETS))},
             "h": {"B": keys.encode_integer(value) + tie},
         }
-    _name(item, partition)
+    _add_long_name(item, partition)
     return item
 
 
@@ -322,11 +322,11 @@ def make_catalogue_attributes(partition: Partition) -> Item:
         "g": {"B": name_catalogue_bucket(partition.space, number)},
         "h": {"B": sort_key(order)},
     }
-    _name(item, partition)
+    _add_long_name(item, partition)
     return item
 
 
-def _name(item: Item, partition: Partition) -> None:
+def _add_long_name(item: Item, partition: Partition) -> None:
     full = keys.encode_partition(partition)
     if len(full) > _PK_MAX:
         item["n"] = {"B": full}
@@ -339,13 +339,15 @@ def root_of(item: Item) -> PartitionRoot:
     records = {}
     for name, (kind, key) in EMBEDDED.items():
         if name in item:
-            held = item[name]["M"]
-            body = _bytes(held["b"]) if "b" in held else b""
-            records[name] = Record(kind, key, _values(kind, held), int(held["v"]["N"]), body)
+            attributes = item[name]["M"]
+            body = _read_bytes(attributes["b"]) if "b" in attributes else b""
+            records[name] = Record(
+                kind, key, _decode_fields(kind, attributes), int(attributes["v"]["N"]), body
+            )
     dead = tuple(bytes(name) for name in item.get("dead", {"BS": ()})["BS"])
-    incarnation = _bytes(item["inc"]) if "inc" in item else b""
+    incarnation = _read_bytes(item["inc"]) if "inc" in item else b""
     if ITEM.name in item:
         parts = parts_of(item[ITEM.name]["M"])
     else:
         parts = None
-    return PartitionRoot(incarnation, _bytes(item["rev"]), records, dead, parts=parts)
+    return PartitionRoot(incarnation, _read_bytes(item["rev"]), records, dead, parts=parts)

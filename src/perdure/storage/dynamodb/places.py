@@ -2,8 +2,8 @@
 
 A process that is new to a thread needs its latest checkpoint, the writes on that, the chunks that are not
 packed yet, and the packs, newest first. Each of these ends where the next one begins, if the checkpoint is
-the newest one of the root namespace: one query reads them all. Checkpoints and writes share a place, in which
-each checkpoint comes before the writes on it.
+the newest one of the root namespace: one query reads them all. Checkpoints and writes share a range of
+places, in which each checkpoint comes before the writes on it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def is_mirrored(kind: Kind) -> bool:
 
 
 def starts(kind: Kind, prefix: Key) -> tuple[bytes, ...]:
-    """Return the beginnings of the places of all records whose key begins with ``prefix``, in the order of
-    their keys."""
+    """Return the beginnings that the places of all records have whose key begins with ``prefix``, in the
+    order of the keys."""
     if shares_place(kind):
         if not prefix:
             return _ROOT, _NESTED

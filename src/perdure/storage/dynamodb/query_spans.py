@@ -11,8 +11,8 @@ from perdure.storage.dynamodb import items, places
 from perdure.storage.kv import keys as layout
 
 _LARGE = 256
-"""Records of the least limit of a range that is read together with its neighbours: a query reads up to a
-megabyte at once, more than a few records need."""
+"""The least limit of a range that is read together with its neighbours. Such a query reads up to a megabyte
+at once, too much for a range of a few records."""
 
 
 class Span(NamedTuple):
@@ -28,17 +28,18 @@ class Span(NamedTuple):
         return None
 
     def holds(self, place: bytes) -> bool:
-        """Return True if the record at a place is one of them."""
+        """Return True if the record at a place belongs to the span."""
         if isinstance(self.item, Get):
             return place == self.start
         return place.startswith(self.start) and places.record_at(place)[0] is self.item.kind
 
     def ends_before(self, place: bytes) -> bool:
-        """Return True if all of them precede a place."""
+        """Return True if all records of the span precede a place."""
         return place > self.start and (isinstance(self.item, Get) or place >= layout.successor(self.start))
 
     def precedes(self, other: Span) -> bool:
-        """Return True if those of the other one follow these, with nothing in between or probably nothing."""
+        """Return True if the records of another span follow those of this one, probably with nothing in
+        between."""
         item = self.item
         if isinstance(item, Get):
             return item.kind is CHECKPOINT and other.item.kind is WRITE and other.start == self.start
@@ -46,7 +47,8 @@ class Span(NamedTuple):
 
 
 def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
-    """Return the items of a request in groups that one query can read, in order; most are alone in theirs."""
+    """Return the items of a request in groups that one query can read, in order; most groups have one
+    item."""
     alone: list[list[Span]] = []
     together: list[list[Span]] = []
     spans = [
@@ -54,7 +56,7 @@ def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
         for item in wanted
     ]
     for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):
-        if not _is_whole(span):
+        if not _wants_all(span):
             alone.append([span])
         elif together and together[-1][-1].precedes(span):
             together[-1].append(span)
@@ -63,15 +65,15 @@ def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
     return alone + together
 
 
-def _is_whole(span: Span) -> bool:
-    """Return True if all records of an item are wanted, with their bodies, in the order of their places."""
+def _wants_all(span: Span) -> bool:
+    """Return True if an item wants all its records, with their bodies, in the order of their places."""
     item = span.item
     if isinstance(item, Get):
         return True
     if len(span.start) > items.KEPT or item.by is not None or item.after is not None or not item.bodies:
         return False
     if item.limit is not None and (item.limit < _LARGE or item.kind.expires):
-        # A query may return fewer records that expire than it has read, and a short page is taken for the
-        # last one.
+        # Of records that expire, fewer may be returned than were read, and the caller takes a short page for
+        # the last one.
         return False
     return item.reverse == places.is_mirrored(item.kind)

@@ -34,10 +34,10 @@ _BATCH = 100
 _ATTEMPTS = 24
 _PATIENT_AFTER = 3
 _SHARE = 4
-"""Records of a place that are read for each one that is wanted, where two kinds share the place."""
-_KNOWN = 16_384
+"""Number of records that are read for each wanted one, where two kinds share a range of places."""
+_ROOTS_MOST = 16_384
 _STRIPES = 64
-_inside = local()
+_pool_thread = local()
 
 
 class TornRead(Exception):
@@ -51,7 +51,7 @@ class Reader:
     def __init__(self, client: Client, fan_out: ThreadPoolExecutor) -> None:
         self._client = client
         self._pool = fan_out
-        self._known: BoundedCache[Partition, PartitionRoot] = BoundedCache(_KNOWN)
+        self._roots: BoundedCache[Partition, PartitionRoot] = BoundedCache(_ROOTS_MOST)
         self._lock = Lock()
         self._stripes = tuple(RLock() for _ in range(_STRIPES))
 
@@ -62,15 +62,15 @@ class Reader:
 
     def spread(self, work: Callable[[A], B], over: Sequence[A]) -> list[B]:
         """Return the results of independent requests, made concurrently."""
-        if len(over) < 2 or getattr(_inside, "spread", False):
+        if len(over) < 2 or getattr(_pool_thread, "spread", False):
             return [work(one) for one in over]
 
-        def inside(one: A) -> B:
-            # A thread of the pool must not wait for another thread of the pool.
-            _inside.spread = True
+        def work_in_pool(one: A) -> B:
+            # An OS thread of the pool must not wait for another one of the pool.
+            _pool_thread.spread = True
             return work(one)
 
-        return list(self._pool.map(inside, over))
+        return list(self._pool.map(work_in_pool, over))
 
     # The root
 
@@ -84,7 +84,7 @@ class Reader:
     def get_cached(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, ``None`` when it is not there."""
         with self._lock:
-            return self._known.get(partition)
+            return self._roots.get(partition)
 
     def root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the table."""
@@ -96,13 +96,13 @@ class Reader:
             with suppress(TornRead):
                 if root is None or not root.parts:
                     return root
-                return self._with_body(partition, root, item)
+                return self._add_body(partition, root, item)
         raise Contention(f"session {partition.thread!r} is written to without a pause; try again")
 
-    def _with_body(self, partition: Partition, root: PartitionRoot, item: Item) -> PartitionRoot:
+    def _add_body(self, partition: Partition, root: PartitionRoot, item: Item) -> PartitionRoot:
         """Return a root with the body of its session's head, which is stored in parts; raise ``TornRead`` if
         it was replaced meanwhile."""
-        (body,) = self._bodies(partition, root.incarnation, [{**item, **item[ITEM.name]["M"]}])
+        (body,) = self._load_bodies(partition, root.incarnation, [{**item, **item[ITEM.name]["M"]}])
         records = dict(root.records)
         head = records.pop(ITEM.name)
         if body is not None:
@@ -110,15 +110,16 @@ class Reader:
         return root._replace(records=records)
 
     def remember(self, partition: Partition, root: PartitionRoot | None) -> PartitionRoot | None:
+        """Put a root into the cache, or without a root remove the cached one; return the root."""
         with self._lock:
             if root is None or not root.incarnation:
-                self._known.pop(partition, None)
+                self._roots.pop(partition, None)
             else:
-                before = self._known.get(partition)
-                if before is not None and before.revision == root.revision and not root.stored:
-                    root = root._replace(stored=before.stored)
-                # Records are never answered from here, and those of sessions would take much memory.
-                self._known[partition] = root._replace(records={})
+                cached = self._roots.get(partition)
+                if cached is not None and cached.revision == root.revision and not root.stored:
+                    root = root._replace(stored=cached.stored)
+                # The cache never answers records, and those of sessions would take much memory.
+                self._roots[partition] = root._replace(records={})
         return root
 
     # Fetch
@@ -127,50 +128,50 @@ class Reader:
         partition = effect.partition
         wanted = [item for item in effect.items if not _is_embedded(partition, item)]
         if not wanted:
-            return self._answers(effect, self.root(partition), {})
-        one_by_one = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
+            return self._make_answers(effect, self.root(partition), {})
+        are_independent = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
         root = self.load_root(partition)
         for attempt in range(_ATTEMPTS):
             if root is None or not root.incarnation:
                 return tuple(() for _ in effect.items)
             if attempt < _PATIENT_AFTER:
-                now, found = self._attempt(partition, root, wanted, one_by_one)
+                later_root, by_item = self._attempt(partition, root, wanted, are_independent)
             else:
                 time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
                 with self.turn(partition):
-                    # This process may have written since the last attempt: only roots read from now on count.
-                    now, found = self.root(partition), None
-                    if now is not None and now.incarnation:
-                        now, found = self._attempt(partition, now, wanted, one_by_one)
-            gone = now is None or not now.incarnation
-            if gone or found is not None:
-                return self._answers(effect, now, found or {})
-            root = now
+                    # This process may have written since the last attempt, so the root is read again.
+                    later_root, by_item = self.root(partition), None
+                    if later_root is not None and later_root.incarnation:
+                        later_root, by_item = self._attempt(partition, later_root, wanted, are_independent)
+            is_removed = later_root is None or not later_root.incarnation
+            if is_removed or by_item is not None:
+                return self._make_answers(effect, later_root, by_item or {})
+            root = later_root
         raise Contention(
             f"thread {partition.thread!r} is written to without a pause by other processes, and no moment of "
             "it could be read; try again"
         )
 
     def _attempt(
-        self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], one_by_one: bool
+        self, partition: Partition, root: PartitionRoot, wanted: Sequence[Get | Range], are_independent: bool
     ) -> tuple[PartitionRoot | None, dict[int, tuple[Record, ...]] | None]:
-        """Return the root after the read, and the records read, ``None`` if they are not of one moment."""
+        """Return the root as it is after the read, and the records, ``None`` if not of one moment."""
         try:
-            if one_by_one:
+            if are_independent:
                 gets = [item for item in wanted if isinstance(item, Get)]
-                now, records = self._get(partition, root.incarnation, gets, with_root=True)
-                found = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
+                later_root, records = self._get_records(partition, root.incarnation, gets, with_root=True)
+                by_item = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
             else:
-                found = self._read(partition, root.incarnation, wanted)
-                now = self.root(partition)
+                by_item = self._read(partition, root.incarnation, wanted)
+                later_root = self.root(partition)
         except TornRead:
             return self.root(partition), None
-        if now is None or now.incarnation != root.incarnation:
-            return now, None
-        return now, found if one_by_one or now.revision == root.revision else None
+        if later_root is None or later_root.incarnation != root.incarnation:
+            return later_root, None
+        return later_root, by_item if are_independent or later_root.revision == root.revision else None
 
-    def _answers(
-        self, effect: Fetch, root: PartitionRoot | None, found: dict[int, tuple[Record, ...]]
+    def _make_answers(
+        self, effect: Fetch, root: PartitionRoot | None, by_item: dict[int, tuple[Record, ...]]
     ) -> tuple[tuple[Record, ...], ...]:
         """Return the answers in the order of the request. A root without an incarnation holds nothing."""
         if root is None or not root.incarnation:
@@ -178,13 +179,13 @@ class Reader:
         out: list[tuple[Record, ...]] = []
         for item in effect.items:
             record = root.records.get(item.kind.name)
-            own = () if record is None else (record,)
+            embedded = () if record is None else (record,)
             if _is_embedded(effect.partition, item):
-                out.append(_of_range(item, own) if isinstance(item, Range) else own)
-            elif own and isinstance(item, Range):
-                out.append(_with_least(item, own, found[id(item)]))
+                out.append(_apply_range(item, embedded) if isinstance(item, Range) else embedded)
+            elif embedded and isinstance(item, Range):
+                out.append(_insert_least(item, embedded, by_item[id(item)]))
             else:
-                out.append(found[id(item)])
+                out.append(by_item[id(item)])
         return tuple(out)
 
     def _read(
@@ -210,19 +211,19 @@ class Reader:
             *(partial(self._read_neighbours, partition, incarnation, group) for group in groups),
         ]
         if gets:
-            work.append(partial(self._get, partition, incarnation, tuple(gets.values())))
+            work.append(partial(self._get_records, partition, incarnation, tuple(gets.values())))
         results = self.spread(lambda step: step(), work)
-        out: dict[int, tuple[Record, ...]] = dict(zip(ranges, results, strict=False))
-        for found in results[len(ranges) : len(ranges) + len(groups)]:
-            out |= found
+        by_item: dict[int, tuple[Record, ...]] = dict(zip(ranges, results, strict=False))
+        for group_records in results[len(ranges) : len(ranges) + len(groups)]:
+            by_item |= group_records
         for item in wanted:
             if (get := gets.get(id(item))) is not None:
-                own = results[-1][1].get((get.kind.name, get.key), ())
+                records = results[-1][1].get((get.kind.name, get.key), ())
                 if isinstance(item, Get):
-                    out[id(item)] = own
+                    by_item[id(item)] = records
                 else:
-                    out[id(item)] = _of_range(item, own)
-        return out
+                    by_item[id(item)] = _apply_range(item, records)
+        return by_item
 
     def _read_neighbours(
         self, partition: Partition, incarnation: bytes, group: Sequence[Span]
@@ -236,35 +237,35 @@ class Reader:
         else:
             low = first.start
         rows = self.query(pk, low, layout.successor(group[-1].start))
-        left = list(group)
-        taken: dict[int, list[Item]] = {id(span.item): [] for span in group}
-        for row in _in_full_order(rows, "sk", items.place_in, reverse=False):
+        remaining = list(group)
+        rows_of: dict[int, list[Item]] = {id(span.item): [] for span in group}
+        for row in _sort_by_full_key(rows, "sk", items.place_in, reverse=False):
             place = items.place_in(row)
-            left = [span for span in left if not span.ends_before(place)]
-            if not left or not left[0].holds(place):
+            remaining = [span for span in remaining if not span.ends_before(place)]
+            if not remaining or not remaining[0].holds(place):
                 break
-            own = taken[id(left[0].item)]
-            if len(own) == left[0].limit:
-                left = left[1:]
+            item_rows = rows_of[id(remaining[0].item)]
+            if len(item_rows) == remaining[0].limit:
+                remaining = remaining[1:]
                 break
-            own.append(row)
+            item_rows.append(row)
         else:
-            left = []
-        read = group[: len(group) - len(left)]
-        found = [(span.item, row) for span in read for row in taken[id(span.item)]]
-        bodies = self._bodies(partition, incarnation, [row for _, row in found])
-        out: dict[int, list[Record]] = {id(span.item): [] for span in read}
-        for (item, row), body in zip(found, bodies, strict=True):
+            remaining = []
+        read = group[: len(group) - len(remaining)]
+        pairs = [(span.item, row) for span in read for row in rows_of[id(span.item)]]
+        bodies = self._load_bodies(partition, incarnation, [row for _, row in pairs])
+        records_of: dict[int, list[Record]] = {id(span.item): [] for span in read}
+        for (item, row), body in zip(pairs, bodies, strict=True):
             if body is not None:
-                out[id(item)].append(items.record_of(item.kind, row, body))
-        whole = {name: tuple(records) for name, records in out.items()}
-        return whole | self._read(partition, incarnation, [span.item for span in left])
+                records_of[id(item)].append(items.record_of(item.kind, row, body))
+        complete = {name: tuple(records) for name, records in records_of.items()}
+        return complete | self._read(partition, incarnation, [span.item for span in remaining])
 
-    def _get(
+    def _get_records(
         self, partition: Partition, incarnation: bytes, gets: Sequence[Get], *, with_root: bool = False
     ) -> tuple[PartitionRoot | None, dict[tuple[str, Key], tuple[Record, ...]]]:
         """Return records by kind and key, and the root if ``with_root``."""
-        places: dict[tuple[bytes, bytes], Get] = {}
+        gets_by_place: dict[tuple[bytes, bytes], Get] = {}
         if with_root:
             keys: list[Item] = [items.make_root_key(partition)]
         else:
@@ -272,27 +273,27 @@ class Reader:
         for get in gets:
             key = items.key_of(partition, incarnation, get.kind, get.key)
             place = (key["pk"]["B"], key["sk"]["B"])
-            if place not in places:
-                places[place] = get
+            if place not in gets_by_place:
+                gets_by_place[place] = get
                 keys.append(key)
         root = None
-        found: list[tuple[Get, Item]] = []
-        for item in self._batch(keys):
-            where = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
-            if where in places:
-                found.append((places[where], item))
+        pairs: list[tuple[Get, Item]] = []
+        for item in self._get_items(keys):
+            item_place = (bytes(item["pk"]["B"]), bytes(item["sk"]["B"]))
+            if item_place in gets_by_place:
+                pairs.append((gets_by_place[item_place], item))
             else:
                 root = items.root_of(item)
         if with_root:
             self.remember(partition, root)
-        bodies = self._bodies(partition, incarnation, [item for _, item in found])
+        bodies = self._load_bodies(partition, incarnation, [item for _, item in pairs])
         return root, {
             (get.kind.name, get.key): (items.record_of(get.kind, item, body),)
-            for (get, item), body in zip(found, bodies, strict=True)
+            for (get, item), body in zip(pairs, bodies, strict=True)
             if body is not None
         }
 
-    def _batch(self, keys: Sequence[Item]) -> Iterator[Item]:
+    def _get_items(self, keys: Sequence[Item]) -> Iterator[Item]:
         batches = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
         requests = [{"Keys": list(batch), "ConsistentRead": True} for batch in batches]
         for answers in self.spread(
@@ -300,58 +301,61 @@ class Reader:
         ):
             yield from answers
 
-    def _bodies(
-        self, partition: Partition, incarnation: bytes, found: Sequence[Item]
+    def _load_bodies(
+        self, partition: Partition, incarnation: bytes, rows: Sequence[Item]
     ) -> Sequence[bytes | None]:
         """Return the bodies that are stored in parts, joined; empty for the others, ``None`` for records that
         have expired and are partly removed."""
         keys: list[Item] = []
-        for item in found:
+        for item in rows:
             if (parts := items.parts_of(item)) is not None:
                 keys += items.make_part_keys(partition, incarnation, *parts)
         if not keys:
-            return [b""] * len(found)
-        held = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._batch(keys)}
-        rest = iter(keys)
-        out: list[bytes | None] = []
-        for item in found:
+            return [b""] * len(rows)
+        part_bodies = {(i["pk"]["B"], i["sk"]["B"]): bytes(i["b"]["B"]) for i in self._get_items(keys)}
+        remaining_keys = iter(keys)
+        bodies: list[bytes | None] = []
+        for item in rows:
             parts = items.parts_of(item)
-            own = [held.get((k["pk"]["B"], k["sk"]["B"])) for k in islice(rest, parts[1] if parts else 0)]
-            pieces = [piece for piece in own if piece is not None]
-            if len(pieces) == len(own):
-                out.append(b"".join(pieces))
+            own_parts = [
+                part_bodies.get((k["pk"]["B"], k["sk"]["B"]))
+                for k in islice(remaining_keys, parts[1] if parts else 0)
+            ]
+            pieces = [piece for piece in own_parts if piece is not None]
+            if len(pieces) == len(own_parts):
+                bodies.append(b"".join(pieces))
             elif items.is_expired(item, time.time()):
                 # The service removes expired items one by one, in no order: the record will go as well.
-                out.append(None)
+                bodies.append(None)
             else:
                 raise TornRead
-        return out
+        return bodies
 
     # Ranges
 
     def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
         pk = items.collection(partition, incarnation)
         if item.by is not None:
-            found = self._by_field(pk, item)
+            matching = self._query_by_field(pk, item)
         else:
-            found = self._by_key(pk, item)
-        out: list[Record] = []
-        while item.limit is None or len(out) < item.limit:
-            rows = list(islice(found, None if item.limit is None else item.limit - len(out)))
+            matching = self._query_by_key(pk, item)
+        records: list[Record] = []
+        while item.limit is None or len(records) < item.limit:
+            rows = list(islice(matching, None if item.limit is None else item.limit - len(records)))
             if not rows:
                 break
             bodies: Sequence[bytes | None] = [b""] * len(rows)
             if item.bodies:
-                bodies = self._bodies(partition, incarnation, rows)
-            # Where records have expired the page is filled up: a short page is taken for the last one.
-            out += [
+                bodies = self._load_bodies(partition, incarnation, rows)
+            # Further records replace those that have expired: the caller takes a short page for the last one.
+            records += [
                 items.record_of(item.kind, row, body)
                 for row, body in zip(rows, bodies, strict=True)
                 if body is not None
             ]
-        return tuple(out)
+        return tuple(records)
 
-    def _by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
+    def _query_by_key(self, pk: bytes, item: Range) -> Iterator[Item]:
         kind = item.kind
         reverse = item.reverse != places.is_mirrored(kind)
         limit = item.limit
@@ -364,9 +368,9 @@ class Reader:
             edge = places.place_of(kind, item.after)
         for start in reversed(starts) if item.reverse else starts:
             if edge is not None and len(starts) > 1 and not edge.startswith(start):
-                # All existing records come before the edge.
+                # All records with this start come before the edge.
                 continue
-            rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_select(item))
+            rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_make_projection(item))
             for row in rows:
                 place = items.place_in(row)
                 if is_past(place, start, edge, reverse) and places.record_at(place)[0] is kind:
@@ -385,7 +389,7 @@ class Reader:
         full: Callable[[Item], bytes] = items.place_in,
         names: tuple[str, str] = ("pk", "sk"),
     ) -> Iterator[Item]:
-        """Yield items in the order of their full keys, from about ``edge`` on; a few outside may be included.
+        """Yield items in the order of their full keys, from about ``edge`` on; a few others may be included.
 
         Args:
             pk: The partition key.
@@ -404,9 +408,9 @@ class Reader:
         elif edge is not None:
             high = min(high, items.upto(edge))
         rows = self.query(pk, low, high, reverse=reverse, limit=limit, select=select, names=names)
-        return _in_full_order(rows, names[1], full, reverse)
+        return _sort_by_full_key(rows, names[1], full, reverse)
 
-    def _by_field(self, pk: bytes, item: Range) -> Iterator[Item]:
+    def _query_by_field(self, pk: bytes, item: Range) -> Iterator[Item]:
         if item.by not in item.kind.by or len(item.prefix) != len(item.kind.key) - 1:
             raise ValueError(
                 f"{item.kind.name} is ordered by {item.kind.by} under all but the last part of a key"
@@ -427,7 +431,7 @@ class Reader:
             high,
             reverse=item.reverse,
             limit=item.limit,
-            select={**_select(item), "IndexName": items.BY_ORDER},
+            select={**_make_projection(item), "IndexName": items.BY_ORDER},
             names=("pk", "o"),
         )
         return (row for row in rows if is_past(bytes(row["o"]["B"]), prefix, edge, item.reverse))
@@ -475,7 +479,7 @@ class Reader:
             parameters["ExclusiveStartKey"] = answer["LastEvaluatedKey"]
 
 
-def _select(item: Range) -> Item:
+def _make_projection(item: Range) -> Item:
     """Return the parameters that leave bodies out of the answer if they are not needed."""
     if item.bodies or not item.kind.body:
         return {}
@@ -491,29 +495,29 @@ def _is_embedded(partition: Partition, item: Get | Range) -> bool:
     return items.is_embedded(partition, item if isinstance(item, Get) else Get(item.kind, item.prefix))
 
 
-def _with_least(item: Range, least: tuple[Record, ...], found: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Return the answer of a range with a record in it that precedes all others of its kind."""
+def _insert_least(item: Range, least: tuple[Record, ...], others: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Return the answer of a range, with a record inserted that precedes all others of its kind."""
     if item.prefix or (item.after is not None and (not item.reverse or item.after <= least[0].key)):
-        return found
-    least = _of_range(item._replace(after=None), least)
-    return (found + least if item.reverse else least + found)[: item.limit]
+        return others
+    least = _apply_range(item._replace(after=None), least)
+    return (others + least if item.reverse else least + others)[: item.limit]
 
 
-def _of_range(item: Range, found: tuple[Record, ...]) -> tuple[Record, ...]:
-    """Return the answer of a range over one whole key."""
+def _apply_range(item: Range, records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """Return the answer of a range whose prefix is a whole key, given the record of this key, if any."""
     if item.after is not None:
         return ()
     if item.bodies:
-        return found
-    return tuple(Record(r.kind, r.key, r.fields, r.version) for r in found)
+        return records
+    return tuple(Record(r.kind, r.key, r.fields, r.version) for r in records)
 
 
 def _are_independent(partition: Partition, wanted: Sequence[Get | Range]) -> bool:
     """Return True if the items may be read at different moments: one record, or immutable ones. All records
     of a session but its head are immutable."""
-    gets = all(isinstance(item, Get) for item in wanted)
-    fixed = partition.space == SESSIONS or all(item.kind.grows is not None for item in wanted)
-    return gets and (len(wanted) == 1 or fixed)
+    are_gets = all(isinstance(item, Get) for item in wanted)
+    are_immutable = partition.space == SESSIONS or all(item.kind.grows is not None for item in wanted)
+    return are_gets and (len(wanted) == 1 or are_immutable)
 
 
 def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bool:
@@ -530,7 +534,7 @@ def is_past(full: bytes, prefix: bytes, edge: bytes | None, reverse: bool) -> bo
     return edge is None or (full < edge if reverse else full > edge)
 
 
-def _in_full_order(
+def _sort_by_full_key(
     rows: Iterable[Item], name: str, full: Callable[[Item], bytes], reverse: bool
 ) -> Iterator[Item]:
     """Yield rows in the order of their full keys: those with a shortened key are collected and sorted."""
@@ -547,7 +551,7 @@ def _in_full_order(
         elif not group:
             yield row
         else:
-            # As long as the stem and equal to it: it precedes all keys that were shortened to it.
+            # This key equals the stem, so it precedes all keys that were shortened to the stem.
             yield from sorted([*group, row], key=full, reverse=reverse)
             group = []
     yield from sorted(group, key=full, reverse=reverse)

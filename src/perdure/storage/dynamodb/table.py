@@ -20,7 +20,7 @@ _ASK_EVERY = 0.25
 _QUICKLY = 2.0
 
 
-def _keys(partition: str, sort: str) -> list[dict[str, str]]:
+def _make_key_schema(partition: str, sort: str) -> list[dict[str, str]]:
     return [
         {"AttributeName": partition, "KeyType": "HASH"},
         {"AttributeName": sort, "KeyType": "RANGE"},
@@ -32,18 +32,18 @@ DEFINITION: dict[str, Any] = {
     "AttributeDefinitions": [
         {"AttributeName": name, "AttributeType": "B"} for name in ("pk", "sk", "o", "g", "h")
     ],
-    "KeySchema": _keys("pk", "sk"),
+    "KeySchema": _make_key_schema("pk", "sk"),
     "LocalSecondaryIndexes": [
         {
             "IndexName": items.BY_ORDER,
-            "KeySchema": _keys("pk", "o"),
+            "KeySchema": _make_key_schema("pk", "o"),
             "Projection": {"ProjectionType": "ALL"},
         }
     ],
     "GlobalSecondaryIndexes": [
         {
             "IndexName": items.FIND,
-            "KeySchema": _keys("g", "h"),
+            "KeySchema": _make_key_schema("g", "h"),
             "Projection": {"ProjectionType": "INCLUDE", "NonKeyAttributes": list(items.INDEXED)},
         }
     ],
@@ -110,7 +110,7 @@ def plan_migration(client: Client) -> list[str]:
         )
     else:
         _check(client, table)
-    if table is None or not _expires(client):
+    if table is None or not _has_expiry(client):
         steps.append(f"let items of {client.table} expire by the attribute {_EXPIRY} (time to live)")
     found = 0 if table is None else version(client)
     if found not in (0, SCHEMA_VERSION):
@@ -121,14 +121,14 @@ def plan_migration(client: Client) -> list[str]:
 
 
 def migrate(client: Client) -> int:
-    """Create the table or check it, also while other processes do the same; return the version that it
-    had."""
+    """Create the table or check it, also while other processes do the same; return the version that its
+    layout had."""
     found = version(client)
     if found not in (0, SCHEMA_VERSION):
         raise unfit_error(client, found)
     if found == SCHEMA_VERSION:
         # A table that was restored from a backup has lost its time-to-live setting.
-        _let_expire(client)
+        _set_expiry(client)
         return found
     table = _describe(client)
     if table is None:
@@ -138,7 +138,7 @@ def migrate(client: Client) -> int:
             # Another process is creating it; both wait below.
             table = None
     _check(client, _await_active(client))
-    _let_expire(client)
+    _set_expiry(client)
     try:
         client.call(
             "put_item",
@@ -180,14 +180,14 @@ def _await_active(client: Client) -> dict[str, Any]:
 
 
 def _check(client: Client, table: dict[str, Any]) -> None:
-    """Raise ``BadUrl`` if the table's definition is another."""
+    """Raise ``BadUrl`` if the table's definition differs from ``DEFINITION``."""
     types = {a["AttributeName"]: a["AttributeType"] for a in table["AttributeDefinitions"]}
-    found = {
+    comparisons = {
         "its keys": (table["KeySchema"], DEFINITION["KeySchema"]),
-        f"the local index {items.BY_ORDER}": _index(table, "LocalSecondaryIndexes"),
-        f"the global index {items.FIND}": _index(table, "GlobalSecondaryIndexes"),
+        f"the local index {items.BY_ORDER}": _find_index_keys(table, "LocalSecondaryIndexes"),
+        f"the global index {items.FIND}": _find_index_keys(table, "GlobalSecondaryIndexes"),
     }
-    wrong = [what for what, (given, wanted) in found.items() if _flat(given) != _flat(wanted)]
+    wrong = [part for part, (given, wanted) in comparisons.items() if _flatten(given) != _flatten(wanted)]
     wanted_types = {a["AttributeName"]: a["AttributeType"] for a in DEFINITION["AttributeDefinitions"]}
     if not wrong and any(types.get(name) != type_ for name, type_ in wanted_types.items()):
         wrong.append("the types of its keys")
@@ -198,23 +198,23 @@ def _check(client: Client, table: dict[str, Any]) -> None:
         )
 
 
-def _index(table: dict[str, Any], sort: str) -> tuple[Any, Any]:
+def _find_index_keys(table: dict[str, Any], sort: str) -> tuple[Any, Any]:
     wanted = DEFINITION[sort][0]
     given = next((i for i in table.get(sort) or () if i["IndexName"] == wanted["IndexName"]), None)
     return (given and given["KeySchema"]), wanted["KeySchema"]
 
 
-def _flat(schema: Any) -> list[tuple[str, str]]:
+def _flatten(schema: Any) -> list[tuple[str, str]]:
     return sorted((part["KeyType"], part["AttributeName"]) for part in schema or ())
 
 
-def _expires(client: Client) -> bool:
+def _has_expiry(client: Client) -> bool:
     answer = client.call("describe_time_to_live", TableName=client.table)["TimeToLiveDescription"]
     return answer.get("TimeToLiveStatus") in ("ENABLED", "ENABLING")
 
 
-def _let_expire(client: Client) -> None:
-    if _expires(client):
+def _set_expiry(client: Client) -> None:
+    if _has_expiry(client):
         return
     try:
         client.call(
@@ -223,6 +223,6 @@ def _let_expire(client: Client) -> None:
             TimeToLiveSpecification={"Enabled": True, "AttributeName": _EXPIRY},
         )
     except PerdureError:
-        # Also refused when another process was first.
-        if not _expires(client):
+        # The request is also refused if another process was first.
+        if not _has_expiry(client):
             raise

@@ -43,7 +43,7 @@ _PARTS_AT_ONCE = 8
 _TOKEN = 12
 
 Parts = tuple[bytes, int]
-"""The parts of a body: their name and their number."""
+"""The parts of a body: the name that they share, and their count."""
 
 
 class Writer:
@@ -70,10 +70,10 @@ class Writer:
         if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
             root = self._reader.root(partition)
         # A commit that only creates is tried as the first of its partition, without reading the root. If it
-        # is not the first, the refusal returns the root, and costs no more than that read.
+        # is not the first, the refusal returns the root, and costs no more than reading the root.
         for _ in range(_ROUNDS):
             is_empty = root is None or not root.incarnation
-            if is_empty and (outcome := _on_nothing(ops)) is not None:
+            if is_empty and (outcome := _decide_on_empty(ops)) is not None:
                 return outcome
             plan = plan_commit(partition, ops, root)
             if root is not None:
@@ -82,47 +82,56 @@ class Writer:
                 incarnation = b""
             incarnation = incarnation or secrets.token_bytes(items.INCARNATION)
             revision = secrets.token_bytes(_TOKEN)
-            laid: list[Parts] = []
+            stored_parts: list[Parts] = []
             try:
                 if plan.early and staged_in != incarnation:
                     self._stage_all(partition, incarnation, _select_puts(ops, plan.early))
                     staged_in = incarnation
                 inside, own = [
-                    [(ops[n], self._lay_out(partition, incarnation, ops[n], laid), learned[n]) for n in group]
+                    [
+                        (ops[n], self._lay_out(partition, incarnation, ops[n], stored_parts), learned[n])
+                        for n in group
+                    ]
                     for group in (plan.inside, plan.own)
                 ]
                 table = self._client.table
-                new = revision if writes else b""
+                new_revision = revision if writes else b""
                 actions = [
-                    make_root_action(table, partition, root, incarnation, new, inside, after=plan.after),
+                    make_root_action(
+                        table, partition, root, incarnation, new_revision, inside, after=plan.after
+                    ),
                     *(action_of(table, partition, incarnation, *each) for each in own),
                 ]
                 self._transact(effect, actions, revision)
             except ConditionFailed as failed:
-                now = _find_root(failed.reasons[0], root)
-                if now is not None and now.revision == revision:
+                later_root = _find_root(failed.reasons[0], root)
+                if later_root is not None and later_root.revision == revision:
                     return self._note_commit(partition, incarnation, revision, ops, learned)
-                self._discard(partition, incarnation, laid)
-                if now is not None and now.dead and any(map(items.expiry_of, _select_puts(ops, plan.inside))):
-                    # A removal was cut short: it is ended here before the root, which names it, may expire.
-                    self._clear(partition, now.dead)
-                    now = self._reader.root(partition)
-                if (now.incarnation if now else b"") != (root.incarnation if root else b""):
-                    # Removed meanwhile: nothing refers to the chunks that were stored first.
+                self._discard(partition, incarnation, stored_parts)
+                if (
+                    later_root is not None
+                    and later_root.dead
+                    and any(map(items.expiry_of, _select_puts(ops, plan.inside)))
+                ):
+                    # A removal was cut short. It is completed before the root, which names it, may expire.
+                    self._clear_incarnations(partition, later_root.dead)
+                    later_root = self._reader.root(partition)
+                if (later_root.incarnation if later_root else b"") != (root.incarnation if root else b""):
+                    # The partition was removed meanwhile: nothing refers to the early chunks.
                     self._unstage(partition, incarnation, _select_puts(ops, plan.early))
-                    root = self._reader.remember(partition, now)
+                    root = self._reader.remember(partition, later_root)
                     learned = [Learned()] * len(ops)
                     continue
-                if plan.after and now is not None and now.revision != plan.after:
-                    # Another commit came between: the checks that were left out are part of the next attempt.
-                    root = self._reader.remember(partition, now)
+                if plan.after and later_root is not None and later_root.revision != plan.after:
+                    # Another commit came between: the next attempt includes the checks that were left out.
+                    root = self._reader.remember(partition, later_root)
                     continue
-                refused = _judge(ops, plan, failed.reasons, now, learned)
+                refused = _judge(ops, plan, failed.reasons, later_root, learned)
                 if refused is not None:
                     return refused
             except PerdureError as error:
                 if not isinstance(error, Unanswered):
-                    self._discard(partition, incarnation, laid)
+                    self._discard(partition, incarnation, stored_parts)
                 raise
             else:
                 return self._note_commit(partition, incarnation, revision, ops, learned)
@@ -133,7 +142,7 @@ class Writer:
 
         Raises:
             ConditionFailed: A condition did not hold.
-            PerdureError: The commit was not carried out, or (``Unanswered``) that is unknown.
+            PerdureError: The commit was not carried out, or, as ``Unanswered``, perhaps it was.
         """
         try:
             # The token makes a repetition of a transaction that was carried out succeed without effect.
@@ -169,13 +178,13 @@ class Writer:
             self._reader.remember(
                 partition, PartitionRoot(incarnation, revision, {}, stored=find_versions(ops))
             )
-        old = [seen.parts for seen in learned if seen.parts]
-        self._discard(partition, incarnation, old)
+        old_parts = [seen.parts for seen in learned if seen.parts]
+        self._discard(partition, incarnation, old_parts)
         return Committed()
 
     # Bodies in parts
 
-    def _lay_out(self, partition: Partition, incarnation: bytes, op: Op, laid: list[Parts]) -> Item:
+    def _lay_out(self, partition: Partition, incarnation: bytes, op: Op, stored_parts: list[Parts]) -> Item:
         """Return the attributes that carry an operation's body; a large one is stored in parts now, under a
         name to which nothing refers until the record does."""
         if not isinstance(op, Put) or not op.kind.body:
@@ -185,14 +194,14 @@ class Writer:
             return {"b": {"B": body}}
         pieces = [body[at : at + items.PART] for at in range(0, len(body), items.PART)]
         nonce = secrets.token_bytes(_TOKEN)
-        laid.append((nonce, len(pieces)))
+        stored_parts.append((nonce, len(pieces)))
         expiry = {k: v for k, v in items.item_of(partition, incarnation, op).items() if k == "x"}
         keys = items.make_part_keys(partition, incarnation, nonce, len(pieces))
         puts = [
             {"PutRequest": {"Item": {**key, **expiry, "b": {"B": piece}}}}
             for key, piece in zip(keys, pieces, strict=True)
         ]
-        self._batch(puts, _PARTS_AT_ONCE)
+        self._write_batches(puts, _PARTS_AT_ONCE)
         return {"p": {"B": nonce}, "pn": {"N": str(len(pieces))}}
 
     def _discard(self, partition: Partition, incarnation: bytes, parts: Sequence[Parts]) -> None:
@@ -201,7 +210,7 @@ class Writer:
             for nonce, count in parts
             for key in items.make_part_keys(partition, incarnation, nonce, count)
         ]
-        # Nothing refers to parts that remain; they are removed with the thread. The commit's outcome holds.
+        # A failure does not change the outcome: nothing refers to the parts, and they go with the thread.
         with suppress(PerdureError):
             self._delete(keys)
 
@@ -221,19 +230,19 @@ class Writer:
                 incarnation = root.incarnation
             else:
                 incarnation = b""
-            incarnation = incarnation or self._create(partition, root)
+            incarnation = incarnation or self._create_incarnation(partition, root)
             if not incarnation:
                 continue
             self._stage_all(partition, incarnation, puts)
-            now = self._reader.root(partition)
-            if now is not None and now.incarnation == incarnation:
+            later_root = self._reader.root(partition)
+            if later_root is not None and later_root.incarnation == incarnation:
                 return
-            # Removed meanwhile: nothing refers to the parts that were just written.
+            # The partition was removed meanwhile: nothing refers to the chunks that were just stored.
             self._unstage(partition, incarnation, puts)
         raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
-    def _create(self, partition: Partition, root: PartitionRoot | None) -> bytes:
-        """Create an incarnation; return nothing if another process was first."""
+    def _create_incarnation(self, partition: Partition, root: PartitionRoot | None) -> bytes:
+        """Create an incarnation; return empty bytes if another process was first."""
         incarnation, revision = secrets.token_bytes(items.INCARNATION), secrets.token_bytes(_TOKEN)
         action = make_root_action(self._client.table, partition, root, incarnation, revision, ())
         try:
@@ -251,18 +260,18 @@ class Writer:
 
     def _stage_one(self, partition: Partition, incarnation: bytes, put: Put) -> None:
         """Store an immutable record, or raise the growing field of the existing one."""
-        free = put._replace(expect=Expect.ANY)
-        laid: list[Parts] = []
-        body = self._lay_out(partition, incarnation, free, laid)
-        action = action_of(self._client.table, partition, incarnation, free, body, Learned())
+        unconditional = put._replace(expect=Expect.ANY)
+        stored_parts: list[Parts] = []
+        body = self._lay_out(partition, incarnation, unconditional, stored_parts)
+        action = action_of(self._client.table, partition, incarnation, unconditional, body, Learned())
         for _ in range(_ROUNDS):
             try:
                 self._client.call("put_item", **action["Put"])
             except ConditionFailed:
                 if self._raise_growing(partition, incarnation, put):
                     # After a lost answer the existing record may be this very one.
-                    if laid and not self._refers_to(partition, incarnation, put, laid[0]):
-                        self._discard(partition, incarnation, laid)
+                    if stored_parts and not self._refers_to(partition, incarnation, put, stored_parts[0]):
+                        self._discard(partition, incarnation, stored_parts)
                     return
             else:
                 return
@@ -280,7 +289,8 @@ class Writer:
         return items.parts_of(answer.get("Item", {})) == parts
 
     def _raise_growing(self, partition: Partition, incarnation: bytes, put: Put) -> bool:
-        """Raise a record's growing field to the put's at least; return True if the record exists."""
+        """Raise a record's growing field to the put's value if it is less; return True if the record
+        exists."""
         name = str(put.kind.grows)
         key = items.key_of(partition, incarnation, put.kind, put.key)
         try:
@@ -317,10 +327,12 @@ class Writer:
                 if root is None:
                     return Committed()
                 # Every commit gives the root a new revision: the checks still hold, or this write fails.
-                if root.incarnation and not self._bury(partition, root, is_guarded=bool(effect.checks)):
+                if root.incarnation and not self._delete_incarnation(
+                    partition, root, is_guarded=bool(effect.checks)
+                ):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
-                self._clear(partition, dead)
+                self._clear_incarnations(partition, dead)
                 return Committed()
         raise Contention(f"thread {partition.thread!r} keeps being removed and made again; try again")
 
@@ -336,8 +348,9 @@ class Writer:
                 return Refused(check.kind, check.key)
         return None
 
-    def _bury(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
-        """Delete the incarnation, so that the partition holds nothing; return False if it was another one."""
+    def _delete_incarnation(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
+        """Delete the incarnation, so that the partition holds nothing; return False if the root was changed
+        meanwhile."""
         names = {f"#{name}": name for name in items.EMBEDDED}
         self._reader.remember(partition, None)
         try:
@@ -359,13 +372,13 @@ class Writer:
             return False
         return True
 
-    def _clear(self, partition: Partition, dead: Sequence[bytes]) -> None:
+    def _clear_incarnations(self, partition: Partition, dead: Sequence[bytes]) -> None:
         """Delete all items under deleted incarnations, and forget these."""
         for incarnation in dead:
-            self._sweep(partition, incarnation)
+            self._delete_items(partition, incarnation)
         self._forget(partition, dead)
 
-    def _sweep(self, partition: Partition, incarnation: bytes) -> None:
+    def _delete_items(self, partition: Partition, incarnation: bytes) -> None:
         """Delete all items under an incarnation, page by page."""
         pk, page = items.collection(partition, incarnation), list[Item]()
         select = {"ProjectionExpression": "pk, sk"}
@@ -391,23 +404,25 @@ class Writer:
             unused = "attribute_not_exists(inc) AND attribute_not_exists(dead)"
             self._client.call("delete_item", **target, ConditionExpression=unused)
         except ConditionFailed:
-            # Removed already, or in use again, or being removed by another process, which then ends it.
+            # The root was removed, or is in use again, or another process is removing it and completes this.
             return
 
     # Batches
 
     def _delete(self, keys: Sequence[Item]) -> None:
-        self._batch([{"DeleteRequest": {"Key": {"pk": k["pk"], "sk": k["sk"]}}} for k in keys], _BATCH)
+        self._write_batches(
+            [{"DeleteRequest": {"Key": {"pk": k["pk"], "sk": k["sk"]}}} for k in keys], _BATCH
+        )
 
-    def _batch(self, requests: Sequence[Item], size: int) -> None:
+    def _write_batches(self, requests: Sequence[Item], size: int) -> None:
         groups = [list(requests[at : at + size]) for at in range(0, len(requests), size)]
         self._reader.spread(
             lambda group: self._client.all_of("batch_write_item", group, "UnprocessedItems"), groups
         )
 
 
-def _on_nothing(ops: Sequence[Op]) -> Committed | Refused | None:
-    """Return the outcome of a commit on a partition that holds nothing, ``None`` if it is to be made."""
+def _decide_on_empty(ops: Sequence[Op]) -> Committed | Refused | None:
+    """Return the outcome of a commit on a partition that holds nothing, ``None`` if it has to be written."""
     for op in ops:
         if not holds(op, None):
             return Refused(op.kind, op.key)
@@ -416,12 +431,12 @@ def _on_nothing(ops: Sequence[Op]) -> Committed | Refused | None:
     return Committed()
 
 
-def _select_puts(ops: Sequence[Op], at: Sequence[int]) -> list[Put]:
-    return [op for n in at if isinstance(op := ops[n], Put)]
+def _select_puts(ops: Sequence[Op], positions: Sequence[int]) -> list[Put]:
+    return [op for n in positions if isinstance(op := ops[n], Put)]
 
 
 def _find_root(reason: Any, root: PartitionRoot | None) -> PartitionRoot | None:
-    """Return the root as a failed transaction saw it: the assumed one, unless its own condition failed."""
+    """Return the root as a failed transaction saw it: the assumed one, unless the root's condition failed."""
     if reason.get("Code") != "ConditionalCheckFailed":
         return root
     if reason.get("Item"):
@@ -441,7 +456,7 @@ def _judge(
 
     Args:
         ops: The operations of the commit.
-        plan: Their places.
+        plan: The plan of the commit.
         reasons: The transaction's reasons, the root's first.
         root: The root as the transaction saw it.
         learned: The facts for each operation, updated.

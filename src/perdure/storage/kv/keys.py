@@ -21,7 +21,7 @@ LAYOUT_VERSION = 6
 """The version of the encodings of this module; a change of the declared kinds changes it too."""
 
 FIRST_VERSION = 6
-"""The oldest readable version. Records of this version and later ones stay readable, so a migration only
+"""The oldest readable version. Records of this version and later ones stay readable, so that a migration only
 raises the version number."""
 
 _END = b"\x00\x01"
@@ -30,8 +30,8 @@ _SIGN = 1 << 63
 _LARGEST = (1 << 64) - 1
 _INTEGER = struct.Struct(">Q")
 _SIZE = struct.Struct(">I")
-_NOTHING = 0xFFFFFFFF
-_REST_MOST = 15
+_NULL_SIZE = 0xFFFFFFFF
+_REST_FIELDS_MOST = 15
 
 
 def encode_integer(value: int) -> bytes:
@@ -63,7 +63,7 @@ def _encode_with_end(column: Column, value: Any) -> bytes:
     return data.replace(_NUL, _ESCAPED) + _END
 
 
-def _value(column: Column, data: bytes) -> Any:
+def _decode_bare(column: Column, data: bytes) -> Any:
     if column.kind == "integer":
         return decode_integer(data)
     if column.kind == "bytes":
@@ -89,8 +89,8 @@ def encode_prefix(kind: Kind, parts: Key) -> bytes:
 
 
 def encode_parts(kind: Kind, parts: Key) -> bytes:
-    """Return the first parts of a key, or all of them, each with its mark: no key encodes to a beginning of
-    another one."""
+    """Return the first parts of a key, or all of them, each with its mark, so that no encoded key is a prefix
+    of another one."""
     return b"".join([_encode_with_end(c, v) for c, v in zip(kind.key, parts, strict=False)])
 
 
@@ -109,26 +109,26 @@ def decode_key(kind: Kind, data: bytes) -> Key:
     """Return the key that ``encode_key`` was given."""
     columns = kind.key
     if len(columns) == 1:
-        return (_value(columns[0], data),)
+        return (_decode_bare(columns[0], data),)
     if not columns:
         return ()
     out: list[Any] = []
     for column in columns[:-1]:
         part, data = _decode_first_part(column, data)
         out.append(part)
-    return (*out, _value(columns[-1], data))
+    return (*out, _decode_bare(columns[-1], data))
 
 
 def _decode_first_part(column: Column, data: bytes) -> tuple[Any, bytes]:
     """Return the part at the beginning of an encoded key, and the rest."""
     if column.kind == "integer":
-        return _value(column, data[:8]), data[8:]
+        return _decode_bare(column, data[:8]), data[8:]
     part, _, rest = data.partition(_END)
-    return _value(column, part.replace(_ESCAPED, _NUL)), rest
+    return _decode_bare(column, part.replace(_ESCAPED, _NUL)), rest
 
 
 def successor(prefix: bytes) -> bytes:
-    """Return the first bytes after all that begin with ``prefix``; empty when there are none."""
+    """Return the least bytes that sort after all bytes with this prefix; empty if there are none."""
     kept = prefix.rstrip(b"\xff")
     if kept:
         return kept[:-1] + bytes((kept[-1] + 1,))
@@ -169,8 +169,10 @@ class KindLayout:
         columns = {c.name: c for c in kind.fields}
         if any(columns[name].kind != "integer" or columns[name].nullable for name in names):
             raise TypeError(f"{kind.name}: only integers that are never null order or grow")
-        if len(kind.fields) - len(names) - bool(kind.index) > _REST_MOST:
-            raise TypeError(f"{kind.name}: scripts read at most {_REST_MOST} further fields of a record")
+        if len(kind.fields) - len(names) - bool(kind.index) > _REST_FIELDS_MOST:
+            raise TypeError(
+                f"{kind.name}: scripts read at most {_REST_FIELDS_MOST} further fields of a record"
+            )
         self.ordered = names
         self.index = columns[kind.index] if kind.index else None
         self.rest = tuple(c.name for c in kind.fields if c.name not in (*names, kind.index))
@@ -217,8 +219,8 @@ class KindLayout:
             (size,) = _SIZE.unpack_from(data, at)
             at += 4
             fields[self.index.name] = None
-            if size != _NOTHING:
-                fields[self.index.name] = self._index_value(data[at : at + size])
+            if size != _NULL_SIZE:
+                fields[self.index.name] = self._decode_index(data[at : at + size])
                 at += size
         if self.rest:
             (size,) = _SIZE.unpack_from(data, at)
@@ -232,14 +234,14 @@ class KindLayout:
             raise TypeError(f"{self.kind.name} has no index")
         return _encode_with_end(self.index, value)
 
-    def _index_value(self, data: bytes) -> Any:
+    def _decode_index(self, data: bytes) -> Any:
         if self.index is None or self.index.kind == "integer":
             return decode_integer(data)
-        return _value(self.index, data.removesuffix(_END).replace(_ESCAPED, _NUL))
+        return _decode_bare(self.index, data.removesuffix(_END).replace(_ESCAPED, _NUL))
 
     def _pack_index(self, value: Any) -> list[bytes]:
         if value is None:
-            return [_SIZE.pack(_NOTHING)]
+            return [_SIZE.pack(_NULL_SIZE)]
         packed = self.index_prefix(value)
         return [_SIZE.pack(len(packed)), packed]
 

@@ -12,15 +12,15 @@ from perdure.model.ops import ApplicationStatement
 from perdure.model.statement_texts import DEFERRED, check_statement, refusal, replace_names, shorten
 
 TIME_S = 5
-"""Seconds that the statements of one commit may take together, and wait for locks; the thread's row is locked
-for as long."""
+"""Seconds that the statements of one commit may take together, and for which they wait for locks: the
+thread's row is locked meanwhile."""
 
 BEGIN = (
     "BEGIN; "
     f"SET LOCAL statement_timeout = '{TIME_S}s'; SET LOCAL lock_timeout = '{TIME_S}s'; "
     f"SET LOCAL idle_in_transaction_session_timeout = '{2 * TIME_S}s'"
 ).encode()
-"""A process that stops in the middle must not keep its locks."""
+"""Begins a transaction with time limits: a process that stops in the middle must not keep its locks."""
 
 COMMIT, ROLLBACK = b"COMMIT", b"ROLLBACK"
 
@@ -36,15 +36,15 @@ class PostgresStatements:
         values: list[bytes | None] = []
         types: list[int] = []
         formats: list[int] = []
-        adapting = Transformer()
+        transformer = Transformer()
         for name in names:
             try:
-                (value,) = adapting.dump_sequence([parameters[name]], [PyFormat.AUTO])
+                (value,) = transformer.dump_sequence([parameters[name]], [PyFormat.AUTO])
             except ProgrammingError as error:
                 raise TypeError(f"parameter {name!r}: {error}: {shorten(text)!r}") from error
             values.append(None if value is None else bytes(value))
-            types += adapting.types or (0,)
-            formats += adapting.formats or (pq.Format.TEXT,)
+            types += transformer.types or (0,)
+            formats += transformer.formats or (pq.Format.TEXT,)
         return ApplicationStatement(
             text=text,
             sql=replace_names(text, lambda name: f"${numbers[name]}"),

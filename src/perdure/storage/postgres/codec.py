@@ -1,6 +1,6 @@
 """Packs requests into the arrays of one round trip, and unpacks its answer. Pure.
 
-Values travel in PostgreSQL's binary format. Any text can be stored: NUL, which a text of PostgreSQL cannot
+Values are sent in PostgreSQL's binary format. Any text can be stored: NUL, which a text of PostgreSQL cannot
 contain, is written as two characters, so that different texts stay different and sort as before.
 """
 
@@ -103,15 +103,15 @@ def numbers(values: Sequence[int | None]) -> bytes:
 def texts(values: Sequence[str | None]) -> bytes:
     """Return an array of texts in binary."""
     sent = [None if s is None else escape(s).encode() for s in values]
-    return _bytes(_TEXTS, sent)
+    return _pack_array(_TEXTS, sent)
 
 
 def blobs(values: Sequence[bytes | None]) -> bytes:
     """Return an array of bytes in binary."""
-    return _bytes(_BYTES, values)
+    return _pack_array(_BYTES, values)
 
 
-def _bytes(oid: int, values: Sequence[bytes | None]) -> bytes:
+def _pack_array(oid: int, values: Sequence[bytes | None]) -> bytes:
     length = _LENGTH.pack
     parts = chain.from_iterable((_NULL,) if v is None else (length(len(v)), v) for v in values)
     return array_of(oid, len(values), b"".join(parts))
@@ -142,17 +142,17 @@ def pack_writes(writes: Sequence[Write], deadline: int) -> Values:
         deadline: The time on the server's clock, in microseconds, after which execution must not begin.
     """
     arrays = _Arrays(sorted({write.partition for write in writes}))
-    numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
-    arrays.n.extend(numbered[write.partition] for write in writes)
+    number_of = {part: n for n, part in enumerate(arrays.parts, 1)}
+    arrays.n.extend(number_of[write.partition] for write in writes)
     counts = [len(arrays.parts), len(writes), deadline]
     for jobs in _rounds(writes):
         rows: dict[int, list[tuple[Any, ...]]] = {}
         for job, write in jobs:
             _add_checks(rows, job, write.ops if isinstance(write, Commit) else ())
             _add_ops(rows, job, write.ops)
-        for place in sorted(rows):
-            counts += (place, len(rows[place]))
-            arrays.add(SECTIONS[place].columns, rows[place])
+        for section in sorted(rows):
+            counts += (section, len(rows[section]))
+            arrays.add(SECTIONS[section].columns, rows[section])
     return arrays.values(counts)
 
 
@@ -164,17 +164,17 @@ def _rounds(writes: Sequence[Write]) -> list[list[tuple[int, Write]]]:
     rounds: list[list[tuple[int, Write]]] = []
     touched: dict[tuple[Partition, Kind, Key], tuple[int, int]] = {}
     for job, write in jobs:
-        at = 0
+        round_number = 0
         for op in write.ops:
             read, written = touched.get((write.partition, op.kind, op.key), (-1, -1))
-            at = max(at, written + 1, 0 if isinstance(op, Check) else read + 1)
+            round_number = max(round_number, written + 1, 0 if isinstance(op, Check) else read + 1)
         for op in write.ops:
-            place = (write.partition, op.kind, op.key)
-            read, written = touched.get(place, (-1, -1))
-            touched[place] = (max(read, at), written if isinstance(op, Check) else at)
-        if at == len(rounds):
+            record = (write.partition, op.kind, op.key)
+            read, written = touched.get(record, (-1, -1))
+            touched[record] = (max(read, round_number), written if isinstance(op, Check) else round_number)
+        if round_number == len(rounds):
             rounds.append([])
-        rounds[at].append((job, write))
+        rounds[round_number].append((job, write))
     return rounds
 
 
@@ -184,12 +184,14 @@ def _add_checks(rows: dict[int, list[tuple[Any, ...]]], job: int, ops: Sequence[
         if op.expect is Expect.ANY and not unchanged:
             continue
         expect, version = _EXPECTED.get(op.expect) or (EXPECT_VERSION, op.expect)
-        same = None
+        unchanged_json = None
         if unchanged:
-            # The JSON text is escaped again with all other texts, which changes nothing: it has no NUL and no
+            # The JSON text is escaped again like all texts. That changes nothing, as it has no NUL and no
             # control characters.
-            same = json.dumps({k: escape(v) if isinstance(v, str) else v for k, v in unchanged.items()})
-        row = (job, number, expect, version, same, *op.key)
+            unchanged_json = json.dumps(
+                {k: escape(v) if isinstance(v, str) else v for k, v in unchanged.items()}
+            )
+        row = (job, number, expect, version, unchanged_json, *op.key)
         rows.setdefault(SECTION_OF[op.kind, "check"], []).append(row)
 
 
@@ -218,17 +220,17 @@ def unpack_outcomes(value: bytes) -> list[int]:
 def pack_fetches(fetches: Sequence[Fetch]) -> Values:
     """Return the parameters of ``fetch_N``; items are numbered from 0 across all fetches."""
     arrays = _Arrays(sorted({fetch.partition for fetch in fetches}))
-    numbered = {part: n for n, part in enumerate(arrays.parts, 1)}
+    number_of = {part: n for n, part in enumerate(arrays.parts, 1)}
     rows: dict[int, list[tuple[Any, ...]]] = {}
     number = 0
     for fetch in fetches:
-        part = numbered[fetch.partition]
+        part = number_of[fetch.partition]
         for item in fetch.items:
             if isinstance(item, Get):
                 shape = SHAPE_OF[item.kind, len(item.kind.key), None, False, False]
                 row: tuple[Any, ...] = (number, part, None, 1, *item.key)
             else:
-                shape, row = _range(item, number, part)
+                shape, row = _pack_range(item, number, part)
             rows.setdefault(shape, []).append(row)
             number += 1
     counts = [len(arrays.parts)]
@@ -238,18 +240,18 @@ def pack_fetches(fetches: Sequence[Fetch]) -> Values:
     return arrays.values(counts)
 
 
-def _range(item: Range, number: int, part: int) -> tuple[int, tuple[Any, ...]]:
+def _pack_range(item: Range, number: int, part: int) -> tuple[int, tuple[Any, ...]]:
     depth, kind = len(item.prefix), item.kind
     row = (number, part, item.limit, int(item.bodies), *item.prefix)
     if depth == len(kind.key):
         return SHAPE_OF[kind, depth, None, False, False], row
-    after = item.after is not None
-    if after:
+    has_after = item.after is not None
+    if has_after:
         if item.by:
             row += (item.after,)
         else:
             row += tuple(item.after[depth:])
-    return SHAPE_OF[kind, depth, item.by, item.reverse, after], row
+    return SHAPE_OF[kind, depth, item.by, item.reverse, has_after], row
 
 
 class Rows(NamedTuple):
@@ -260,7 +262,7 @@ class Rows(NamedTuple):
 
 
 @cache
-def _places(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str]], int, int]:
+def _find_columns(kind: Kind) -> tuple[list[tuple[int, str]], list[tuple[str, int, str]], int, int]:
     """Return the columns of an answer that contain a kind's key, fields, version and body; -1 for a version
     or a body that the kind does not have."""
     column = {name: n for n, (name, _) in enumerate(ANSWER)}
@@ -279,12 +281,12 @@ def unpack_records(fetches: Sequence[Fetch], rows: Rows) -> list[tuple[tuple[Rec
     for row in range(rows.number):
         number = int.from_bytes(value(row, 0) or b"", "big")
         kind = items[number].kind
-        key, fields, version, body = _places(kind)
+        key, fields, version, body = _find_columns(kind)
         found[number].append(
             Record(
                 kind,
-                tuple([_read(slot, value(row, at)) for at, slot in key]),
-                {name: _read(slot, value(row, at)) for name, at, slot in fields},
+                tuple([_decode(slot, value(row, at)) for at, slot in key]),
+                {name: _decode(slot, value(row, at)) for name, at, slot in fields},
                 int.from_bytes(value(row, version) or b"", "big", signed=True) if version >= 0 else 0,
                 (value(row, body) or b"") if body >= 0 else b"",
             )
@@ -293,7 +295,7 @@ def unpack_records(fetches: Sequence[Fetch], rows: Rows) -> list[tuple[tuple[Rec
     return [tuple(tuple(next(answers)) for _ in fetch.items) for fetch in fetches]
 
 
-def _read(slot: str, value: bytes | None) -> Any:
+def _decode(slot: str, value: bytes | None) -> Any:
     if value is None:
         return None
     if slot == "s":
@@ -310,9 +312,9 @@ def count_body_bytes(writes: Iterable[Write]) -> int:
 
 def read_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
     """Return a record with its version and body, from a row with the columns of ``Kind.columns``."""
-    clear = len(kind.key) + len(kind.fields)
-    version, body = row[clear:]
-    return read_clear_record(kind, row[:clear])._replace(version=_read("n", version), body=body or b"")
+    clear_size = len(kind.key) + len(kind.fields)
+    version, body = row[clear_size:]
+    return read_clear_record(kind, row[:clear_size])._replace(version=_decode("n", version), body=body or b"")
 
 
 def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
@@ -321,7 +323,10 @@ def read_listed(row: Sequence[bytes | None]) -> ListedThread | None:
     if status is None:
         return None
     return ListedThread(
-        _read("n", created), _read("n", updated), _read("s", status), *(_read("n", each) for each in numbers)
+        _decode("n", created),
+        _decode("n", updated),
+        _decode("s", status),
+        *(_decode("n", each) for each in numbers),
     )
 
 
@@ -329,7 +334,7 @@ def read_clear_record(kind: Kind, row: Sequence[bytes | None]) -> Record:
     """Return a record without version and body, from a row with its key and fields as they are declared."""
     columns = (*kind.key, *kind.fields)
     slots = {"text": "s", "integer": "n", "bytes": "b"}
-    values = [_read(slots[c.kind], value) for c, value in zip(columns, row, strict=True)]
+    values = [_decode(slots[c.kind], value) for c, value in zip(columns, row, strict=True)]
     size = len(kind.key)
     fields = {c.name: value for c, value in zip(kind.fields, values[size:], strict=True)}
     return Record(kind, tuple(values[:size]), fields)

@@ -1,7 +1,7 @@
 """One connection to the server.
 
-A connection belongs to one thread. It connects when it is first used and again after it was lost, sends one
-statement at a time, and gives up if no answer arrives in time, or if the server is unavailable.
+A connection belongs to one OS thread. It connects when it is first used and again after it was lost, sends
+one statement at a time, and gives up if no answer arrives in time, or if the server is unavailable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ S = TypeVar("S")
 Answer = TypeVar("Answer", covariant=True)
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds to wait for an answer while the server is there; for longer the connection counts as lost."""
+"""Seconds to wait for an answer while the server is there; after them the connection counts as lost."""
 
 _BACKOFF_S = (0.02, 0.05, 0.1, 0.2, 0.5)
 HAS_PIPELINES = pq.version() >= 140_000
@@ -61,8 +61,8 @@ class StatementCall(NamedTuple, Generic[Answer]):
 
 
 class ServerConnection:
-    """A connection that its thread may lose and reopen. ``stop`` ends its wait for a server; ``outage`` and
-    ``liveness`` limit it.
+    """A connection that its OS thread may lose and reopen. ``stop`` ends the wait for a server; ``outage``
+    and ``liveness`` limit the wait.
 
     ``distance_s`` is the duration of a query that costs the server nothing, made when it connected; infinite
     while it is not connected.
@@ -70,42 +70,42 @@ class ServerConnection:
 
     def __init__(
         self,
-        place: PostgresUrl,
+        settings: PostgresUrl,
         stop: threading.Event | None = None,
         outage: Outage | None = None,
         liveness: LivenessCheck | None = None,
     ) -> None:
-        self._place = place
+        self._settings = settings
         self._stop = stop or threading.Event()
-        self._outage = outage or Outage(place.patience)
-        self._liveness = liveness or LivenessCheck(place, self._outage)
+        self._outage = outage or Outage(settings.patience)
+        self._liveness = liveness or LivenessCheck(settings, self._outage)
         self._connection: psycopg.Connection | None = None
         self._prepared: set[bytes] = set()
         self._poll = select.poll()
         self._socket = -1
-        self._ahead = 0
+        self._clock_lead = 0
         self.distance_s = inf
 
     def connect(self, *, patiently: bool = False) -> None:
         """Connect unless connected; with ``patiently``, wait for a server that is unavailable or starting."""
         if self._connection is not None:
             return
-        if patiently and (known := self._outage.verdict()) is not None:
-            raise unreachable_error(known, self._place) from known
-        until = time.monotonic() + self._place.patience
+        if patiently and (failure := self._outage.verdict()) is not None:
+            raise unreachable_error(failure, self._settings) from failure
+        until = time.monotonic() + self._settings.patience
         attempt = 0
         while True:
             began = time.monotonic()
             try:
                 self._connection = sign_in(
-                    self._place.conninfo, self._place.password, max(0.0, until - began)
+                    self._settings.conninfo, self._settings.password, max(0.0, until - began)
                 )
                 self._prepared.clear()
                 self._socket = self._connection.pgconn.socket
                 self._poll = select.poll()
                 self._poll.register(self._socket, select.POLLIN)
                 asked = time.monotonic()
-                self._ahead = self._measure_clock_lead(self._connection.pgconn)
+                self._clock_lead = self._measure_clock_lead(self._connection.pgconn)
                 self.distance_s = time.monotonic() - asked
                 self._outage.end()
                 break
@@ -117,40 +117,43 @@ class ServerConnection:
                     error = SILENT
                 wait = _BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)]
                 attempt += 1
-                hopeless = not may_pass(error)
-                if self._place.password is not None and is_wrong_password(error):
-                    # It may have been changed: the next attempt has another one.
+                is_hopeless = not may_pass(error)
+                if self._settings.password is not None and is_wrong_password(error):
+                    # The password may have been changed: the next attempt uses the new one.
                     wait = 0.0 if attempt == 1 else wait
                     if time.monotonic() + wait > until:
-                        raise Unavailable(f"{self._place.name}: {self._place.password.refusal()}") from error
+                        raise Unavailable(
+                            f"{self._settings.name}: {self._settings.password.refusal()}"
+                        ) from error
                     if self._stop.wait(wait):
-                        raise unreachable_error(error, self._place) from error
+                        raise unreachable_error(error, self._settings) from error
                     continue
-                if not hopeless:
+                if not is_hopeless:
                     until = min(until, self._outage.note(error, began))
-                    hopeless = time.monotonic() + wait > until
-                if not patiently or hopeless or self._stop.wait(wait):
-                    raise unreachable_error(error, self._place) from error
+                    is_hopeless = time.monotonic() + wait > until
+                if not patiently or is_hopeless or self._stop.wait(wait):
+                    raise unreachable_error(error, self._settings) from error
 
     def deadline(self) -> int:
-        """Return the earliest end of the wait for an answer to a statement sent now, or a little earlier, in
-        microseconds of the server's clock. A write that begins later must not happen: it may have been sent
+        """Return the time until which a write that is sent now may begin, in microseconds of the server's
+        clock. It is not after the end of the wait for the answer: after that, the write may have been sent
         again."""
         within_s = min(ANSWER_TIMEOUT_S, self._outage.silence_s)
-        return self._ahead + int((time.monotonic() + within_s) * 1_000_000)
+        return self._clock_lead + int((time.monotonic() + within_s) * 1_000_000)
 
     def _measure_clock_lead(self, pgconn: pq.abc.PGconn) -> int:
         """Return the least lead of the server's clock over this process's monotonic one, in microseconds."""
         pgconn.send_query(f"SELECT {NOW}".encode())
-        # It costs the server nothing: one that is silent for as long as connecting may take is unavailable.
-        within_s = min(ANSWER_TIMEOUT_S, self._place.connecting_s)
+        # The query costs the server nothing. If the server is silent for as long as connecting may take, it
+        # is unavailable.
+        within_s = min(ANSWER_TIMEOUT_S, self._settings.connecting_s)
         result = self._result(pgconn, time.monotonic() + within_s)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise errors.error_from_result(result)
         return int(result.get_value(0, 0) or b"0") - int(time.monotonic() * 1_000_000)
 
     def require_connection(self) -> psycopg.Connection:
-        """Return the connection, opened if necessary, for statements that only a migration has."""
+        """Return the connection, opened if necessary."""
         self.connect()
         if self._connection is None:
             raise ConnectionLost
@@ -168,7 +171,7 @@ class ServerConnection:
 
         Raises:
             ConnectionLost: The statement may have been executed, or not.
-            StatementRolledBack: It may be repeated.
+            StatementRolledBack: The statement may be repeated.
             PerdureError: The server refused it.
         """
         connection = self.require_connection()
@@ -187,7 +190,7 @@ class ServerConnection:
         transaction of its own.
 
         Returns:
-            Both answers; ``None`` for the second if there is none, for whatever reason.
+            Both answers; ``None`` for the second if it could not be read, for whatever reason.
 
         Raises:
             ConnectionLost: The first statement may have been executed, or not; also the other errors of
@@ -209,7 +212,7 @@ class ServerConnection:
         try:
             return answer, second.unpack(results[1])
         except Exception:
-            # The first one is done; a caller that sends the second by itself gets the error.
+            # The first statement is done. The caller sends the second by itself, and gets the error then.
             return answer, None
 
     def transact(self, call: StatementCall[R], then: Callable[[R], Sequence[ApplicationStatement]]) -> R:
@@ -224,9 +227,9 @@ class ServerConnection:
         pgconn = connection.pgconn
         until = time.monotonic() + TIME_S
         try:
-            begun = self._query(pgconn, BEGIN)
+            begun = self._execute(pgconn, BEGIN)
             if begun.status not in _DONE:
-                self._query(pgconn, ROLLBACK)
+                self._execute(pgconn, ROLLBACK)
                 return self._unpack(connection, begun, call.unpack)
             result = self._make_roundtrip(pgconn, call.statement, call.values)
             if result.status not in _DONE:
@@ -242,13 +245,13 @@ class ServerConnection:
                 pgconn.send_query_params(
                     statement.sql.encode(), statement.values, statement.types, statement.formats
                 )
-                found = self._result(pgconn, deadline)
-                if found.status not in _DONE:
+                answered = self._result(pgconn, deadline)
+                if answered.status not in _DONE:
                     self._roll_back(pgconn)
-                    raise self._refusal(connection, found, statement)
-            ended = self._query(pgconn, COMMIT)
+                    raise self._make_refusal_error(connection, answered, statement)
+            ended = self._execute(pgconn, COMMIT)
             if ended.status not in _DONE:
-                raise self._refusal(connection, ended, None)
+                raise self._make_refusal_error(connection, ended, None)
             if ended.command_status != COMMIT:
                 raise ConnectionLost
         except psycopg.OperationalError as broken:
@@ -257,21 +260,21 @@ class ServerConnection:
         except (PerdureError, StatementRolledBack):
             raise
         except BaseException:
-            # Nothing of an open transaction may be left for the next request.
+            # The next request must not find an open transaction on this connection.
             self.lose()
             raise
         return answer
 
-    def _query(self, pgconn: pq.abc.PGconn, text: bytes) -> pq.abc.PGresult:
+    def _execute(self, pgconn: pq.abc.PGconn, text: bytes) -> pq.abc.PGresult:
         pgconn.send_query(text)
         return self._result(pgconn, time.monotonic() + ANSWER_TIMEOUT_S)
 
     def _roll_back(self, pgconn: pq.abc.PGconn) -> None:
         """End a transaction with a refused statement; a lost connection has already ended it."""
         if pgconn.status == pq.ConnStatus.OK:
-            self._query(pgconn, ROLLBACK)
+            self._execute(pgconn, ROLLBACK)
 
-    def _refusal(
+    def _make_refusal_error(
         self,
         connection: psycopg.Connection,
         result: pq.abc.PGresult,
@@ -300,7 +303,7 @@ class ServerConnection:
             self.lose()  # the clocks diverged; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
             raise StatementRolledBack from error
-        raise translate(error, self._place) from error
+        raise translate(error, self._settings) from error
 
     def _make_roundtrip(
         self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]
@@ -329,7 +332,7 @@ class ServerConnection:
             self._send(pgconn, call.statement, call.values)
             pgconn.pipeline_sync()
         self._flush(pgconn, deadline)
-        found: pq.abc.PGresult | None = None
+        result_so_far: pq.abc.PGresult | None = None
         is_silent = False
         while len(results) < len(calls):
             while pgconn.is_busy():
@@ -343,19 +346,20 @@ class ServerConnection:
                 continue
             is_silent = False
             if result.status != pq.ExecStatus.PIPELINE_SYNC:
-                found = _choose_worse(found, result)
+                result_so_far = _choose_worse(result_so_far, result)
                 continue
-            if found is None:
+            if result_so_far is None:
                 raise ConnectionLost
-            results.append(found)
-            found = None
+            results.append(result_so_far)
+            result_so_far = None
         pgconn.exit_pipeline_mode()
 
     def _prepare(
         self, pgconn: pq.abc.PGconn, statement: Statement, deadline: float
     ) -> pq.abc.PGresult | None:
-        """Prepare a statement unless that is done or not wanted; return the result if it was refused."""
-        if not self._place.prepare or statement.name in self._prepared:
+        """Prepare a statement unless it is prepared, or the URL forbids that; return the result if it was
+        refused."""
+        if not self._settings.prepare or statement.name in self._prepared:
             return None
         pgconn.send_prepare(statement.name, statement.sql, statement.types)
         prepared = self._result(pgconn, deadline)
@@ -366,7 +370,7 @@ class ServerConnection:
 
     def _send(self, pgconn: pq.abc.PGconn, statement: Statement, values: Sequence[bytes | None]) -> None:
         formats = [int(statement.binary)] * len(values)
-        if self._place.prepare:
+        if self._settings.prepare:
             pgconn.send_query_prepared(statement.name, values, formats, pq.Format.BINARY)
         else:
             pgconn.send_query_params(statement.sql, values, statement.types, formats, pq.Format.BINARY)
@@ -379,34 +383,34 @@ class ServerConnection:
 
     def _result(self, pgconn: pq.abc.PGconn, deadline: float) -> pq.abc.PGresult:
         self._flush(pgconn, deadline)
-        found = None
+        result_so_far = None
         while True:
             while pgconn.is_busy():
                 self._wait(pgconn, deadline)
             result = pgconn.get_result()
             if result is None:
                 break
-            found = _choose_worse(found, result)
-        if found is None:
+            result_so_far = _choose_worse(result_so_far, result)
+        if result_so_far is None:
             raise ConnectionLost
-        return found
+        return result_so_far
 
     def _wait(self, pgconn: pq.abc.PGconn, deadline: float) -> None:
-        asked = time.monotonic()
+        silent_since = time.monotonic()
         while True:
-            until = min(deadline, asked + self._liveness.after_s)
+            until = min(deadline, silent_since + self._liveness.after_s)
             if ready := self._poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 break
-            if until == deadline or self._liveness.is_away(asked):
+            if until == deadline or self._liveness.is_away(silent_since):
                 raise ConnectionLost
-            asked = time.monotonic()
+            silent_since = time.monotonic()
         if ready[0][1] & ~select.POLLOUT:
             pgconn.consume_input()
             self._outage.end()
 
 
 def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> psycopg.Connection:
-    """Connect; a password that the server refuses is noted, so that the next attempt has another.
+    """Connect; note a password that the server refuses, so that the next attempt uses another one.
 
     Args:
         conninfo: The connection string.
@@ -414,7 +418,7 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
         within_s: The seconds to wait for a password.
 
     Raises:
-        Unavailable: The source had none.
+        Unavailable: The source had no password.
         psycopg.Error: The server is unavailable, or refused the connection.
     """
     if password is None:
@@ -431,9 +435,9 @@ def sign_in(conninfo: str, password: PasswordSource | None, within_s: float) -> 
     return connection
 
 
-def _choose_worse(found: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
-    """Return the result that counts of two results of one statement: the error. It follows the rows if the
-    transaction could not be committed."""
-    if found is None or found.status in _DONE:
+def _choose_worse(earlier: pq.abc.PGresult | None, result: pq.abc.PGresult) -> pq.abc.PGresult:
+    """Return that of two results of a statement which counts: the error, if one of them is. It follows the
+    rows if the transaction could not be committed."""
+    if earlier is None or earlier.status in _DONE:
         return result
-    return found
+    return earlier

@@ -2,7 +2,7 @@
 
 A commit is one call of a function in the database, so no lock is held there between two messages. A group of
 commits is one transaction, one flush of the log and one round trip. Reads are grouped as well, each group in
-one snapshot. Each thread that waits for the server owns a connection.
+one snapshot. Each OS thread that waits for the server owns a connection.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PostgresDriver:
     """One database. Creating the driver neither creates nor migrates the schema.
 
     Args:
-        place: The database.
+        settings: The settings of the database's URL.
         vectors: The search by vectors, if the schema has the table for it.
         has_lost_vectors: True if there is no search because pgvector was dropped or moved after the table had
             been created.
@@ -82,33 +82,35 @@ class PostgresDriver:
 
     def __init__(
         self,
-        place: PostgresUrl,
+        settings: PostgresUrl,
         vectors: VectorSearch | None = None,
         *,
         has_lost_vectors: bool = False,
         count_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.limits = _LIMITS
-        self._place = place
+        self._settings = settings
         self._has_lost_vectors = has_lost_vectors
         self._count_bytes = count_bytes
         self._vectors = vectors
-        self._sql = Statements(place)
+        self._sql = Statements(settings)
         self._statements = PostgresStatements()
         self._stop = threading.Event()
-        self._outage = Outage(place.patience)
-        self._liveness = LivenessCheck(place, self._outage)
-        self._own = threading.local()
-        self._password = place.password
+        self._outage = Outage(settings.patience)
+        self._liveness = LivenessCheck(settings, self._outage)
+        self._thread_local = threading.local()
+        self._password = settings.password
         self._links: list[ServerConnection] = []
-        self._linking = threading.Lock()
-        if place.notify is None:
+        self._links_lock = threading.Lock()
+        if settings.notify is None:
             self._bell = None
         else:
-            self._bell = ServerNotifier(PostgresListener(place, place.notify), name=place.name)
-        writers = place.pool // 2
-        self._writes = Batcher(self._write, name=place.name, workers=writers, most=_WRITES_MAX)
-        self._reads = Batcher(self._read, name=place.name, workers=place.pool - writers, most=_READS_MAX)
+            self._bell = ServerNotifier(PostgresListener(settings, settings.notify), name=settings.name)
+        writers = settings.pool // 2
+        self._writes = Batcher(self._write, name=settings.name, workers=writers, most=_WRITES_MAX)
+        self._reads = Batcher(
+            self._read, name=settings.name, workers=settings.pool - writers, most=_READS_MAX
+        )
 
     @property
     def capabilities(self) -> Capabilities:
@@ -147,7 +149,7 @@ class PostgresDriver:
         self._stop.set()
         self._writes.close()
         self._reads.close()
-        with self._linking:
+        with self._links_lock:
             for link in self._links:
                 link.lose()
             self._links.clear()
@@ -157,17 +159,19 @@ class PostgresDriver:
             return self._reads
         return self._writes
 
-    def _link(self) -> ServerConnection:
-        link: ServerConnection | None = getattr(self._own, "link", None)
+    def _get_connection(self) -> ServerConnection:
+        link: ServerConnection | None = getattr(self._thread_local, "link", None)
         if link is None:
-            link = self._own.link = ServerConnection(self._place, self._stop, self._outage, self._liveness)
-            with self._linking:
+            link = self._thread_local.link = ServerConnection(
+                self._settings, self._stop, self._outage, self._liveness
+            )
+            with self._links_lock:
                 self._links.append(link)
         return link
 
     def _connect(self) -> ServerConnection:
-        """Return this thread's connection, opened if necessary, waiting for a server that is unavailable."""
-        link = self._link()
+        """Return this OS thread's connection, opened if necessary; wait for a server that is unavailable."""
+        link = self._get_connection()
         link.connect(patiently=True)
         nearest = min(each.distance_s for each in self._links)
         self._writes.wait_s = self._reads.wait_s = wait_at(nearest)
@@ -178,7 +182,7 @@ class PostgresDriver:
     def _write(self, group: Sequence[PendingRequest]) -> None:
         for jobs in split_group(group):
             if isinstance(jobs[0].effect, Drop):
-                self._each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
+                self._do_each(jobs, lambda job: self._drop(cast(Drop, job.effect)))
             else:
                 self._write_together(jobs)
 
@@ -193,7 +197,7 @@ class PostgresDriver:
             self._resolve_all(jobs)
         except Exception as error:
             if len(jobs) == 1:
-                jobs[0].error = _error_of(error, self._place)
+                jobs[0].error = _error_of(error, self._settings)
                 return
             # One bad write must not fail the others: each is repeated by itself.
             for job in jobs:
@@ -205,7 +209,7 @@ class PostgresDriver:
     def _resolve_all(self, jobs: Sequence[PendingRequest]) -> None:
         """Determine the outcome of the jobs of a round trip whose answer was lost, in their order."""
         later = {id(job): jobs[at:] for at, job in enumerate(jobs, 1)}
-        self._each(jobs, lambda job: self._resolve(job, find_overwritten(later[id(job)])))
+        self._do_each(jobs, lambda job: self._resolve(job, find_overwritten(later[id(job)])))
 
     def _commit_with_vectors(
         self, writes: Sequence[codec.Write], readers: Sequence[PendingRequest] = ()
@@ -221,8 +225,8 @@ class PostgresDriver:
         try:
             return self._commit(writes, *with_vectors)
         except (MigrationRequired, Corrupt):
-            # pgvector was dropped, or created again, since this process started. The database reads vectors
-            # that are not sent from the entries, or refuses the write for another reason.
+            # pgvector was dropped, or created again, since this process started. The write is repeated
+            # without its vectors: the database reads them from the entries, or refuses the write again.
             outcomes = self._commit(writes, self._sql.commit)
             self._vectors.stop_sending()
             return outcomes
@@ -231,16 +235,16 @@ class PostgresDriver:
         self,
         writes: Sequence[codec.Write],
         statement: Statement,
-        more: Sequence[bytes] = (),
+        further_values: Sequence[bytes] = (),
         readers: Sequence[PendingRequest] = (),
     ) -> list[Any]:
         fetches = [cast(Fetch, reader.then) for reader in readers]
-        # A commit with statements is alone, see ``portions``: its caller reads afterwards itself.
+        # A commit with statements is alone, see ``split_group``: its caller fetches afterwards by itself.
         statements = [each for write in writes if isinstance(write, Commit) for each in write.statements]
 
-        def once() -> list[int]:
+        def attempt() -> list[int]:
             link = self._connect()
-            values = [*codec.pack_writes(writes, link.deadline()), *more]
+            values = [*codec.pack_writes(writes, link.deadline()), *further_values]
             write = StatementCall(
                 statement, values, lambda r: codec.unpack_outcomes(r.get_value(0, 0) or b"")
             )
@@ -248,56 +252,61 @@ class PostgresDriver:
                 return link.transact(write, lambda refusals: () if any(refusals) else statements)
             if not fetches:
                 return link.ask(write)
-            outcomes, answers = link.ask_both(write, self._fetch_call(fetches))
+            outcomes, answers = link.ask_both(write, self._make_fetch_call(fetches))
             if answers is not None:
                 for reader, answer in zip(readers, answers, strict=True):
                     reader.read = answer
             return outcomes
 
-        refusals = self._repeat(once)
+        refusals = self._repeat(attempt)
         return [outcome(write, refused) for write, refused in zip(writes, refusals, strict=True)]
 
-    def _resolve(self, job: PendingRequest, after: Collection[Touch]) -> Any:
-        """Repeat a write whose answer was lost, unless it turns out to be applied. Records in ``after`` were
-        overwritten later in the same round trip: they are not evidence, and must not be written again."""
+    def _resolve(self, job: PendingRequest, overwritten: Collection[Touch]) -> Any:
+        """Repeat a write whose answer was lost, unless it turns out to be applied. Writes in ``overwritten``
+        may have been overwritten later in the same round trip: they are not evidence, and must not be
+        repeated."""
         try:
-            return self._retry_lost(lambda: self._resolve_lost(job.effect, after))
+            return self._retry_lost(lambda: self._resolve_lost(job.effect, overwritten))
         except (ConnectionLost, StatementRolledBack, Unavailable) as error:
             raise Unavailable(
-                f"{_error_of(error, self._place)}. The connection was lost during this write: it may be "
+                f"{_error_of(error, self._settings)}. The connection was lost during this write: it may be "
                 "stored or not; load the thread again before repeating it"
             ) from error
 
-    def _resolve_lost(self, effect: Effect[Any], after: Collection[Touch]) -> Any:
+    def _resolve_lost(self, effect: Effect[Any], overwritten: Collection[Touch]) -> Any:
         if not isinstance(effect, Commit):
-            (only,) = self._commit_with_vectors([cast(codec.Write, effect)])
-            return only
-        left = tuple(op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in after)
-        visible = Commit(effect.partition, left)
+            (sole_outcome,) = self._commit_with_vectors([cast(codec.Write, effect)])
+            return sole_outcome
+        remaining = tuple(
+            op for op in effect.ops if (effect.partition, op.kind, op.key, type(op)) not in overwritten
+        )
+        visible = Commit(effect.partition, remaining)
         if was_applied(visible, self._read_evidence(visible)):
             return Committed()
-        if len(left) < len(effect.ops):
-            raise Unavailable(f"{self._place.name}: a later write of the same round trip overwrites this one")
+        if len(remaining) < len(effect.ops):
+            raise Unavailable(
+                f"{self._settings.name}: a later write of the same round trip overwrites this one"
+            )
         if not is_repeatable(effect):
-            raise Unavailable(f"{self._place.name}: a write without expectations is not repeated")
-        (only,) = self._commit_with_vectors([effect])
-        if not isinstance(only, Refused):
-            return only
-        # The lost write may have been executed only now: then it caused this refusal itself.
+            raise Unavailable(f"{self._settings.name}: a write without expectations is not repeated")
+        (sole_outcome,) = self._commit_with_vectors([effect])
+        if not isinstance(sole_outcome, Refused):
+            return sole_outcome
+        # The lost write may have been executed only now, and may itself have caused this refusal.
         answers = self._read_evidence(visible)
         if was_applied(visible, answers):
             return Committed()
         if is_in_doubt(visible, answers):
-            raise Unavailable(f"{self._place.name}: the same records were written by others meanwhile")
-        return only
+            raise Unavailable(f"{self._settings.name}: the same records were written by others meanwhile")
+        return sole_outcome
 
     def _read_evidence(self, commit: Commit) -> tuple[tuple[Record, ...], ...]:
         (answers,) = self._fetch([evidence(commit)])
         return answers
 
     def _drop(self, effect: Drop) -> Committed | Refused:
-        at = effect.partition
-        names: list[bytes | None] = [codec.escape(part).encode() for part in at]
+        partition = effect.partition
+        names: list[bytes | None] = [codec.escape(part).encode() for part in partition]
         if effect.checks:
             refused = self._retry_lost(lambda: self._repeat(lambda: self._drop_if(effect, names)))
             if refused:
@@ -305,18 +314,18 @@ class PostgresDriver:
                 return Refused(check.kind, check.key)
             names[:] = [None] * len(names)
 
-        def once() -> bool:
+        def attempt() -> bool:
             link = self._connect()
             values = [*names, b"%d" % _DROP_ROWS, b"%d" % link.deadline()]
             return link.ask(StatementCall(self._sql.drop, values, lambda r: r.get_value(0, 0) == b"\x01"))
 
-        while self._retry_lost(lambda: self._repeat(once)):
-            # The partition is removed; a new one of the same name must be kept.
+        while self._retry_lost(lambda: self._repeat(attempt)):
+            # The partition is hidden. Its name is not sent again: a new partition of this name must be kept.
             names[:] = [None] * len(names)
         return Committed()
 
     def _drop_if(self, effect: Drop, names: Sequence[bytes | None]) -> int:
-        """Drop a partition if its checks hold; return 0, or the number of the first that does not."""
+        """Drop a partition if its checks hold; return 0, or the number of the first that does not hold."""
         link = self._connect()
         deadline = link.deadline()
         numbers = [number.to_bytes(8, "big") for number in (_DROP_ROWS, deadline)]
@@ -333,8 +342,8 @@ class PostgresDriver:
         fetches = [job for job in group if isinstance(job.effect, Fetch)]
         finds = [job for job in group if isinstance(job.effect, Find)]
         clocks = [job for job in group if isinstance(job.effect, Now)]
-        self._each(finds, lambda job: self._find(cast(Find, job.effect)))
-        self._each(clocks[:1], lambda _: self._retry_lost(self._now))
+        self._do_each(finds, lambda job: self._find(cast(Find, job.effect)))
+        self._do_each(clocks[:1], lambda _: self._retry_lost(self._read_time))
         for job in clocks[1:]:
             job.answer, job.error = clocks[0].answer, clocks[0].error
         if fetches:
@@ -350,7 +359,7 @@ class PostgresDriver:
             if isinstance(error, Unavailable) and not self._is_reachable(jobs):
                 return
             if len(jobs) == 1:
-                jobs[0].error = _error_of(error, self._place)
+                jobs[0].error = _error_of(error, self._settings)
                 return
             for job in jobs:
                 self._read_together([job])
@@ -359,51 +368,54 @@ class PostgresDriver:
                 job.answer = answer
 
     def _fetch(self, fetches: Sequence[Fetch]) -> list[tuple[tuple[Record, ...], ...]]:
-        return self._connect().ask(self._fetch_call(fetches))
+        return self._connect().ask(self._make_fetch_call(fetches))
 
-    def _fetch_call(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
+    def _make_fetch_call(self, fetches: Sequence[Fetch]) -> StatementCall[list[Answers]]:
         return StatementCall(
             self._sql.fetch,
             codec.pack_fetches(fetches),
             lambda r: codec.unpack_records(fetches, codec.Rows(r.ntuples, r.get_value)),
         )
 
-    def _now(self) -> int:
+    def _read_time(self) -> int:
         return self._connect().ask(
             StatementCall(self._sql.now, (), lambda r: int.from_bytes(r.get_value(0, 0) or b"", "big"))
         )
 
     def _find(self, effect: Find) -> tuple[IndexHit, ...]:
         if isinstance(effect, FindNearest | FindOutdated):
-            of_vectors = self._vectors
+            vector_search = self._vectors
         else:
-            of_vectors = None
-        statement, values = (of_vectors or self._sql).find(effect)
+            vector_search = None
+        statement, values = (vector_search or self._sql).find(effect)
 
-        def hit(at: Partition, row: Sequence[bytes | None]) -> IndexHit:
-            if of_vectors is not None:
-                return of_vectors.hit(at, row)
+        def make_hit(partition: Partition, row: Sequence[bytes | None]) -> IndexHit:
+            if vector_search is not None:
+                return vector_search.hit(partition, row)
             if isinstance(effect, FindItems):
-                return IndexHit(at, codec.read_record(ITEM, row))
+                return IndexHit(partition, codec.read_record(ITEM, row))
             if isinstance(effect, FindRecords):
-                return IndexHit(at, codec.read_clear_record(effect.kind, row))
-            return IndexHit(at, None, codec.read_listed(row))
+                return IndexHit(partition, codec.read_clear_record(effect.kind, row))
+            return IndexHit(partition, None, codec.read_listed(row))
 
         def unpack(result: pq.abc.PGresult) -> tuple[IndexHit, ...]:
-            own = len(Partition._fields)
+            partition_size = len(Partition._fields)
             rows = [
                 [result.get_value(row, column) for column in range(result.nfields)]
                 for row in range(result.ntuples)
             ]
             return tuple(
-                hit(Partition(*(codec.unescape((v or b"").decode()) for v in row[:own])), row[own:])
+                make_hit(
+                    Partition(*(codec.unescape((v or b"").decode()) for v in row[:partition_size])),
+                    row[partition_size:],
+                )
                 for row in rows
             )
 
-        def once() -> tuple[IndexHit, ...]:
+        def attempt() -> tuple[IndexHit, ...]:
             return self._connect().ask(StatementCall(statement, values, unpack))
 
-        return self._retry_lost(once)
+        return self._retry_lost(attempt)
 
     # Failures
 
@@ -417,15 +429,15 @@ class PostgresDriver:
             return False
         return True
 
-    def _each(self, jobs: Sequence[PendingRequest], work: Callable[[PendingRequest], Any]) -> None:
-        """Do the jobs one by one. If the server is unavailable, all remaining ones get the first one's
+    def _do_each(self, jobs: Sequence[PendingRequest], work: Callable[[PendingRequest], Any]) -> None:
+        """Do the jobs one by one. If one fails because the server is unavailable, the remaining jobs get its
         error."""
         for at, job in enumerate(jobs, 1):
             job.error = None
             try:
                 job.answer = work(job)
             except Exception as error:
-                job.error = _error_of(error, self._place)
+                job.error = _error_of(error, self._settings)
             rest = jobs[at:]
             if rest and isinstance(job.error, Unavailable) and not self._is_reachable(rest):
                 for other in rest:
@@ -451,22 +463,23 @@ class PostgresDriver:
         return work()
 
 
-def _error_of(error: Exception, place: PostgresUrl) -> Exception:
+def _error_of(error: Exception, settings: PostgresUrl) -> Exception:
     """Return the error for a caller, translated if it is one of this driver's own."""
     new: PerdureError
     if isinstance(error, struct.error | OverflowError):
-        new = TooLarge(f"{place.name}: a number does not fit the 64 bits that PostgreSQL keeps")
+        new = TooLarge(f"{settings.name}: a number does not fit the 64 bits that PostgreSQL keeps")
     elif isinstance(error, UnicodeEncodeError):
-        # Clients see it, so it does not name the database.
+        # A server's clients see this error, so it does not name the database.
         new = Unserialisable(
             "a name contains half of a character (a lone surrogate), which is not valid text"
         )
     elif isinstance(error, StatementRolledBack):
         new = Unavailable(
-            f"{place.name}: the write was rolled back {_ROLLBACKS} times because of other writers; try again"
+            f"{settings.name}: the write was rolled back {_ROLLBACKS} times because of other writers; "
+            "try again"
         )
     elif isinstance(error, ConnectionLost):
-        new = Unavailable(f"{place.name}: the connection was lost repeatedly; try again when it is stable")
+        new = Unavailable(f"{settings.name}: the connection was lost repeatedly; try again when it is stable")
     else:
         return error
     new.__cause__ = error

@@ -36,11 +36,11 @@ SET plan_cache_mode = force_generic_plan SET jit = off"""
 
 LOCK_TIMEOUT_S = 10
 """Seconds for which a commit waits for a lock on rows of its partition. Perdure's own commits hold such locks
-for the time of one statement, so a longer one is held by another client's open transaction."""
+for the time of one statement, so a lock held for longer is that of another client's open transaction."""
 
 
 TOO_LATE = "P5002"
-"""The state in which a statement ends that begins after its deadline; it has done nothing."""
+"""The SQLSTATE of a statement that begins after its deadline, and therefore does nothing."""
 
 NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 """The server's clock in microseconds, on which deadlines are based."""
@@ -215,8 +215,8 @@ END $perdure$"""
 def drop_by(schema: str, old: int, version: int) -> str:
     """Return the statement that makes ``drop_OLD`` do what ``drop_N`` does.
 
-    Processes of the release that knows only the old one must not leave rows behind in tables that they do not
-    know.
+    Processes of an earlier release know only the old function. They must not leave rows behind in tables that
+    they do not know.
 
     Args:
         schema: The quoted schema.
@@ -242,12 +242,12 @@ def _choose(blocks: Sequence[str], first: int = 0) -> str:
 
 
 def _write_section(schema: str, section: Section) -> str:
-    source, advance = _source(section.columns)
-    writers = {"check": _check, "put": _put, "delete": _delete}
+    source, advance = _write_source(section.columns)
+    writers = {"check": _write_check, "put": _write_put, "delete": _write_delete}
     return f"{writers[section.action](schema, section, source)}\n      {advance}"
 
 
-def _source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
+def _write_source(columns: Iterable[SectionColumn]) -> tuple[str, str]:
     """Return the expression that unfolds a section's columns into rows, and the statements that step past
     them."""
     used = {"n": 0, "s": 0, "b": 0}
@@ -272,7 +272,7 @@ def _write_same_key(kind: Kind, depth: int | None = None) -> str:
     return "".join(f" AND r.{c.name} = u.{c.name}" for c in kind.key[:depth])
 
 
-def _check(schema: str, section: Section, source: str) -> str:
+def _write_check(schema: str, section: Section, source: str) -> str:
     kind = section.kind
     if kind.versioned:
         version = "r.version IS DISTINCT FROM u.version_"
@@ -293,23 +293,23 @@ def _check(schema: str, section: Section, source: str) -> str:
       END LOOP;"""
 
 
-def _put(schema: str, section: Section, source: str) -> str:
+def _write_put(schema: str, section: Section, source: str) -> str:
     kind = section.kind
     names = kind.columns()
     key = [c.name for c in kind.key]
-    rest = [name for name in names if name not in key]
+    other_names = [name for name in names if name not in key]
     if kind.grows is not None:
         grows = kind.grows
         action = f"UPDATE SET {grows} = excluded.{grows} WHERE excluded.{grows} > {kind.name}.{grows}"
     else:
-        action = "UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in rest)
+        action = "UPDATE SET " + ", ".join(f"{name} = excluded.{name}" for name in other_names)
     return f"""\
       INSERT INTO {schema}.{kind.name} ({", ".join(["t", *names])})
         SELECT {", ".join(["_t[u.j_]", *(f"u.{name}" for name in names)])} FROM {source} WHERE _z[u.j_] = 0
-        ON CONFLICT ({", ".join(["t", *key])}) DO {action if rest else "NOTHING"};"""
+        ON CONFLICT ({", ".join(["t", *key])}) DO {action if other_names else "NOTHING"};"""
 
 
-def _delete(schema: str, section: Section, source: str) -> str:
+def _write_delete(schema: str, section: Section, source: str) -> str:
     kind = section.kind
     return f"""\
       DELETE FROM {schema}.{kind.name} r USING {source}
@@ -318,11 +318,11 @@ def _delete(schema: str, section: Section, source: str) -> str:
 
 def _write_shape(schema: str, shape: ReadShape) -> str:
     kind = shape.kind
-    source, advance = _source(shape.columns)
-    brought = {answer: name for name, answer, _ in answer_slots(kind)}
+    source, advance = _write_source(shape.columns)
+    column_of = {answer: name for name, answer, _ in answer_slots(kind)}
     columns = ["u.i_"]
     for answer, slot in ANSWER[1:]:
-        name = brought.get(answer)
+        name = column_of.get(answer)
         if name is None:
             columns.append(f"NULL::{_TYPES[slot]}")
         elif name == "body":
@@ -334,7 +334,7 @@ def _write_shape(schema: str, shape: ReadShape) -> str:
         where = "r.t = _t[u.p_]" + "".join(
             f" AND {write_field_order_column(c.name, 'r.')} = u.{c.name}" for c in kind.key[: shape.depth]
         )
-    found = f"JOIN {schema}.{kind.name} r ON {where}"
+    join = f"JOIN {schema}.{kind.name} r ON {where}"
     if shape.depth < len(kind.key):
         if shape.after:
             sign = "<" if shape.reverse else ">"
@@ -342,11 +342,11 @@ def _write_shape(schema: str, shape: ReadShape) -> str:
             where += f" AND ({', '.join(f'r.{name}' for name in shape.order)}) {sign} ({edge})"
         direction = " DESC" if shape.reverse else ""
         order = ", ".join(f"r.{name}{direction}" for name in shape.order)
-        found = (
+        join = (
             f"CROSS JOIN LATERAL (SELECT * FROM {schema}.{kind.name} r WHERE {where}\n"
             f"        ORDER BY {order} LIMIT u.limit_) r"
         )
     return f"""\
       RETURN QUERY SELECT {", ".join(columns)} FROM {source}
-        {found};
+        {join};
       {advance}"""

@@ -1,4 +1,4 @@
-"""Tells a server that is unavailable, though its connections are open, from one that works on a long
+"""Distinguishes a server that is unavailable, though its connections are open, from one that works on a long
 statement.
 
 While a statement runs, nothing arrives on its connection, and nothing would if the server were paused. So the
@@ -28,12 +28,12 @@ _EVENTS = {
 
 
 class LivenessCheck:
-    """The question to a server whether it is there. The threads that wait for the server share the answer."""
+    """Asks a server whether it is there. The OS threads that wait for the server share the answer."""
 
-    def __init__(self, place: PostgresUrl, outage: Outage) -> None:
-        self._conninfo = place.conninfo.encode()
+    def __init__(self, settings: PostgresUrl, outage: Outage) -> None:
+        self._conninfo = settings.conninfo.encode()
         self._outage = outage
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
         self._answered_at = -inf
 
     @property
@@ -42,21 +42,22 @@ class LivenessCheck:
         return self._outage.silence_s / 2
 
     def is_away(self, since: float) -> bool:
-        """Ask a server that has been silent on a connection since ``since`` (``time.monotonic``). If it stays
-        silent on another one as well for as long as it is waited for, note the outage and return True."""
-        with self._asking:
+        """Ask a server that has been silent on a connection since ``since`` (``time.monotonic``). If it is
+        silent on another connection, too, until it is not waited for any longer, note the outage and return
+        True."""
+        with self._lock:
             if self._outage.verdict() is not None:
                 return True
             if self._answered_at > since + self.after_s:
                 return False
-            if _answers(self._conninfo, since + self._outage.silence_s):
+            if _does_answer(self._conninfo, since + self._outage.silence_s):
                 self._answered_at = time.monotonic()
                 return False
             self._outage.note(SILENT, since)
             return True
 
 
-def _answers(conninfo: bytes, until: float) -> bool:
+def _does_answer(conninfo: bytes, until: float) -> bool:
     """Connect and send a query; return False if nothing is heard until ``until``. A refusal is an answer."""
     pgconn = pq.PGconn.connect_start(conninfo)
     try:

@@ -1,7 +1,7 @@
 """Reports of the sessions that a session waits for, during the wait and in the error after it.
 
 A migration cannot change tables while another session has an open transaction that uses them, or that creates
-the same schema. PostgreSQL does not tell a session what it waits for.
+the same schema. PostgreSQL does not tell a session what it waits for, so another connection asks for that.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Blocker(NamedTuple):
     seconds: int
 
     def __str__(self) -> str:
-        of = f", {self.application}" if self.application else ""
+        application = f", {self.application}" if self.application else ""
         since = f"its transaction began {self.seconds} s ago"
-        return f"session {self.pid} of {self.user}{of} ({self.state}, {since})"
+        return f"session {self.pid} of {self.user}{application} ({self.state}, {since})"
 
 
 class LockWait:
@@ -59,7 +59,7 @@ class LockWait:
     @property
     def end(self) -> str:
         """The SQL that terminates the sessions."""
-        pids = [str(one.pid) for one in self.blockers] or ["PID"]
+        pids = [str(blocker.pid) for blocker in self.blockers] or ["PID"]
         return "; ".join(f"SELECT pg_terminate_backend({pid})" for pid in pids)
 
 
@@ -88,18 +88,18 @@ def _watch(connect: Connect, pid: int, what: str, wait: LockWait, is_over: threa
         return
     try:
         with connect() as connection:
-            quiet = REPORT_S
+            unreported_s = REPORT_S
             while True:
-                found = tuple(Blocker(*row) for row in connection.execute(_BLOCKING, (pid,)).fetchall())
-                is_new = [one.pid for one in found] != [one.pid for one in wait.blockers]
-                if found:
-                    wait.blockers = found
-                    if is_new or quiet >= REPORT_S:
+                blockers = tuple(Blocker(*row) for row in connection.execute(_BLOCKING, (pid,)).fetchall())
+                is_new = [blocker.pid for blocker in blockers] != [blocker.pid for blocker in wait.blockers]
+                if blockers:
+                    wait.blockers = blockers
+                    if is_new or unreported_s >= REPORT_S:
                         _log.warning("%s waits for %s", what, wait)
-                        quiet = 0.0
+                        unreported_s = 0.0
                 if is_over.wait(CHECK_S):
                     return
-                quiet += CHECK_S
+                unreported_s += CHECK_S
     except Exception as error:
         # The wait itself still ends at its timeout.
         _log.warning("what %s waits for cannot be determined: %s", what, type(error).__name__)

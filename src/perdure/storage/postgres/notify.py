@@ -1,7 +1,7 @@
 """PostgreSQL's ``LISTEN`` and ``NOTIFY`` as the connection of a notifier: one connection for both.
 
-Notifications are never part of a transaction that stores something: notifying transactions wait for each
-other at their end. Channels belong to a database, so the schema is part of the channel's name.
+Notifications are never part of a transaction that stores something, because transactions that notify wait for
+each other at their end. Channels belong to a database, so the schema is part of the channel's name.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _ANSWER_S = 5.0
 class PostgresListener:
     """The connection of a notifier to the server that the URL names for notifications."""
 
-    def __init__(self, place: PostgresUrl, conninfo: str) -> None:
+    def __init__(self, settings: PostgresUrl, conninfo: str) -> None:
         self._conninfo = conninfo
-        self._password = place.notify_password
+        self._password = settings.notify_password
         # Letters and digits: within the length of a name, and the same quoted or not.
-        self._channel = f"perdure_{sha256(place.schema.encode()).hexdigest()[:16]}"
+        self._channel = f"perdure_{sha256(settings.schema.encode()).hexdigest()[:16]}"
         self._connection: psycopg.Connection | None = None
 
     def open(self, *, listens: bool) -> None:
@@ -40,10 +40,10 @@ class PostgresListener:
 
     def receive(self, within: float, waker: int) -> list[str]:
         pgconn = self._get_pgconn()
-        if not (received := self._notes(pgconn)):
+        if not (received := self._take_notifications(pgconn)):
             wait(within, pgconn.socket, waker)
             pgconn.consume_input()
-            received = self._notes(pgconn)
+            received = self._take_notifications(pgconn)
         return received
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class PostgresListener:
             raise psycopg.OperationalError("the connection is not open")
         return self._connection.pgconn
 
-    def _notes(self, pgconn: pq.abc.PGconn) -> list[str]:
+    def _take_notifications(self, pgconn: pq.abc.PGconn) -> list[str]:
         found: list[str] = []
         while (note := pgconn.notifies()) is not None:
             found.append(note.extra.decode(errors="replace"))

@@ -43,82 +43,82 @@ _log = logging.getLogger("perdure.storage")
 
 def open_driver(url: str, password: Password | None = None) -> PostgresDriver:
     """Open the database of a URL; it must have this release's schema. ``password`` is as for ``connect``."""
-    place = parse_url(url, password)
-    with _connect(place) as connection:
-        found = _version(connection, place)
-        extension = _extension(connection, place)
-    _refuse_other(place, found)
+    settings = parse_url(url, password)
+    with _connect(settings) as connection:
+        found = _read_version(connection, settings)
+        extension = _read_extension(connection, settings)
+    _refuse_other_version(settings, found)
     if extension.is_sound:
-        search = VectorSearch(place, extension, _connect)
+        search = VectorSearch(settings, extension, _connect)
     else:
         search = None
     return PostgresDriver(
-        place, search, has_lost_vectors=extension.has_parts, count_bytes=partial(_count_bytes, place)
+        settings, search, has_lost_vectors=extension.has_parts, count_bytes=partial(_count_bytes, settings)
     )
 
 
-def _count_bytes(place: PostgresUrl) -> int:
-    """Return the bytes of the schema's tables, with their indexes and what is free in them."""
-    with _connect(place) as connection:
-        found = connection.execute(
+def _count_bytes(settings: PostgresUrl) -> int:
+    """Return the bytes of the schema's tables, with their indexes and the free space in them."""
+    with _connect(settings) as connection:
+        row = connection.execute(
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class"
             " WHERE relnamespace = to_regnamespace(%s) AND relkind IN ('r', 'm')",
-            (schema.quote(place.schema),),
+            (schema.quote(settings.schema),),
         ).fetchone()
-    return 0 if found is None else int(found[0])
+    return 0 if row is None else int(row[0])
 
 
 def schema_version(url: str) -> int:
     """Return the version of the database's schema, 0 when there is none."""
-    place = parse_url(url)
-    with _connect(place) as connection:
-        return _version(connection, place)
+    settings = parse_url(url)
+    with _connect(settings) as connection:
+        return _read_version(connection, settings)
 
 
 def plan_migration(url: str) -> list[str]:
     """Return the statements that ``migrate`` would execute now."""
-    place = parse_url(url)
-    with _connect(place) as connection:
-        found = _version(connection, place)
-        extension = _extension(connection, place)
-    require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
-    return [*schema.plan_migration(place.schema, found), *vector_table.setup(place.schema, extension)]
+    settings = parse_url(url)
+    with _connect(settings) as connection:
+        found = _read_version(connection, settings)
+        extension = _read_extension(connection, settings)
+    require_steps(settings.name, found, *schema.find_readable_versions(), settings.migrate)
+    return [*schema.plan_migration(settings.schema, found), *vector_table.setup(settings.schema, extension)]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
-    """Create or upgrade the schema, once for all concurrent callers; return the version that it had.
+    """Create or upgrade the schema, once for all concurrent callers; return the version that the schema had.
 
     While it waits for a lock, it logs a warning with the session that holds the lock. If the wait takes too
     long, it raises ``Unavailable``, which names that session, and changes nothing."""
-    place, wait = parse_url(url, password), LockWait()
-    with _connect(place) as connection, _explain_errors(place, wait), connection.transaction():
+    settings, wait = parse_url(url, password), LockWait()
+    with _connect(settings) as connection, _explain_errors(settings, wait), connection.transaction():
         # Read within the transaction: outside of it, a pooler may use another session.
         row = connection.execute("SELECT pg_backend_pid()").fetchone()
         pid = 0 if row is None else int(row[0])
-        with report_waits(partial(_connect, place), pid, f"the migration of {place.name}", wait):
-            return _migrate(connection, place)
+        with report_waits(partial(_connect, settings), pid, f"the migration of {settings.name}", wait):
+            return _migrate(connection, settings)
 
 
-def _migrate(connection: psycopg.Connection, place: PostgresUrl) -> int:
+def _migrate(connection: psycopg.Connection, settings: PostgresUrl) -> int:
     connection.execute(f"SET LOCAL lock_timeout = '{_OTHERS_TIMEOUT_S}s'".encode())
     connection.execute("SET LOCAL statement_timeout = 0")
-    lock = int.from_bytes(sha256(f"perdure {place.schema}".encode()).digest()[:8], "big", signed=True)
+    lock = int.from_bytes(sha256(f"perdure {settings.schema}".encode()).digest()[:8], "big", signed=True)
     connection.execute("SELECT pg_advisory_xact_lock(%s)", (lock,))
     connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT_S}s'".encode())
     encoding = connection.execute("SHOW server_encoding").fetchone()
     if encoding != ("UTF8",):
-        raise Unavailable(f"{place.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
-    found = _version(connection, place)
-    require_steps(place.name, found, *schema.find_readable_versions(), place.migrate)
-    rows = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(place.schema),))
+        raise Unavailable(f"{settings.name} is not encoded in UTF8; create a database with ENCODING 'UTF8'")
+    found = _read_version(connection, settings)
+    require_steps(settings.name, found, *schema.find_readable_versions(), settings.migrate)
+    rows = connection.execute("SELECT to_regnamespace(%s) IS NOT NULL", (schema.quote(settings.schema),))
     has_schema = rows.fetchone() == (True,)
-    for statement in schema.plan_migration(place.schema, found):
+    for statement in schema.plan_migration(settings.schema, found):
         if not statement.startswith("CREATE SCHEMA "):
             connection.execute(statement.encode())
         elif not has_schema:
             # PostgreSQL requires CREATE on the database for this statement even if the schema exists.
             _create_schema(connection, statement)
-    _add_vectors(connection, place)
+    _add_vectors(connection, settings)
     return found
 
 
@@ -127,75 +127,74 @@ def _create_schema(connection: psycopg.Connection, statement: str) -> None:
         with connection.transaction():
             connection.execute(statement.encode())
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateSchema):
-        # The transaction of another session, still open at the check, has created it meanwhile.
+        # Another session, whose transaction was open at the check, has created the schema meanwhile.
         _log.info("the schema was created by another session")
 
 
 @contextmanager
-def _explain_errors(place: PostgresUrl, wait: LockWait) -> Iterator[None]:
-    """Explain a missing right, as a migration needs more rights than the application, and a lock that was
+def _explain_errors(settings: PostgresUrl, wait: LockWait) -> Iterator[None]:
+    """Explain a missing right, as a migration needs more rights than the application. Explain a lock that was
     waited for too long, with the session that holds it."""
     try:
         yield
     except psycopg.errors.LockNotAvailable as error:
         raise Unavailable(
-            f"{place.name}: the migration waited too long for {wait}, and changed nothing; let that "
-            f"transaction end, or end it with `{wait.end}`, and run `{place.migrate}` again"
+            f"{settings.name}: the migration waited too long for {wait}, and changed nothing; let that "
+            f"transaction end, or end it with `{wait.end}`, and run `{settings.migrate}` again"
         ) from error
     except psycopg.errors.InsufficientPrivilege as error:
         raise Unavailable(
-            f"{place.name}: the user may not create or upgrade schema {place.schema!r} "
-            f"({error.diag.message_primary}); run `{place.migrate}` as a user with CREATE on the "
+            f"{settings.name}: the user may not create or upgrade schema {settings.schema!r} "
+            f"({error.diag.message_primary}); run `{settings.migrate}` as a user with CREATE on the "
             "database, or, if an administrator created the schema, as a user with CREATE on it who owns its "
             "tables"
         ) from error
 
 
-def _add_vectors(connection: psycopg.Connection, place: PostgresUrl) -> None:
-    """Add the table of vectors if pgvector is installed or may be. Without it everything but the table
-    works."""
-    extension = _extension(connection, place)
+def _add_vectors(connection: psycopg.Connection, settings: PostgresUrl) -> None:
+    """Add the table of vectors if pgvector is installed or can be. Without pgvector all else works."""
+    extension = _read_extension(connection, settings)
     try:
         with connection.transaction():
             if extension.may_be_created:
                 connection.execute(vector_table.CREATE)
     except _CANNOT_CREATE:
-        # Another migration may have created it meanwhile.
-        _log.info("pgvector could not be created in %s", place.name)
+        # Another migration may have created pgvector meanwhile.
+        _log.info("pgvector could not be created in %s", settings.name)
     for statement in vector_table.setup(
-        place.schema, _extension(connection, place)._replace(may_be_created=False)
+        settings.schema, _read_extension(connection, settings)._replace(may_be_created=False)
     ):
         connection.execute(statement.encode())
 
 
-def _extension(connection: psycopg.Connection, place: PostgresUrl) -> Extension:
-    row = connection.execute(vector_table.STATE, vector_table.names(place.schema)).fetchone()
+def _read_extension(connection: psycopg.Connection, settings: PostgresUrl) -> Extension:
+    row = connection.execute(vector_table.STATE, vector_table.names(settings.schema)).fetchone()
     if row:
-        found = Extension(*row)
+        extension = Extension(*row)
     else:
-        found = Extension("", False, False, False, False)
-    if found.home and not found.has_parts:
-        may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (found.home,)).fetchone()
+        extension = Extension("", False, False, False, False)
+    if extension.home and not extension.has_parts:
+        may_use = connection.execute("SELECT has_schema_privilege(%s, 'USAGE')", (extension.home,)).fetchone()
         if may_use != (True,):
-            return found._replace(home="")  # For this user the extension might as well not be installed.
-    return found
+            return extension._replace(home="")  # For this user the extension might as well not be installed.
+    return extension
 
 
-def _refuse_other(place: PostgresUrl, found: int) -> None:
+def _refuse_other_version(settings: PostgresUrl, found: int) -> None:
     if found == 0:
         raise MigrationRequired(
-            f"{place.name} has no Perdure schema {place.schema!r}; run `{place.migrate}`, or connect with "
-            "migrate=True"
+            f"{settings.name} has no Perdure schema {settings.schema!r}; run `{settings.migrate}`, or "
+            "connect with migrate=True"
         )
     if found != SCHEMA_VERSION:
-        raise other_version_error(place.name, found, *schema.find_readable_versions(), place.migrate)
+        raise other_version_error(settings.name, found, *schema.find_readable_versions(), settings.migrate)
 
 
-def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
-    """Return the version from a table that may not exist."""
-    table = f"{schema.quote(place.schema)}.schema"
-    known = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
-    if known != (True,):
+def _read_version(connection: psycopg.Connection, settings: PostgresUrl) -> int:
+    """Return the schema's version, 0 if its table does not exist."""
+    table = f"{schema.quote(settings.schema)}.schema"
+    exists = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
+    if exists != (True,):
         return 0
     row = connection.execute(f"SELECT version FROM {table}".encode()).fetchone()
     if row is None:
@@ -204,11 +203,11 @@ def _version(connection: psycopg.Connection, place: PostgresUrl) -> int:
 
 
 @contextmanager
-def _connect(place: PostgresUrl) -> Iterator[psycopg.Connection]:
-    link = ServerConnection(place)
+def _connect(settings: PostgresUrl) -> Iterator[psycopg.Connection]:
+    link = ServerConnection(settings)
     try:
         yield link.require_connection()
     except psycopg.Error as error:
-        raise translate(error, place) from error
+        raise translate(error, settings) from error
     finally:
         link.lose()

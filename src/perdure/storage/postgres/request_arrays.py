@@ -2,9 +2,9 @@
 
 A round trip carries counts and three long arrays, of integers, of texts and of bytes. Operations of one kind
 and one action, or reads of one shape, form a section: its columns follow each other in those arrays, each as
-long as the section has rows. After the numbers that occur once, the counts name each section that is present
-by its number, with the number of its rows. Both ends are generated from the same declarations: the functions
-in the database (``functions``) and the packing of the arrays (``codec``).
+long as the section has rows. The counts begin with the numbers that occur once. Then they have, for each
+section that is present, its number and the number of its rows. Both ends are generated from the same
+declarations: the functions in the database (``functions``) and the packing of the arrays (``codec``).
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class ReadShape:
     def columns(self) -> tuple[SectionColumn, ...]:
         """Item number, partition number, limit, flag for bodies; prefix; position to continue after."""
         kinds = {c.name: c.kind for c in (*self.kind.key, *self.kind.fields)}
-        own = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
-        own += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
+        section_columns = [SectionColumn(name, "n") for name in ("i_", "p_", "limit_", "bodies_")]
+        section_columns += [SectionColumn(c.name, _SLOTS[c.kind]) for c in self.kind.key[: self.depth]]
         if self.after:
-            own += [SectionColumn(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
-        return tuple(own)
+            section_columns += [SectionColumn(f"after_{name}", _SLOTS[kinds[name]]) for name in self.order]
+        return tuple(section_columns)
 
 
 def _list_sections(kind: Kind) -> list[Section]:
@@ -108,7 +108,7 @@ SECTIONS: tuple[Section, ...] = tuple(
     for section in _list_sections(kind)
     if section.action == action
 )
-"""In the order of their execution: nothing is written before everything is checked."""
+"""All sections, in the order of their execution: nothing is written before everything is checked."""
 
 SECTION_OF: dict[tuple[Kind, Action], int] = {(s.kind, s.action): n for n, s in enumerate(SECTIONS)}
 
@@ -136,13 +136,13 @@ def answer_slots(kind: Kind) -> tuple[tuple[str, str, Slot], ...]:
     return tuple(out)
 
 
-def _answer() -> tuple[tuple[str, Slot], ...]:
-    found: set[tuple[str, Slot]] = set()
+def _list_answer_columns() -> tuple[tuple[str, Slot], ...]:
+    columns: set[tuple[str, Slot]] = set()
     for kind in KINDS:
-        found |= {(answer, slot) for _, answer, slot in answer_slots(kind) if answer != "body"}
-    shared: list[tuple[str, Slot]] = sorted(found)
+        columns |= {(answer, slot) for _, answer, slot in answer_slots(kind) if answer != "body"}
+    shared: list[tuple[str, Slot]] = sorted(columns)
     return (("i", "n"), *shared, ("body", "b"))
 
 
-ANSWER: tuple[tuple[str, Slot], ...] = _answer()
+ANSWER: tuple[tuple[str, Slot], ...] = _list_answer_columns()
 """The columns of an answer to a fetch: the item's number, the columns that all kinds share, and the body."""

@@ -16,7 +16,8 @@ _TYPES = {"text": _TEXT, "integer": "bigint", "bytes": "bytea"}
 
 
 def grant_statement(*tables: str) -> str:
-    """Return a step's statement that grants the rights on existing tables also on its new ``tables``."""
+    """Return a statement for a step that adds ``tables``: it extends the rights on existing tables to
+    these."""
     names = ", ".join(f"'{table}'" for table in tables)
     return (
         "DO $perdure$ DECLARE _right record; _table text; BEGIN FOR _right IN SELECT a.privilege_type what,"
@@ -51,7 +52,7 @@ def setup_statements(name: str) -> tuple[str, ...]:
         f"CREATE TABLE {schema}.dropped (pk bigint PRIMARY KEY)",
     ]
     for kind in KINDS:
-        statements += _table(schema, kind)
+        statements += _write_table(schema, kind)
     statements += listing.postgres(schema)
     statements += functions.every(schema, SCHEMA_VERSION)
     statements += [
@@ -80,8 +81,8 @@ def plan_migration(name: str, found: int) -> tuple[str, ...]:
     return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")
 
 
-def _table(schema: str, kind: Kind) -> list[str]:
-    columns = ["t bigint NOT NULL", *(_column(c) for c in (*kind.key, *kind.fields))]
+def _write_table(schema: str, kind: Kind) -> list[str]:
+    columns = ["t bigint NOT NULL", *(_write_column(c) for c in (*kind.key, *kind.fields))]
     if kind.versioned:
         columns.append("version bigint NOT NULL")
     if kind.body:
@@ -98,5 +99,5 @@ def _table(schema: str, kind: Kind) -> list[str]:
     return out
 
 
-def _column(column: Column) -> str:
+def _write_column(column: Column) -> str:
     return f"{column.name} {_TYPES[column.kind]}{'' if column.nullable else ' NOT NULL'}"

@@ -30,14 +30,14 @@ class Statement:
 class Statements:
     """The statements of a schema."""
 
-    def __init__(self, place: PostgresUrl) -> None:
-        schema, version = quote(place.schema), SCHEMA_VERSION
+    def __init__(self, settings: PostgresUrl) -> None:
+        schema, version = quote(settings.schema), SCHEMA_VERSION
         self._schema = schema
         self._tables = searches.Tables(f"{schema}.thread", f"{schema}.listing", f"{schema}.{DOCUMENT.name}")
         self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
         self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
-        self._found = {
+        self._find_by_index = {
             kind: call(
                 f"SELECT * FROM {schema}.{index}_{version}($1, $2, $3)",
                 (_TEXT if index == "runs" else _BIGINT, _BIGINT, _TEXT),
@@ -46,7 +46,7 @@ class Statements:
             for index, kind in INDEXED.items()
         }
         columns = ", ".join(f"r.{column.name}" for column in (*LANE.key, *LANE.fields))
-        self._since = call(
+        self._find_due_since = call(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {schema}.{LANE.name} r"
             f" CROSS JOIN LATERAL (SELECT * FROM {schema}.thread h WHERE h.pk = r.t OFFSET 0) p"
             f" WHERE r.{LANE.index} <= $1 AND r.{LANE.index} >= $4 AND ($3::text IS NULL OR p.tenant = $3)"
@@ -56,7 +56,7 @@ class Statements:
         )
         self.now = call(f"SELECT {NOW}", (), binary=False)
         self.drop = call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
-        # The checks lock the thread's row until the end of the statement, in which it is removed.
+        # The checks lock the thread's row until the end of the statement, which also removes the row.
         self.drop_if = call(
             f"SELECT c.z, CASE WHEN c.z[1] = 0 THEN {schema}.drop_{version}($5, $6, $7, $8, $9) END"
             f" FROM (SELECT {schema}.commit_{version}($1, $2, $3, $4) AS z OFFSET 0) c",
@@ -73,8 +73,8 @@ class Statements:
                 tenant = to_text(effect.tenant)
             values = [to_text(high), to_text(effect.limit), tenant]
             if low in (None, high):
-                return self._found[effect.kind], values
-            return self._since, [*values, to_text(low)]
+                return self._find_by_index[effect.kind], values
+            return self._find_due_since, [*values, to_text(low)]
         parameters: list[str | int | bytes] = []
 
         def bind(value: str | int | bytes) -> str:
@@ -93,13 +93,13 @@ class Statements:
         elif isinstance(effect, FindListed):
             sql = searches.select_listed(effect, self._tables, syntax)
         elif isinstance(effect, FindItems):
-            sql = self._items(effect, syntax)
+            sql = self._write_item_query(effect, syntax)
         else:
             raise TypeError(f"not a request to PostgreSQL: {type(effect).__name__}")
         types = tuple(_TYPES[type(p)] for p in parameters)
         return call(sql, types, binary=False), [to_text(p) for p in parameters]
 
-    def _items(self, effect: FindItems, syntax: searches.BodySyntax) -> str:
+    def _write_item_query(self, effect: FindItems, syntax: searches.BodySyntax) -> str:
         where = searches.write_item_conditions(effect, syntax)
         columns = ", ".join(f"i.{name}" for name in ITEM.columns())
         return (

@@ -30,10 +30,10 @@ _DEFAULTS: dict[str, str | int] = {
 }
 _SCHEMA, _POOL = "perdure", "8"
 _CONNECTING_S = (2, 10)
-"""The least and the most seconds for one attempt to connect, where the URL does not say."""
+"""The least and the most seconds for one attempt to connect, if the URL names none."""
 _FORCED = {"client_encoding": "UTF8"}
-_OWN = ("schema", "pool", "prepare", "patience", *cloud_tokens.PARAMETERS, "notify")
-_PASSABLE = 63
+_OWN_PARAMETERS = ("schema", "pool", "prepare", "patience", *cloud_tokens.PARAMETERS, "notify")
+_NAME_BYTES_MOST = 63
 """Maximum number of bytes of a name in PostgreSQL, which truncates longer ones silently."""
 
 
@@ -76,7 +76,7 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
 
     Args:
         url: The URL.
-        password: Returns the password, where neither the URL nor its ``credentials`` have it.
+        password: The source of the password, if neither the URL nor its ``credentials`` name one.
     """
     try:
         parts = urlsplit(url)
@@ -86,58 +86,60 @@ def parse_url(url: str, password: Password | None = None) -> PostgresUrl:
         raise BadUrl(f"the postgresql:// URL cannot be read: {error}") from None
     if parts.fragment:
         raise BadUrl(f"{name}: a '#' stands in the URL; write it as %23 within a password or a name")
-    own = {key: value for key, value in query if key in _OWN}
-    rest = [(key, value) for key, value in query if key not in own]
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    for key, _ in rest:
-        if key not in known:
+    own_parameters = {key: value for key, value in query if key in _OWN_PARAMETERS}
+    libpq_parameters = [(key, value) for key, value in query if key not in own_parameters]
+    libpq_names = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    for key, _ in libpq_parameters:
+        if key not in libpq_names:
             raise BadUrl(
-                f"{name}: unknown parameter {key!r}; Perdure's are {', '.join(_OWN[:-1])} and {_OWN[-1]}, "
-                "the rest are libpq's"
+                f"{name}: unknown parameter {key!r}; Perdure's are {', '.join(_OWN_PARAMETERS[:-1])} and "
+                f"{_OWN_PARAMETERS[-1]}, the rest are libpq's"
             )
-    plain = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(rest), ""))
-    patience = patience_of(name, own.get("patience"))
-    opening = _conninfo(name, plain, patience)
-    notify = _notify(name, own.get("notify", "on"), opening, patience)
-    source = _source(name, opening, own, password)
+    libpq_url = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(libpq_parameters), ""))
+    patience = patience_of(name, own_parameters.get("patience"))
+    main_conninfo = _make_conninfo(name, libpq_url, patience)
+    notify = _parse_notify(name, own_parameters.get("notify", "on"), main_conninfo, patience)
+    source = _choose_source(name, main_conninfo, own_parameters, password)
     notify_source = source
-    if source is not None and notify is not None and notify != opening:
-        # A token may be for one host only; a URL with a password of its own needs none.
+    if source is not None and notify is not None and notify != main_conninfo:
+        # A token may be for one host only; a URL with a password of its own needs no token.
         is_complete = bool(conninfo.conninfo_to_dict(notify).get("password"))
         if is_complete:
             notify_source = None
         else:
-            notify_source = _source(f"{name}: notify", notify, own, password)
+            notify_source = _choose_source(f"{name}: notify", notify, own_parameters, password)
     return PostgresUrl(
         url,
-        opening,
-        _schema(name, own.get("schema", _SCHEMA)),
-        _pool(name, own.get("pool", _POOL)),
-        _flag(name, "prepare", own.get("prepare", "0")),
+        main_conninfo,
+        _parse_schema(name, own_parameters.get("schema", _SCHEMA)),
+        _parse_pool(name, own_parameters.get("pool", _POOL)),
+        _parse_flag(name, "prepare", own_parameters.get("prepare", "0")),
         patience,
-        timeout_from_conninfo(conninfo.conninfo_to_dict(opening)),
+        timeout_from_conninfo(conninfo.conninfo_to_dict(main_conninfo)),
         notify,
         source,
         notify_source,
     )
 
 
-def _source(name: str, opening: str, own: dict[str, str], password: Password | None) -> PasswordSource | None:
-    given = conninfo.conninfo_to_dict(opening)
+def _choose_source(
+    name: str, main_conninfo: str, own_parameters: dict[str, str], password: Password | None
+) -> PasswordSource | None:
+    given = conninfo.conninfo_to_dict(main_conninfo)
     host, port, user = (str(given.get(key) or "") for key in ("host", "port", "user"))
     # If the URL gives one host by name and by address, tokens and certificates are for the name.
     endpoint = Endpoint(name, host, int(port) if port.isdecimal() else 5432, user)
     return cloud_tokens.choose_source(
-        "postgresql", own, endpoint, password, has_password=bool(given.get("password"))
+        "postgresql", own_parameters, endpoint, password, has_password=bool(given.get("password"))
     )
 
 
-def _conninfo(name: str, plain: str, patience: float) -> str:
+def _make_conninfo(name: str, libpq_url: str, patience: float) -> str:
     """Return a checked connection string for libpq, with defaults for what the URL leaves out: an attempt to
     connect ends within the patience, and so does a connection whose data the server's host does not
     confirm."""
     try:
-        given = conninfo.conninfo_to_dict(plain)
+        given = conninfo.conninfo_to_dict(libpq_url)
         if not all(port.isdecimal() for port in str(given.get("port") or "1").split(",") if port):
             raise psycopg.ProgrammingError
     except psycopg.Error:
@@ -157,35 +159,35 @@ def _conninfo(name: str, plain: str, patience: float) -> str:
     return conninfo.make_conninfo(**parameters)
 
 
-def _notify(name: str, value: str, opening: str, patience: float) -> str | None:
+def _parse_notify(name: str, value: str, main_conninfo: str, patience: float) -> str | None:
     if value in ("on", "off"):
         if value == "on":
-            return opening
+            return main_conninfo
         return None
     if not value.startswith(("postgresql://", "postgres://")):
         raise BadUrl(
             f"{name}: notify= must be on, off, or the percent-encoded URL of a direct connection to the same "
             "database"
         )
-    return _conninfo(f"{name}: notify", value, patience)
+    return _make_conninfo(f"{name}: notify", value, patience)
 
 
-def _schema(name: str, schema: str) -> str:
-    if not schema or "\0" in schema or len(schema.encode()) > _PASSABLE or schema.startswith("pg_"):
+def _parse_schema(name: str, schema: str) -> str:
+    if not schema or "\0" in schema or len(schema.encode()) > _NAME_BYTES_MOST or schema.startswith("pg_"):
         raise BadUrl(
-            f"{name}: schema={schema!r} cannot name a schema; give 1 to {_PASSABLE} bytes, "
+            f"{name}: schema={schema!r} cannot name a schema; give 1 to {_NAME_BYTES_MOST} bytes, "
             "not beginning with pg_"
         )
     return schema
 
 
-def _pool(name: str, value: str) -> int:
+def _parse_pool(name: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal()) or not 2 <= int(value) <= 1000:
         raise BadUrl(f"{name}: pool={value!r} must be a whole number from 2 to 1000")
     return int(value)
 
 
-def _flag(name: str, key: str, value: str) -> bool:
+def _parse_flag(name: str, key: str, value: str) -> bool:
     if value not in ("0", "1"):
         raise BadUrl(f"{name}: {key}={value!r} must be 0 or 1")
     return value == "1"

@@ -1,7 +1,7 @@
 """Vectors that a commit sends along with the entries of the search index that it puts. Pure.
 
-PostgreSQL reads them from the entries if they are not sent. As it has no function that reads floats from
-bytes, that takes longer than the rest of the put.
+If they are not sent, PostgreSQL reads them from the entries. As it has no function that reads floats from
+bytes, this takes longer than the rest of the put.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | No
         vector_type: The OID of pgvector's type.
     """
     rows: list[_Row] = []
-    for row in _rows(writes):
+    for row in _list_rows(writes):
         if row is None:
             return None
         rows.append(row)
@@ -60,7 +60,7 @@ def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | No
     )
 
 
-def _rows(writes: Sequence[codec.Write]) -> Iterator[_Row | None]:
+def _list_rows(writes: Sequence[codec.Write]) -> Iterator[_Row | None]:
     seen = set()
     for job, write in enumerate(writes, 1):
         if write.partition.space != STORE or not isinstance(write, Commit):
@@ -72,10 +72,10 @@ def _rows(writes: Sequence[codec.Write]) -> Iterator[_Row | None]:
                 yield None
             seen.add((write.partition, op.key))
             if isinstance(op, Put):
-                yield from _vectors(job, op.key[1][1:], op.body)
+                yield from _list_entry_rows(job, op.key[1][1:], op.body)
 
 
-def _vectors(job: int, item: str, body: bytes) -> Iterator[_Row | None]:
+def _list_entry_rows(job: int, item: str, body: bytes) -> Iterator[_Row | None]:
     try:
         if body[:1] != bytes((_ENTRY,)):
             raise ValueError

@@ -18,10 +18,10 @@ from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_table import MOST_DIMS, SENT, Extension
 
 MOST_DIMS_OF_GRAPH = 2_000
-"""Numbers of a vector that HNSW takes at most; longer ones are all compared."""
+"""Maximum number of dimensions for which HNSW is used; longer vectors are all compared."""
 
 EXACT_MOST = 2_000
-"""Vectors of the searched namespaces up to which all are compared, whatever the size of the table."""
+"""The number of vectors in the searched namespaces up to which all are compared, in a table of any size."""
 
 _TEXT, _BIGINT, _BYTEA, _FLOATS, _BYTEAS = 25, 20, 17, 1021, 1001
 _INFERRED = 0
@@ -36,20 +36,20 @@ class VectorSearch:
     """Search in a schema that has the table of vectors.
 
     Args:
-        place: The database.
+        settings: The settings of the database's URL.
         extension: The state of pgvector in it.
         connecting: Opens a connection of its own for maintenance.
     """
 
     dims_max = MOST_DIMS
 
-    def __init__(self, place: PostgresUrl, extension: Extension, connecting: Connecting) -> None:
-        self._place = place
+    def __init__(self, settings: PostgresUrl, extension: Extension, connecting: Connecting) -> None:
+        self._settings = settings
         self._extension = extension
         self._connecting = connecting
         self._graphs = set(extension.graphs)
         self._sends = True
-        self._schema = schema = quote(place.schema)
+        self._schema = schema = quote(settings.schema)
         within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
         texts = (_TEXT, _TEXT, _TEXT)
         self._nearest = call(
@@ -57,18 +57,18 @@ class VectorSearch:
             (*texts, _BIGINT, _FLOATS, _BYTEAS, _BIGINT, _BIGINT),
             binary=False,
         )
-        # Three ranges of an index, all of them empty as long as there is one model. The end of each is looked
-        # up first: the searched namespaces can be many.
+        # Three ranges of an index, all of them empty as long as there is one model. The end of each range is
+        # looked up first, as searching an empty range in many namespaces would cost more.
         end = f"(SELECT model FROM {schema}.vector {{}} LIMIT 1)"
-        others = (
+        ranges = (
             ("v.model < $4", end.format("ORDER BY model") + " < $4"),
             ("v.model > $4 AND v.model < $5", end.format("WHERE model > $4 ORDER BY model") + " < $5"),
             ("v.model > $5", end.format("ORDER BY model DESC") + " > $5"),
         )
         outdated = " UNION ALL ".join(
             f"(SELECT DISTINCT p.tenant, p.thread, p.space, v.item FROM {schema}.vector v"
-            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_there} LIMIT $6)"
-            for models, is_there in others
+            f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_not_empty} LIMIT $6)"
+            for models, is_not_empty in ranges
         )
         self._outdated = call(
             f"SELECT tenant, thread, space FROM ({outdated}) x LIMIT $6",
@@ -93,7 +93,7 @@ class VectorSearch:
         return (self._commit, values)
 
     def stop_sending(self) -> None:
-        """Leave the vectors to the database from now on, as pgvector is not the one that this process met."""
+        """Leave the vectors to the database from now on, as the pgvector that this process found is gone."""
         self._sends = False
 
     def find(self, effect: Find) -> tuple[Statement, list[bytes | None]]:
@@ -124,12 +124,12 @@ class VectorSearch:
         ]
 
     def hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
-        """Return a row after the columns of its partition."""
+        """Return the result for a row, given the columns after those of its partition."""
         if not row:
             return IndexHit(at)
-        *item, distance, content, whole = row
+        *item, distance, content, is_exact = row
         (far,) = struct.unpack(">d", distance or b"")
-        ranked = RankedItem(1 - far, content or b"", whole == b"\x01")
+        ranked = RankedItem(1 - far, content or b"", is_exact == b"\x01")
         return IndexHit(at, codec.read_record(ITEM, item), ranked=ranked)
 
     def method(self, dims: int) -> str:
@@ -149,11 +149,11 @@ class VectorSearch:
         of a length; return the number of items whose vectors were wrong. Writers need not wait.
 
         Raises:
-            Unavailable: Another process creates the index.
+            Unavailable: Another process is creating the index.
         """
         schema, home = self._schema, quote(self._extension.home)
         name = f"vector_hnsw_{dims}"
-        with self._connecting(self._place) as connection:
+        with self._connecting(self._settings) as connection:
             row = connection.execute(
                 f"WITH x AS MATERIALIZED (SELECT * FROM {schema}.vectors_damaged(NULL)), gone AS (DELETE FROM"
                 f" {schema}.vector v USING x WHERE v.t = x.t AND v.item = x.item), again AS (UPDATE"
@@ -162,9 +162,10 @@ class VectorSearch:
             ).fetchone()
             if dims <= MOST_DIMS_OF_GRAPH and self._extension.has_graphs:
                 lock = f"SELECT pg_try_advisory_lock(hashtextextended('{name} ' || %s, 0))".encode()
-                if connection.execute(lock, (self._place.schema,)).fetchone() != (True,):
+                if connection.execute(lock, (self._settings.schema,)).fetchone() != (True,):
                     raise Unavailable(
-                        f"{self._place.name}: another process creates the HNSW index; wait until it is done"
+                        f"{self._settings.name}: another process creates the HNSW index; wait until it is "
+                        "done"
                     )
                 if not self._has_graph(connection, dims):
                     connection.execute(f"SET maintenance_work_mem = '{_BUILD_MEMORY}'".encode())
@@ -184,8 +185,8 @@ class VectorSearch:
         """Return the items of a namespace whose vectors are not those of their entries."""
         if partition is None or partition.space != STORE:
             return []
-        with self._connecting(self._place) as connection:
-            found = connection.execute(
+        with self._connecting(self._settings) as connection:
+            rows = connection.execute(
                 f"SELECT x.item FROM {self._schema}.thread p, {self._schema}.vectors_damaged(p.pk) x"
                 " WHERE p.space = %s AND p.tenant = %s AND p.thread = %s ORDER BY x.item".encode(),
                 [codec.escape(part) for part in (partition.space, partition.tenant, partition.thread)],
@@ -193,16 +194,16 @@ class VectorSearch:
         return [
             f"the vectors of item {codec.unescape(item)!r} are not those of its entry in the search index; "
             "`perdure store reindex` makes them anew"
-            for (item,) in found
+            for (item,) in rows
         ]
 
     def trust(self, partition: Partition) -> bool:
-        """Return False: ``prepare`` makes again what is wrong."""
+        """Return False: wrong vectors are not accepted, but replaced by ``prepare``."""
         return False
 
     def _has_graph(self, connection: psycopg.Connection, dims: int) -> bool:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)",
             (f"{self._schema}.vector_hnsw_{dims}",),
         ).fetchone()
-        return found == (True,)
+        return row == (True,)

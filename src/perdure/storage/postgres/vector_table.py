@@ -14,8 +14,8 @@ from perdure.model.records import ITEM
 from perdure.storage.postgres.schema import grant_statement, quote
 
 SENT = "perdure.vectors"
-"""Setting of a transaction that is on if the commit itself sends the vectors of its entries. Reading them
-from the entries costs PostgreSQL more than the rest of a put."""
+"""Setting of a transaction that is on if the commit itself sends the vectors of its entries: if PostgreSQL
+has to read them from the entries, this costs more than the rest of a put."""
 
 MOST_DIMS = 16_000
 """Maximum number of dimensions of a vector that pgvector stores."""
@@ -26,7 +26,7 @@ EF_SEARCH = 100
 COLLECTION = "search"
 """The collection of the entries; its record without a name is not an entry."""
 
-_ENTRIES = f"collection = '{COLLECTION}' AND {{row}}.name <> ''"
+_IS_ENTRY = f"collection = '{COLLECTION}' AND {{row}}.name <> ''"
 
 
 class Extension(NamedTuple):
@@ -114,10 +114,10 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         removal = ()
     if found.is_sound or not (found.home or found.may_be_created):
         return removal
-    of_row = _ENTRIES.format(row="{row}")
+    is_entry = _IS_ENTRY.format(row="{row}")
     triggers = [
         f"CREATE TRIGGER vectors_{event.lower()} AFTER {event} ON {schema}.document FOR EACH ROW"
-        f" WHEN ({row}.{of_row.format(row=row)}) EXECUTE FUNCTION {schema}.vectors_kept()"
+        f" WHEN ({row}.{is_entry.format(row=row)}) EXECUTE FUNCTION {schema}.vectors_kept()"
         for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD"))
     ]
     create = [] if found.home else [CREATE]
@@ -128,17 +128,17 @@ def setup(name: str, found: Extension) -> tuple[str, ...]:
         f" NOT NULL, model bytea NOT NULL, content bytea NOT NULL, dims integer NOT NULL, embedding"
         f" {home}.vector, PRIMARY KEY (t, item, place))",
         f"CREATE INDEX vector_model ON {schema}.vector (model, t)",
-        _numbers(schema),
+        _write_numbers_function(schema),
         _write_array_function(schema),
-        _entry(schema),
+        _write_entry_function(schema),
         _write_trigger_function(schema, home),
         _write_sending_function(schema, home),
-        _nearest(schema, home),
+        _write_nearest_function(schema, home),
         _write_damage_function(schema),
         *triggers,
         f"INSERT INTO {schema}.vector SELECT d.t, substr(d.name, 2), e.place, e.model, e.content, e.dims,"
         f" e.numbers::{home}.vector FROM {schema}.document d CROSS JOIN LATERAL"
-        f" {schema}.vectors_of(d.body) e WHERE d.{of_row.format(row='d')}",
+        f" {schema}.vectors_of(d.body) e WHERE d.{is_entry.format(row='d')}",
         grant_statement("vector").replace("{schema}", schema),
     )
 
@@ -149,8 +149,8 @@ def _write_removal(schema: str) -> tuple[str, ...]:
     return f"DROP TABLE IF EXISTS {schema}.vector", *functions
 
 
-def _numbers(schema: str) -> str:
-    """Return the function that reads little-endian 32-bit floats, as PostgreSQL has none."""
+def _write_numbers_function(schema: str) -> str:
+    """Return the function that reads little-endian 32-bit floats, for which PostgreSQL has none."""
     return f"""\
 CREATE FUNCTION {schema}.vector_numbers(_b bytea) RETURNS real[]
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $perdure$
@@ -163,7 +163,7 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $perdure$
 $perdure$"""
 
 
-def _entry(schema: str) -> str:
+def _write_entry_function(schema: str) -> str:
     """Return the function that reads an entry of the search index, the MessagePack that
     ``engine.items.search_index`` writes. An encrypted entry yields no rows. An entry without vectors yields a
     row if a search has to refuse it, because no model has been applied to it."""
@@ -295,7 +295,7 @@ BEGIN
 END $perdure$"""
 
 
-def _nearest(schema: str, home: str) -> str:
+def _write_nearest_function(schema: str, home: str) -> str:
     """Return ``nearest(tenant, first, end, now, query, models, limit, exact)``, which finds the items nearest
     to a query in the namespaces from ``first`` to before ``end``, and whether all vectors were compared.
 
@@ -321,11 +321,11 @@ def _nearest(schema: str, home: str) -> str:
         f" x (tenant, thread, space, {', '.join(ITEM.columns())}, d, c, e)"
         " ORDER BY x.d, x.thread, x.key LIMIT $6"
     )
-    near = f"(v.embedding::{home}.vector(%1$s)) OPERATOR({home}.<=>) $5"
-    walked = (
-        f"SELECT p.tenant, p.thread, p.space, {columns}, {near}, v.content, false"
+    distance = f"(v.embedding::{home}.vector(%1$s)) OPERATOR({home}.<=>) $5"
+    by_graph = (
+        f"SELECT p.tenant, p.thread, p.space, {columns}, {distance}, v.content, false"
         f" FROM {schema}.vector v JOIN {schema}.thread p ON p.pk = v.t {joins}"
-        f" WHERE {within} AND v.model = ANY ($7) AND v.dims = %1$s ORDER BY {near} LIMIT $6"
+        f" WHERE {within} AND v.model = ANY ($7) AND v.dims = %1$s ORDER BY {distance} LIMIT $6"
     )
     literal = schema.replace("'", "''")
     return f"""\
@@ -354,7 +354,7 @@ BEGIN
   IF _found > _few THEN
     PERFORM set_config('hnsw.ef_search', least(1000, greatest({EF_SEARCH}, _limit))::text, true);
     PERFORM set_config('hnsw.iterative_scan', 'strict_order', true);
-    RETURN QUERY EXECUTE format($sql${walked.replace("%", "%%").replace("%%1$s", "%1$s")}$sql$, _dims)
+    RETURN QUERY EXECUTE format($sql${by_graph.replace("%", "%%").replace("%%1$s", "%1$s")}$sql$, _dims)
       USING _tenant, _first, _end, _now, _near, _limit, _models;
   ELSE
     RETURN QUERY EXECUTE $sql${exact}$sql$
@@ -374,7 +374,7 @@ BEGIN
   RETURN QUERY SELECT DISTINCT coalesce(w.t, v.t), coalesce(w.item, v.item)::text FROM (
       SELECT d.t, substr(d.name, 2) AS item, e.* FROM {schema}.document d
         CROSS JOIN LATERAL {schema}.vectors_of(d.body) e
-        WHERE d.{_ENTRIES.format(row="d")} AND (_t IS NULL OR d.t = _t)) w
+        WHERE d.{_IS_ENTRY.format(row="d")} AND (_t IS NULL OR d.t = _t)) w
     FULL JOIN (SELECT * FROM {schema}.vector v WHERE _t IS NULL OR v.t = _t) v
       ON v.t = w.t AND v.item = w.item AND v.place = w.place
     WHERE (w.model, w.content, w.dims, w.numbers) IS DISTINCT FROM

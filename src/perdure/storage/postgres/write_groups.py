@@ -42,26 +42,26 @@ def outcome(write: codec.Write, refused: int) -> Committed | Refused | None:
 def split_group(group: Sequence[PendingRequest]) -> Iterator[list[PendingRequest]]:
     """Yield the group in parts that fit one round trip, in order. A drop is a part of its own, and so is a
     commit with statements of the application: other commits would wait for their locks."""
-    held: list[PendingRequest] = []
+    part: list[PendingRequest] = []
     size = 0
     for job in group:
         if not isinstance(job.effect, Commit | Stage | Drop):
             job.error = TypeError(f"not a storage request: {type(job.effect).__name__}")
             continue
         if isinstance(job.effect, Drop):
-            grown = 0
+            job_size = 0
         else:
-            grown = codec.count_body_bytes([job.effect])
+            job_size = codec.count_body_bytes([job.effect])
         is_alone = isinstance(job.effect, Drop) or (
             isinstance(job.effect, Commit) and bool(job.effect.statements)
         )
-        if held and (is_alone or size + grown > _GROUP_BYTES):
-            yield held
-            held, size = [], 0
+        if part and (is_alone or size + job_size > _GROUP_BYTES):
+            yield part
+            part, size = [], 0
         if is_alone:
             yield [job]
         else:
-            held.append(job)
-            size += grown
-    if held:
-        yield held
+            part.append(job)
+            size += job_size
+    if part:
+        yield part

@@ -27,7 +27,7 @@ Node = tuple[str, int]
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.5
-_JUMPS = 8
+_REDIRECTIONS_MOST = 8
 
 
 class Call(NamedTuple):
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 class CallLost(Exception):
-    """The connection ended between a call and its answer: it may have been executed, or not."""
+    """The connection ended between a call and its answer: the call may have been executed, or not."""
 
 
 def evaluate(
@@ -52,7 +52,7 @@ def evaluate(
         slot: The slot of its keys.
         keys: The keys.
         args: The other arguments.
-        safe: True if it may be executed twice.
+        safe: True if the call may be executed twice.
     """
     return Call(slot, (b"EVALSHA", script.sha, b"%d" % len(keys), *keys, *args), safe)
 
@@ -68,8 +68,8 @@ def pack_command(parts: Sequence[bytes]) -> bytes:
 class Topology:
     """The owners of slots, and the distance to the servers; shared by all connections of a driver.
 
-    ``distance_s`` is the shortest round trip in seconds since the last failure; infinite before the first.
-    ``breaks`` counts failures.
+    ``distance_s`` is the shortest round trip in seconds since the last failure; infinite before the first
+    one. ``breaks`` counts failures.
     """
 
     def __init__(self, settings: RedisUrl) -> None:
@@ -79,7 +79,7 @@ class Topology:
         self._seed: Node = (settings.connect["host"], settings.connect["port"])
         self._owners: dict[int, Node] = {}
         self._nodes: list[Node] = [self._seed]
-        self._known = not settings.cluster
+        self._has_owners = not settings.cluster
         self._outages: dict[Node, Outage] = {}
         self._lock = Lock()
 
@@ -87,8 +87,8 @@ class Topology:
         if not self.settings.cluster:
             return self._seed
         with self._lock:
-            if not self._known:
-                self._learn()
+            if not self._has_owners:
+                self._load_owners()
             if slot not in self._owners:
                 raise client.ClusterDownError("a slot has no owner")
             return self._owners[slot]
@@ -98,13 +98,13 @@ class Topology:
         if not self.settings.cluster:
             return [self._seed]
         with self._lock:
-            if not self._known:
-                self._learn()
+            if not self._has_owners:
+                self._load_owners()
             return list(dict.fromkeys(self._owners.values()))
 
     def doubt(self) -> None:
-        """Record a failure or a moved slot: the cluster is asked again before the next call."""
-        self._known = not self.settings.cluster
+        """Record a failure or a moved slot: the owners are loaded again before the next call."""
+        self._has_owners = not self.settings.cluster
         with self._lock:
             self.distance_s = float("inf")
             self.breaks += 1
@@ -123,8 +123,8 @@ class Topology:
         A node that was silent a moment ago, and is waited for no longer, is not tried: its error is raised
         again."""
         outage = self.outage(node)
-        if (known := outage.verdict()) is not None:
-            raise known
+        if (failure := outage.verdict()) is not None:
+            raise failure
         began = time.monotonic()
         options = dict(self.settings.connect)
         options.update(host=node[0], port=node[1], protocol=2, retry=Retry(NoBackoff(), 0))
@@ -177,7 +177,7 @@ class Topology:
             connection.send_packed_command([pack_command((b"AUTH", user.encode(), token.value.encode()))])
             connection.read_response()
         except client.AuthenticationError:
-            # The server knows the new password a little later; the connection stays signed in until then.
+            # The server may learn the new password a little later; until then the connection stays signed in.
             source.refuse(token)
             return is_valid
         except CLIENT_ERRORS:
@@ -186,10 +186,10 @@ class Topology:
         return True
 
     def outage(self, node: Node) -> Outage:
-        """Return the known facts about a node that accepts connections, but does not answer."""
+        """Return the state of a node that accepts connections, but does not answer."""
         return self._outages.setdefault(node, Outage(self.settings.patience))
 
-    def _learn(self) -> None:
+    def _load_owners(self) -> None:
         failed: Exception | None = None
         for node in dict.fromkeys((*self._nodes, self._seed)):
             try:
@@ -207,14 +207,14 @@ class Topology:
                 host = (primary[0] or b"").decode() or node[0]
                 owners.update(dict.fromkeys(range(first, last + 1), (host, int(primary[1]))))
             self._owners, self._nodes = owners, list(dict.fromkeys(owners.values()))
-            self._known = True
+            self._has_owners = True
             return
         if failed is not None:
             raise failed
 
 
 class NodeConnections:
-    """One worker's connections, one for each node; for one thread at a time.
+    """One worker's connections, one for each node; for one OS thread at a time.
 
     ``until`` is the time (``time.monotonic``) until which calls that were refused temporarily are repeated.
     """
@@ -233,21 +233,21 @@ class NodeConnections:
     def run(self, calls: Sequence[Call]) -> list[Any]:
         """Return the answer of each call: the server's, ``CallLost``, or a ``PerdureError``."""
         answers: list[Any] = [None] * len(calls)
-        left: Sequence[int] = range(len(calls))
-        pause, jumps = _FIRST_PAUSE, 0
+        remaining: Sequence[int] = range(len(calls))
+        pause, redirections = _FIRST_PAUSE, 0
         while True:
             refused: dict[int, Exception] = {}
             redirected = False
-            for node, numbers in self._by_node(calls, left, refused).items():
-                redirected |= self._trip(node, numbers, calls, answers, refused)
-            left = sorted(refused)
-            if not left:
+            for node, numbers in self._group_by_node(calls, remaining, refused).items():
+                redirected |= self._call_node(node, numbers, calls, answers, refused)
+            remaining = sorted(refused)
+            if not remaining:
                 return answers
-            if redirected and jumps < _JUMPS:
-                jumps += 1
+            if redirected and redirections < _REDIRECTIONS_MOST:
+                redirections += 1
                 continue
             if time.monotonic() >= self.until:
-                for n in left:
+                for n in remaining:
                     answers[n] = translate(refused[n], self._shown)
                 return answers
             time.sleep(max(0.0, min(pause, self.until - time.monotonic())))
@@ -255,18 +255,18 @@ class NodeConnections:
 
     def ask(self, node: Node, *commands: Sequence[bytes]) -> list[Any]:
         """Return one node's answers to commands without a slot, with errors among them; none is repeated."""
-        connection = self._link(node)
+        connection = self._get_connection(node)
         try:
             started, breaks = time.monotonic(), self._topology.breaks
             connection.send_packed_command([b"".join(map(pack_command, commands))])
-            answers = [_answer(connection) for _ in commands]
+            answers = [_read_answer(connection) for _ in commands]
             self._topology.note_time(time.monotonic() - started, breaks)
             return answers
         except CLIENT_ERRORS:
-            self._drop(node)
+            self._drop_connection(node)
             raise
 
-    def _by_node(
+    def _group_by_node(
         self, calls: Sequence[Call], numbers: Sequence[int], refused: dict[int, Exception]
     ) -> dict[Node, list[int]]:
         out: dict[Node, list[int]] = {}
@@ -278,7 +278,7 @@ class NodeConnections:
                 refused[n] = error
         return out
 
-    def _trip(
+    def _call_node(
         self,
         node: Node,
         numbers: Sequence[int],
@@ -289,7 +289,7 @@ class NodeConnections:
         """Send calls to one node; return True if some have to be repeated elsewhere, or with scripts
         loaded."""
         try:
-            connection = self._link(node)
+            connection = self._get_connection(node)
         except (*CLIENT_ERRORS, TypeError, PerdureError) as error:
             for n in numbers:
                 if is_final(error) or isinstance(error, TypeError | PerdureError):
@@ -299,15 +299,15 @@ class NodeConnections:
             self._topology.doubt()
             return False
         done = 0
-        again: list[tuple[int, client.ResponseError]] = []
+        to_repeat: list[tuple[int, client.ResponseError]] = []
         started, breaks = time.monotonic(), self._topology.breaks
         try:
             connection.send_packed_command([b"".join([pack_command(calls[n].parts) for n in numbers])])
             for n in numbers:
-                reply = _answer(connection)
+                reply = _read_answer(connection)
                 done += 1
                 if isinstance(reply, client.NoScriptError | client.AskError):
-                    again.append((n, reply))
+                    to_repeat.append((n, reply))
                 elif isinstance(reply, Exception) and (
                     is_refusal(reply) or (calls[n].safe and "non local key" in str(reply))
                 ):
@@ -318,10 +318,10 @@ class NodeConnections:
                     answers[n] = reply
             self._topology.note_time(time.monotonic() - started, breaks)
         except CLIENT_ERRORS as error:
-            self._drop(node)
+            self._drop_connection(node)
             if isinstance(error, client.TimeoutError):
                 self._topology.outage(node).note(error, started)
-            # A server that took the password back has executed nothing more on this connection.
+            # A server that no longer takes the password has executed none of the further calls.
             source = self._topology.settings.password
             is_signed_out = source is not None and isinstance(error, client.AuthenticationError)
             if source is not None and is_signed_out:
@@ -333,22 +333,22 @@ class NodeConnections:
                     answers[n] = CallLost()
                     answers[n].__cause__ = error
         if any(n in refused for n in numbers):
-            self._drop(node)
-        return self._redirect(node, again, calls, answers, refused)
+            self._drop_connection(node)
+        return self._redirect(node, to_repeat, calls, answers, refused)
 
     def _redirect(
         self,
         node: Node,
-        again: Sequence[tuple[int, client.ResponseError]],
+        to_repeat: Sequence[tuple[int, client.ResponseError]],
         calls: Sequence[Call],
         answers: list[Any],
         refused: dict[int, Exception],
     ) -> bool:
-        """Follow redirections of servers; return True if any led to new knowledge."""
-        load = False
-        for n, reply in again:
+        """Note where slots were moved, and load missing scripts; return True if calls are to be repeated."""
+        has_to_load = False
+        for n, reply in to_repeat:
             if isinstance(reply, client.NoScriptError):
-                refused[n], load = reply, True
+                refused[n], has_to_load = reply, True
             elif not self._topology.settings.cluster:
                 answers[n] = translate(reply, self._shown)
             elif isinstance(reply, client.MovedError):
@@ -358,15 +358,16 @@ class NodeConnections:
             elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
                 self._send_asking(n, (reply.host or node[0], reply.port), calls, answers, refused)
             else:
-                # Half of the slot's keys are elsewhere: a script would treat those as absent. It waits.
+                # Some keys of the slot are elsewhere, and a script would take them for absent: it is repeated
+                # later.
                 refused[n] = reply
-        if load:
+        if has_to_load:
             try:
                 self.load(node)
             except CLIENT_ERRORS:
-                self._drop(node)
+                self._drop_connection(node)
                 return False
-        return bool(again)
+        return bool(to_repeat)
 
     def _send_asking(
         self, n: int, node: Node, calls: Sequence[Call], answers: list[Any], refused: dict[int, Exception]
@@ -398,7 +399,7 @@ class NodeConnections:
             if isinstance(reply, Exception):
                 raise reply
 
-    def _link(self, node: Node) -> Any:
+    def _get_connection(self, node: Node) -> Any:
         connection = self._open.get(node)
         if connection is not None and not self._topology.renew_login(connection):
             del self._open[node]
@@ -408,14 +409,14 @@ class NodeConnections:
             connection = self._open[node] = self._topology.connect(node)
         return connection
 
-    def _drop(self, node: Node) -> None:
+    def _drop_connection(self, node: Node) -> None:
         connection = self._open.pop(node, None)
         if connection is not None:
             connection.disconnect()
         self._topology.doubt()
 
 
-def _answer(connection: Any) -> Any:
+def _read_answer(connection: Any) -> Any:
     """Return the next answer, which may be an error; raise an error that ends the connection."""
     try:
         return connection.read_response()

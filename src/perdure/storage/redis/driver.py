@@ -77,8 +77,8 @@ class RedisDriver:
             self._idle.pop().close()
 
     @contextmanager
-    def _links(self) -> Iterator[NodeConnections]:
-        """Return connections for one worker's round trip, the most recently used first."""
+    def _borrow_connections(self) -> Iterator[NodeConnections]:
+        """Yield the connections for one worker's round trip: of the idle ones, those used most recently."""
         try:
             links = self._idle.pop()
         except IndexError:
@@ -92,7 +92,7 @@ class RedisDriver:
 
     def _execute(self, group: Sequence[PendingRequest]) -> None:
         self._batcher.wait_s = wait_at(self._topology.distance_s)
-        with self._links() as links:
+        with self._borrow_connections() as links:
             links.until = min(job.asked_at for job in group) + self._topology.settings.patience
             sent: list[tuple[PendingRequest, Call]] = []
             for job in group:
@@ -100,13 +100,13 @@ class RedisDriver:
                     if isinstance(job.effect, Find):
                         job.answer = find(self._space, job.effect, lambda calls: _ask(links, calls))
                     else:
-                        sent.append((job, self._call(job.effect)))
+                        sent.append((job, self._make_call(job.effect)))
                 except Exception as error:  # of this request only
                     job.error = error
                     self._close_doubtful(links, error)
             for (job, _), answer in zip(sent, links.run([call for _, call in sent]), strict=True):
                 try:
-                    job.answer = self._answer(links, job.effect, answer)
+                    job.answer = self._read_answer(links, job.effect, answer)
                 except Exception as error:
                     job.error = error
                     self._close_doubtful(links, error)
@@ -116,7 +116,7 @@ class RedisDriver:
         if not isinstance(error, PerdureError):
             links.close()
 
-    def _call(self, effect: Effect[Any]) -> Call:
+    def _make_call(self, effect: Effect[Any]) -> Call:
         if isinstance(effect, Fetch):
             return requests.fetch(self._space, effect)
         if isinstance(effect, Commit | Stage):
@@ -127,7 +127,7 @@ class RedisDriver:
             return requests.now(self._space)
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 
-    def _answer(self, links: NodeConnections, effect: Effect[Any], answer: Any) -> Any:
+    def _read_answer(self, links: NodeConnections, effect: Effect[Any], answer: Any) -> Any:
         if isinstance(answer, CallLost) and isinstance(effect, Commit):
             return self._resolve(links, effect, answer)
         if isinstance(answer, Exception):
@@ -146,17 +146,17 @@ class RedisDriver:
         """Return the outcome of a commit whose answer was lost, repeating it if it was not applied."""
         call = requests.commit(self._space, effect)
         for _ in range(8):
-            if self._stands(links, effect, lost)[0]:
+            if self._find_outcome(links, effect, lost)[0]:
                 return requests.parse_commit(effect, 0)
             if not is_repeatable(effect):
                 break
             (answer,) = links.run([call])
             if isinstance(answer, CallLost):
                 continue
-            outcome = self._answer(links, effect, answer)
+            outcome = self._read_answer(links, effect, answer)
             if isinstance(outcome, Refused):
-                # The first sending may have been applied late, and may have been written over since.
-                applied, in_doubt = self._stands(links, effect, lost)
+                # The first copy may have been applied late, and may have been overwritten since.
+                applied, in_doubt = self._find_outcome(links, effect, lost)
                 if applied:
                     return requests.parse_commit(effect, 0)
                 if in_doubt:
@@ -164,15 +164,15 @@ class RedisDriver:
             return outcome
         raise self._unknown_error(effect, lost)
 
-    def _stands(self, links: NodeConnections, effect: Commit, lost: CallLost) -> tuple[bool, bool]:
-        """Return two flags: the commit was applied; it may have been applied although it was overwritten."""
-        asked = evidence(effect)
+    def _find_outcome(self, links: NodeConnections, effect: Commit, lost: CallLost) -> tuple[bool, bool]:
+        """Return two flags: the commit was applied; it may have been applied and overwritten since."""
+        reads = evidence(effect)
         try:
-            (data,) = _ask(links, [requests.fetch(self._space, asked)])
+            (data,) = _ask(links, [requests.fetch(self._space, reads)])
         except PerdureError as error:
             raise self._unknown_error(effect, lost) from error
-        found = requests.parse_fetch(asked, data)
-        return was_applied(effect, found), is_in_doubt(effect, found)
+        stored = requests.parse_fetch(reads, data)
+        return was_applied(effect, stored), is_in_doubt(effect, stored)
 
     def _unknown_error(self, effect: Commit, lost: CallLost) -> Unavailable:
         error = Unavailable(
@@ -226,11 +226,11 @@ def _once(settings: RedisUrl, *parts: bytes, script: scripts.Script | None = Non
 
 def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     """Return version and number of buckets of the stored layout; zeros when there is none."""
-    found = _once(settings, b"GET", _name_layout_key(settings))
-    if found is None:
+    stored = _once(settings, b"GET", _name_layout_key(settings))
+    if stored is None:
         return 0, 0
     try:
-        version, buckets = (int(word) for word in found.split())
+        version, buckets = (int(word) for word in stored.split())
     except ValueError as error:
         raise Unavailable(
             f"{settings.shown} holds a key of another program under this prefix; choose one with ?prefix=…"
@@ -238,8 +238,9 @@ def _read_layout(settings: RedisUrl) -> tuple[int, int]:
     return version, buckets
 
 
-def _readable(settings: RedisUrl) -> tuple[int, int, str]:
-    """Return the first and the last version that ``migrate`` brings to this release's, and the command."""
+def _find_readable_versions(settings: RedisUrl) -> tuple[int, int, str]:
+    """Return the first and the last version from which ``migrate`` leads to this release's, and the
+    command."""
     return keys.FIRST_VERSION, SCHEMA_VERSION, f"perdure migrate --db '{settings.shown}'"
 
 
@@ -254,7 +255,7 @@ def open_driver(url: str, password: Password | None = None) -> RedisDriver:
             "migrate=True"
         )
     if version != SCHEMA_VERSION:
-        raise other_version_error(settings.shown, version, *_readable(settings))
+        raise other_version_error(settings.shown, version, *_find_readable_versions(settings))
     topology = Topology(settings)
     _warn_of_loss(topology)
     return RedisDriver(topology, buckets)
@@ -269,26 +270,26 @@ def plan_migration(url: str) -> list[str]:
     """Return the commands that ``migrate`` would execute now."""
     settings = read(url)
     version, buckets = _read_layout(settings)
-    require_steps(settings.shown, version, *_readable(settings))
+    require_steps(settings.shown, version, *_find_readable_versions(settings))
     if version == SCHEMA_VERSION:
         return []
     key = _name_layout_key(settings).decode(errors="replace")
-    raised = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
+    layout_command = f"SET {key} '{SCHEMA_VERSION} {buckets or BUCKETS}' {'XX' if version else 'NX'}"
     if not version:
-        return [raised]
+        return [layout_command]
     marks = f"SET {settings.prefix.decode(errors='replace')}:{{N}}:v {SCHEMA_VERSION}"
-    return [f"{marks}, for each N from 0 to {buckets - 1}", raised]
+    return [f"{marks}, for each N from 0 to {buckets - 1}", layout_command]
 
 
 def migrate(url: str, password: Password | None = None) -> int:
-    """Write the layout record, or raise its version; return the version that it had.
+    """Write the layout record, or raise its version; return the version that was stored.
 
-    The buckets are marked first: if this ends in between, processes of earlier releases do nothing more, and
-    the next migration goes on.
+    The buckets are marked first: if the migration is interrupted, processes of earlier releases are refused
+    from then on, and the next migration completes it.
     """
     settings = read(url, password)
     version, buckets = _read_layout(settings)
-    require_steps(settings.shown, version, *_readable(settings))
+    require_steps(settings.shown, version, *_find_readable_versions(settings))
     if not version:
         _once(settings, b"SET", _name_layout_key(settings), b"%d %d" % (SCHEMA_VERSION, BUCKETS), b"NX")
     elif version < SCHEMA_VERSION:
@@ -322,16 +323,16 @@ def _warn_of_loss(topology: Topology) -> None:
     settings, links = topology.settings, NodeConnections(topology)
     try:
         for node in topology.nodes():
-            asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
-            answers = links.ask(node, *((b"CONFIG", b"GET", word.encode()) for word in asked))
-            _judge(settings, node, dict(zip(asked, answers, strict=True)))
+            names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            answers = links.ask(node, *((b"CONFIG", b"GET", word.encode()) for word in names))
+            _warn_of_settings(settings, node, dict(zip(names, answers, strict=True)))
     except CLIENT_ERRORS as error:
         raise translate(error, settings.shown) from error
     finally:
         links.close()
 
 
-def _judge(settings: RedisUrl, node: tuple[str, int], answers: dict[str, Any]) -> None:
+def _warn_of_settings(settings: RedisUrl, node: tuple[str, int], answers: dict[str, Any]) -> None:
     where = f"{settings.shown} ({node[0]}:{node[1]})"
     if any(isinstance(answer, Exception) or len(answer) != 2 for answer in answers.values()):
         _LOGGER.warning(
@@ -340,23 +341,23 @@ def _judge(settings: RedisUrl, node: tuple[str, int], answers: dict[str, Any]) -
             where,
         )
         return
-    found = {word: answer[1].decode() for word, answer in answers.items()}
-    if found["appendonly"] != "yes":
+    values = {word: answer[1].decode() for word, answer in answers.items()}
+    if values["appendonly"] != "yes":
         warnings.warn(
             f"{where} runs without an append-only file: acknowledged writes are lost when it stops. Set "
             "appendonly yes and appendfsync always there",
             RuntimeWarning,
             stacklevel=4,
         )
-    elif found["appendfsync"] != "always":
+    elif values["appendfsync"] != "always":
         _LOGGER.warning(
             "%s runs with appendfsync %s: the writes of the last second or two are lost when it is killed",
             where,
-            found["appendfsync"],
+            values["appendfsync"],
         )
-    if found["maxmemory"] != "0" and found["maxmemory-policy"] != "noeviction":
+    if values["maxmemory"] != "0" and values["maxmemory-policy"] != "noeviction":
         warnings.warn(
-            f"{where} evicts keys when memory is short (maxmemory-policy {found['maxmemory-policy']}): "
+            f"{where} evicts keys when memory is short (maxmemory-policy {values['maxmemory-policy']}): "
             "threads would vanish in part. Set maxmemory-policy noeviction there",
             RuntimeWarning,
             stacklevel=4,

@@ -38,7 +38,7 @@ _TEXTS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ),
     ((client.ConnectionError, OSError), " cannot be reached; check host and port, and that the server runs"),
 )
-"""The texts for exceptions of the client, in the order of the look-up: some derive from others."""
+"""The texts for exceptions of the client. The first that fits is used: some exceptions derive from others."""
 
 CLIENT_ERRORS = (client.RedisError, client.RedisClusterException, OSError)
 """All exceptions that the client may raise."""
@@ -54,13 +54,13 @@ _WORDS = {
 def is_refusal(error: Exception) -> bool:
     """Return True if the server did not execute the request but may do so soon: it is loading, changing
     roles, or moving slots."""
-    passing = (
+    temporary = (
         client.BusyLoadingError,
         client.ReadOnlyError,
         client.ClusterDownError,
         client.TryAgainError,
     )
-    return isinstance(error, passing) or str(error).startswith("BUSY ")
+    return isinstance(error, temporary) or str(error).startswith("BUSY ")
 
 
 def is_final(error: Exception) -> bool:
@@ -71,7 +71,7 @@ def is_final(error: Exception) -> bool:
 
 
 def translate(error: Exception, shown: str) -> PerdureError:
-    """Return the error to raise for one of the client's; ``shown`` is the URL without its secrets."""
+    """Return Perdure's error for one of the client's; ``shown`` is the URL without its secrets."""
     if isinstance(error, PerdureError):
         return error
     new = _translate_other(error, shown)
@@ -93,7 +93,7 @@ def _translate_other(error: Exception, shown: str) -> PerdureError:
 
 
 def _refused_error(text: str, shown: str) -> PerdureError:
-    """Return the error for a request that the server answered with an error of no class of the client's."""
+    """Return the error for an error of the server for which the client has no class."""
     word = text.partition(" ")[0]
     if word == "MIGRATED":
         return MigrationRequired(

@@ -18,7 +18,7 @@ Ask = Callable[[Sequence[Call]], list[Any]]
 
 @dataclass(slots=True)
 class _Bucket:
-    """The progress in one bucket's catalogue: read up to ``last``, with ``more`` behind it or not."""
+    """The progress in one bucket's catalogue: it was read up to ``last``; ``more`` is True if some follow."""
 
     number: int
     low: bytes
@@ -29,33 +29,33 @@ class _Bucket:
 
 def find(space: Keyspace, effect: Find, ask: Ask) -> tuple[IndexHit, ...]:
     if isinstance(effect, FindThreads):
-        return tuple(_threads(space, effect, ask))
+        return tuple(_find_threads(space, effect, ask))
     if isinstance(effect, FindRecords):
         return tuple(_find_indexed(space, effect, ask))
     raise TypeError(f"not a request to Redis: {type(effect).__name__}")
 
 
-def _threads(space: Keyspace, effect: FindThreads, ask: Ask) -> list[IndexHit]:
-    low, high = _bounds(effect)
+def _find_threads(space: Keyspace, effect: FindThreads, ask: Ask) -> list[IndexHit]:
+    low, high = _find_bounds(effect)
     buckets = [_Bucket(number, low) for number in range(space.buckets)]
     size = 16 + 2 * effect.limit // space.buckets
-    waiting = buckets
+    to_read = buckets
     while True:
-        answers = ask([_page(space, effect, bucket, high, size) for bucket in waiting])
-        for bucket, (more, last, *entries) in zip(waiting, answers, strict=True):
+        answers = ask([_make_page_call(space, effect, bucket, high, size) for bucket in to_read])
+        for bucket, (more, last, *entries) in zip(to_read, answers, strict=True):
             bucket.more, bucket.last = bool(more), last
             bucket.low = b"(" + last
             bucket.entries += entries
-        behind = sorted((b for b in buckets if b.more), key=lambda b: b.last)
-        # Beyond the end of the least advanced unfinished bucket, further entries may come in between.
-        sure = sorted(e for b in buckets for e in b.entries if not behind or e <= behind[0].last)
-        found = [p for p in map(decode_partition, sure) if p.thread.startswith(effect.prefix)]
-        if not behind or len(found) >= effect.limit:
+        unfinished = sorted((b for b in buckets if b.more), key=lambda b: b.last)
+        # Entries beyond the least advanced unfinished bucket are not certain: it may have others before them.
+        certain = sorted(e for b in buckets for e in b.entries if not unfinished or e <= unfinished[0].last)
+        found = [p for p in map(decode_partition, certain) if p.thread.startswith(effect.prefix)]
+        if not unfinished or len(found) >= effect.limit:
             return [IndexHit(partition) for partition in found[: effect.limit]]
-        waiting = behind[: 1 + len(behind) // 2]
+        to_read = unfinished[: 1 + len(unfinished) // 2]
 
 
-def _bounds(effect: FindThreads) -> tuple[bytes, bytes]:
+def _find_bounds(effect: FindThreads) -> tuple[bytes, bytes]:
     low, high = b"-", b"+"
     if effect.tenant is not None:
         base = encode_text(effect.tenant) + encode_text(effect.space) + effect.prefix.encode()
@@ -66,7 +66,7 @@ def _bounds(effect: FindThreads) -> tuple[bytes, bytes]:
     return low, high
 
 
-def _page(space: Keyspace, effect: FindThreads, bucket: _Bucket, high: bytes, size: int) -> Call:
+def _make_page_call(space: Keyspace, effect: FindThreads, bucket: _Bucket, high: bytes, size: int) -> Call:
     key = space.catalogue(bucket.number, effect.space)
     args = (bucket.low, high, b"%d" % size, space.records(bucket.number))
     return evaluate(
@@ -90,8 +90,8 @@ def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexH
     polled = scripts.is_polled(kind)
     buckets: Sequence[int] = range(space.buckets)
     if polled:
-        # Mostly there is none, and finding that out without a script costs a hundredth.
-        answers = ask([_first(space, number, *args[:2]) for number in buckets])
+        # Mostly no bucket has an entry, and finding that out without a script costs a hundredth.
+        answers = ask([_make_first_call(space, number, *args[:2]) for number in buckets])
         buckets = [number for number, entries in zip(buckets, answers, strict=True) if entries]
     calls = [
         evaluate(
@@ -109,7 +109,7 @@ def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexH
     return [IndexHit(partition, record) for partition, record in found[: effect.limit]]
 
 
-def _first(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:
+def _make_first_call(space: Keyspace, number: int, low: bytes, high: bytes) -> Call:
     """Return the call that reads the first entry within bounds of a bucket's polled index."""
     key = space.index(number, polled=True)
     return Call(space.slot(number), (b"ZRANGEBYLEX", key, low, high, b"LIMIT", b"0", b"1"), safe=True)

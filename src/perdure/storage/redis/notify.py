@@ -1,5 +1,5 @@
 """Redis's ``PUBLISH`` and ``SUBSCRIBE`` as the connection of a notifier: two connections, as one that has
-subscribed cannot send other commands. A cluster passes what is published on to all of its nodes.
+subscribed cannot send other commands. A cluster forwards published messages to all its nodes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from perdure.storage.notify import wait
 from perdure.storage.redis.cluster import Topology, pack_command
 
 _RENEW_S = 1.0
-"""The least seconds between two looks for a renewed password."""
+"""The least seconds between two checks for a renewed password."""
 
 
 class RedisListener:
@@ -20,12 +20,12 @@ class RedisListener:
 
     def __init__(self, topology: Topology) -> None:
         settings = topology.settings
-        # Channels are the server's, not a numbered database's.
+        # Channels belong to the server, not to one of its numbered databases.
         database = int(settings.connect.get("db") or 0)
         self._channel = settings.prefix + b":bell:%d" % database
         self._topology = topology
         self._node = ("", 0)
-        # Connections of the client, most of which has no types.
+        # Connections of the client library, most of which is untyped.
         self._receiving: Any = None
         self._sending: Any = None
 
@@ -48,12 +48,12 @@ class RedisListener:
             wait(within, waker)
             return []
         if not self._receiving.can_read(0):
-            wait(self._within(within), self._receiving._sock.fileno(), waker)
-            return [*self._renew(), *_texts(self._receiving)]
-        return _texts(self._receiving)
+            wait(self._limit_wait(within), self._receiving._sock.fileno(), waker)
+            return [*self._renew(), *_read_texts(self._receiving)]
+        return _read_texts(self._receiving)
 
-    def _within(self, within: float) -> float:
-        """Return the seconds to wait, which end when the password is renewed."""
+    def _limit_wait(self, within: float) -> float:
+        """Return the seconds to wait: not for longer than until the password is renewed."""
         token = self._receiving.signed_in_with
         return within if token is None else min(within, max(_RENEW_S, token.renew_at - time.monotonic()))
 
@@ -74,7 +74,7 @@ class RedisListener:
             self._sending = self._topology.connect(self._node)
         self._receiving = new
         try:
-            return _texts(old)
+            return _read_texts(old)
         finally:
             old.disconnect()
 
@@ -85,12 +85,12 @@ class RedisListener:
         self._receiving = self._sending = None
 
     def _ask(self, connection: Any, *parts: bytes) -> None:
-        """Send a command and read its answer; raise an error that it is."""
+        """Send a command and read its answer; raise the answer if it is an error."""
         connection.send_packed_command([pack_command(parts)])
         connection.read_response()
 
 
-def _texts(connection: Any) -> list[str]:
+def _read_texts(connection: Any) -> list[str]:
     """Return the texts that have arrived."""
     found: list[str] = []
     while connection.can_read(0):

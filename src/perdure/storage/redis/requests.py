@@ -3,7 +3,8 @@
 All keys of a bucket have its number as their hash tag, so that they share a slot: a partition's records (a
 hash) and their order (a sorted set), and for the whole bucket a catalogue of each space, an index of records
 by their indexed field, and one of queues that are due (sorted sets). The mark of a bucket (a string) is the
-layout version to which it was migrated; a bucket without one is as its database was created.
+layout version to which it was migrated; a bucket without a mark has the layout with which the database was
+created.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Keyspace:
         self.prefix = prefix
         self.buckets = buckets
         self._life = life
-        self.place = lru_cache(maxsize=8192)(self._place)
+        self.place = lru_cache(maxsize=8192)(self._make_partition_keys)
 
     def bucket(self, number: int) -> bytes:
         """Return the prefix of the names of a bucket's keys."""
@@ -97,7 +98,7 @@ class Keyspace:
     def slot(self, number: int) -> int:
         return int(key_slot(self.bucket(number)))
 
-    def _place(self, partition: Partition) -> PartitionKeys:
+    def _make_partition_keys(self, partition: Partition) -> PartitionKeys:
         encoded = encode_partition(partition)
         number = bucket_of(encoded, self.buckets)
         bucket = self.bucket(number)
@@ -127,15 +128,15 @@ def name(kind: Kind, key: Sequence[Any]) -> bytes:
 
 
 def commit(space: Keyspace, effect: Commit | Stage) -> Call:
-    """Return the call for a commit, or for a stage: that expects nothing, so it may be executed twice."""
-    place = space.place(effect.partition)
-    args = [place.encoded, place.listed, place.life, place.records]
+    """Return the call for a commit, or for a stage, which expects nothing: it may be executed twice."""
+    partition_keys = space.place(effect.partition)
+    args = [partition_keys.encoded, partition_keys.listed, partition_keys.life, partition_keys.records]
     for op in effect.ops:
-        _append(args, op)
-    return evaluate(scripts.COMMIT, place.slot, place.keys, args, isinstance(effect, Stage))
+        _append_op(args, op)
+    return evaluate(scripts.COMMIT, partition_keys.slot, partition_keys.keys, args, isinstance(effect, Stage))
 
 
-def _append(args: list[bytes], op: Op) -> None:
+def _append_op(args: list[bytes], op: Op) -> None:
     kind = op.kind
     field = name(kind, op.key)
     split = 0
@@ -163,8 +164,8 @@ def _append(args: list[bytes], op: Op) -> None:
 
 def _encode_columns(kind: Kind, op: Delete) -> Iterator[bytes]:
     for column, value in op.unchanged.items():
-        at, data = shape(kind).column(column, value)
-        yield _COLUMN.pack(at, len(data))
+        position, data = shape(kind).column(column, value)
+        yield _COLUMN.pack(position, len(data))
         yield data
 
 
@@ -179,11 +180,11 @@ def parse_commit(effect: Commit | Stage, answer: Any) -> Committed | Refused | N
 
 
 def drop(space: Keyspace, effect: Drop) -> Call:
-    place = space.place(effect.partition)
-    args = [place.encoded, place.records]
+    partition_keys = space.place(effect.partition)
+    args = [partition_keys.encoded, partition_keys.records]
     for check in effect.checks:
-        _append(args, check)
-    return evaluate(scripts.DROP, place.slot, place.keys, args, safe=True)
+        _append_op(args, check)
+    return evaluate(scripts.DROP, partition_keys.slot, partition_keys.keys, args, safe=True)
 
 
 def parse_drop(effect: Drop, answer: Any) -> Committed | Refused:
@@ -210,39 +211,45 @@ def read_server_time(answer: Sequence[bytes]) -> int:
 
 def fetch(space: Keyspace, effect: Fetch) -> Call:
     """Return the call that reads all items of a fetch."""
-    place = space.place(effect.partition)
+    partition_keys = space.place(effect.partition)
     gets = [name(item.kind, item.key) for item in effect.items if isinstance(item, Get)]
     args = [b"%d" % len(gets), *gets]
     for item in effect.items:
         if isinstance(item, Range):
             args += _encode_range(item)
-    return evaluate(scripts.FETCH, place.slot, (*place.keys[:2], place.keys[-1]), args, safe=True)
+    return evaluate(
+        scripts.FETCH,
+        partition_keys.slot,
+        (*partition_keys.keys[:2], partition_keys.keys[-1]),
+        args,
+        safe=True,
+    )
 
 
-def _is_ordered_there(item: Range) -> bool:
-    """Return True if a stored order serves the range. Orders by a field are of keys that differ in the last
-    part."""
+def _has_stored_order(item: Range) -> bool:
+    """Return True if a stored order serves the range. A stored order by a field has the keys that differ in
+    their last part only."""
     return item.by is None or (item.by in item.kind.by and len(item.prefix) == len(item.kind.key) - 1)
 
 
 def _encode_range(item: Range) -> tuple[bytes, bytes, bytes]:
     kind = item.kind
-    there = _is_ordered_there(item)
-    by = item.by if there else None
-    mark = b"@%b:" % by.encode() if by else b":"
-    base = kind.name.encode() + mark + encode_prefix(kind, item.prefix)
+    has_order = _has_stored_order(item)
+    by = item.by if has_order else None
+    separator = b"@%b:" % by.encode() if by else b":"
+    base = kind.name.encode() + separator + encode_prefix(kind, item.prefix)
     low, high = b"[" + base, b"(" + successor(base)
     if by is None and len(item.prefix) == len(kind.key):
         high = b"[" + base
-    if item.after is not None and there:
+    if item.after is not None and has_order:
         edge = _encode_edge(item, base)
         if item.reverse:
             high = min(high, b"(" + edge, key=lambda bound: (bound[1:], bound[:1] == b"["))
         else:
             past = b"[" if item.by else b"("
             low = max(low, past + edge, key=lambda bound: (bound[1:], bound[:1] == b"("))
-    flags = _BODIES * item.bodies + _REVERSE * (item.reverse and there) + _BY * (by is not None)
-    limit = _ALL if item.limit is None or not there else item.limit
+    flags = _BODIES * item.bodies + _REVERSE * (item.reverse and has_order) + _BY * (by is not None)
+    limit = _ALL if item.limit is None or not has_order else item.limit
     return _RANGE.pack(scripts.NUMBERS[kind], flags, limit, len(base)), low, high
 
 
@@ -259,40 +266,40 @@ def _encode_edge(item: Range, base: bytes) -> bytes:
 def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
     """Return the records of ``fetch`` from its answer."""
     size = _U32.unpack_from
-    at = 0
+    offset = 0
     gets: list[tuple[Record, ...]] = []
     ranges: list[tuple[Record, ...]] = []
     for item in effect.items:
         if isinstance(item, Get):
-            (length,) = size(data, at)
-            at += 4
+            (length,) = size(data, offset)
+            offset += 4
             if length == _ALL:
                 gets.append(())
             else:
-                gets.append((shape(item.kind).record(item.key, data[at : at + length]),))
-                at += length
+                gets.append((shape(item.kind).record(item.key, data[offset : offset + length]),))
+                offset += length
     for item in effect.items:
         if isinstance(item, Range):
-            (count,) = size(data, at)
-            at += 4
-            found: list[Record] = []
-            own = shape(item.kind)
+            (count,) = size(data, offset)
+            offset += 4
+            records: list[Record] = []
+            kind_layout = shape(item.kind)
             for _ in range(count):
-                (length,) = size(data, at)
-                at += 4 + length
-                key = decode_key(item.kind, data[at - length : at])
-                (length,) = size(data, at)
-                at += 4 + length
-                found.append(own.record(key, data[at - length : at]))
-            ranges.append(tuple(found if _is_ordered_there(item) else order_by_field(item, found)))
+                (length,) = size(data, offset)
+                offset += 4 + length
+                key = decode_key(item.kind, data[offset - length : offset])
+                (length,) = size(data, offset)
+                offset += 4 + length
+                records.append(kind_layout.record(key, data[offset - length : offset]))
+            ranges.append(tuple(records if _has_stored_order(item) else order_by_field(item, records)))
     of_gets, of_ranges = iter(gets), iter(ranges)
     return tuple(next(of_gets if isinstance(item, Get) else of_ranges) for item in effect.items)
 
 
 def parse_indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
     """Yield the records of the script ``indexed`` from its answer."""
-    own = shape(kind)
-    for at in range(0, len(answer), 3):
-        partition, key, data = answer[at : at + 3]
-        record = own.record(decode_key(kind, key), data)
+    kind_layout = shape(kind)
+    for start in range(0, len(answer), 3):
+        partition, key, data = answer[start : start + 3]
+        record = kind_layout.record(decode_key(kind, key), data)
         yield decode_partition(partition), Record(kind, record.key, record.fields)

@@ -15,7 +15,7 @@ NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
 
 def is_polled(kind: Kind) -> bool:
     """Return True if the kind's index is a key of its own: it is read all the time, and must keep its entries
-    while releases that do not know the kind clean the index that the others share."""
+    while releases that do not know the kind clean the index that the other kinds share."""
     return kind is LANE
 
 
@@ -27,21 +27,21 @@ class Script:
     sha: bytes
 
 
-def _kinds() -> str:
+def _write_kinds() -> str:
     """Return the declared kinds in Lua. A script builds the few that it needs: building all would take longer
     than most calls."""
     lines = []
     for kind, number in NUMBERS.items():
-        own = shape(kind)
+        form = shape(kind)
         by = ", ".join(f"'{name}'" for name in kind.by)
-        if own.index is not None:
-            index = f"'{own.index.kind}'"
+        if form.index is not None:
+            index = f"'{form.index.kind}'"
         else:
             index = "false"
         lines.append(
             f"  {'if' if number == 1 else 'elseif'} number == {number} then\n"
-            f"    kind = {{ name = '{kind.name}', head = {own.head}, ordered = {len(own.ordered)}, "
-            f"by = {{ {by} }}, index = {index}, rest = {_write_lua(bool(own.rest))}, "
+            f"    kind = {{ name = '{kind.name}', head = {form.head}, ordered = {len(form.ordered)}, "
+            f"by = {{ {by} }}, index = {index}, rest = {_write_lua(bool(form.rest))}, "
             f"grows = {_write_lua(kind.grows is not None)}, polled = {_write_lua(is_polled(kind))} }}"
         )
     table = "\n".join(lines)
@@ -61,17 +61,17 @@ def _write_lua(flag: bool) -> str:
 
 def on_records(name: str, layout: int = LAYOUT_VERSION) -> Script:
     """Return a script on records, which refuses a bucket that a later layout has marked."""
-    shared = "".join(map(_text, ("mark", "records", name)))
-    return _script(f"local LAYOUT = {layout}\n{_kinds()}{shared}")
+    shared = "".join(map(_read_source, ("mark", "records", name)))
+    return _make_script(f"local LAYOUT = {layout}\n{_write_kinds()}{shared}")
 
 
-def _text(name: str) -> str:
+def _read_source(name: str) -> str:
     return (files("perdure.storage.redis") / "lua" / f"{name}.lua").read_text("utf-8")
 
 
-def _script(source: str) -> Script:
+def _make_script(source: str) -> Script:
     text = source.encode()
-    # Servers name scripts by this digest; it is not protection.
+    # Servers name scripts by this digest; it protects nothing.
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
@@ -80,5 +80,5 @@ FETCH = on_records("fetch")
 THREADS = on_records("threads")
 INDEXED = on_records("indexed")
 DROP = on_records("drop")
-RAISE = _script(_text("raise"))
+RAISE = _make_script(_read_source("raise"))
 ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP, RAISE)

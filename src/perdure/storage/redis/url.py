@@ -19,16 +19,17 @@ from perdure.storage.url import redact
 CLUSTER = "redis+cluster"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 # The client declares no types for it.
-_parsed: Any = client.parse_url
-_OWN = ("prefix", "ttl", "pool", "notify", "patience", *cloud_tokens.PARAMETERS)
+_parse_client_url: Any = client.parse_url
+_OWN_PARAMETERS = ("prefix", "ttl", "pool", "notify", "patience", *cloud_tokens.PARAMETERS)
 _LONGEST_LIFE = 100 * 366 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A URL, read. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever; ``notify`` is True
-    if processes notify each other of changes; ``patience`` is in seconds, for a server that is unavailable or
-    says nothing; ``password`` is the source of the password, ``None`` if the URL has it or none is needed."""
+    """The settings of a URL. ``connect`` is for the client; ``life`` is in milliseconds, 0 for ever;
+    ``notify`` is True if processes notify each other of changes; ``patience`` is in seconds, for a server
+    that is unavailable or says nothing; ``password`` is the source of the password, ``None`` if the URL has
+    it or none is needed."""
 
     shown: str
     cluster: bool
@@ -46,53 +47,55 @@ def read(url: str, password: Password | None = None) -> RedisUrl:
 
     Args:
         url: The URL.
-        password: Returns the password, where neither the URL nor its ``credentials`` have it.
+        password: The source of the password, if neither the URL nor its ``credentials`` name one.
     """
     parts = urlsplit(url)
     shown = redact(url)
     query = parse_qsl(parts.query, keep_blank_values=True)
-    own = {name: value for name, value in query if name in _OWN}
+    own_parameters = {name: value for name, value in query if name in _OWN_PARAMETERS}
     cluster = parts.scheme == CLUSTER
     if parts.path.strip("/") and not re.fullmatch("[0-9]+", parts.path.strip("/")):
         raise BadUrl(f"{shown}: the path of a Redis URL is the number of a database, e.g. /0, or nothing")
     if cluster and parts.path.strip("/") not in ("", "0"):
         raise BadUrl(f"{shown}: a Redis Cluster has one database, number 0; leave the path out")
-    rest = [(name, value) for name, value in query if name not in _OWN]
-    tls = cluster and ("tls", "true") in rest
+    client_parameters = [(name, value) for name, value in query if name not in _OWN_PARAMETERS]
+    tls = cluster and ("tls", "true") in client_parameters
     if cluster:
         scheme = "rediss" if tls else "redis"
     else:
         scheme = parts.scheme
-    plain = urlencode([pair for pair in rest if not (cluster and pair[0] == "tls")])
+    client_query = urlencode([pair for pair in client_parameters if not (cluster and pair[0] == "tls")])
     try:
-        connect: dict[str, Any] = _parsed(urlunsplit((scheme, parts.netloc, parts.path, plain, "")))
+        connect: dict[str, Any] = _parse_client_url(
+            urlunsplit((scheme, parts.netloc, parts.path, client_query, ""))
+        )
     except ValueError as error:
         raise BadUrl(f"{shown}: {error}; use redis://user:password@host:6379/0") from error
     connect.setdefault("host", "localhost")
     connect.setdefault("port", 6379)
-    patience = patience_of(shown, own.get("patience"))
+    patience = patience_of(shown, own_parameters.get("patience"))
     silence_s = Outage(patience).silence_s
     connect.setdefault("socket_connect_timeout", silence_s)
     connect.setdefault("socket_timeout", silence_s)
     connect.setdefault("socket_keepalive", True)
     endpoint = Endpoint(shown, connect["host"], connect["port"], connect.get("username") or "")
     source = cloud_tokens.choose_source(
-        "redis", own, endpoint, password, has_password=bool(connect.get("password"))
+        "redis", own_parameters, endpoint, password, has_password=bool(connect.get("password"))
     )
     return RedisUrl(
         shown,
         cluster,
         connect,
-        _prefix(shown, own.get("prefix", "perdure")),
-        _parse_milliseconds(shown, own["ttl"]) if "ttl" in own else 0,
-        _pool(shown, own.get("pool", "4")),
-        _notify(shown, own.get("notify", "on")),
+        _parse_prefix(shown, own_parameters.get("prefix", "perdure")),
+        _parse_milliseconds(shown, own_parameters["ttl"]) if "ttl" in own_parameters else 0,
+        _parse_pool(shown, own_parameters.get("pool", "4")),
+        _parse_notify(shown, own_parameters.get("notify", "on")),
         patience,
         source,
     )
 
 
-def _prefix(shown: str, value: str) -> bytes:
+def _parse_prefix(shown: str, value: str) -> bytes:
     if not value or "{" in value or "}" in value:
         raise BadUrl(f"{shown}: prefix={value!r} cannot begin keys; use letters, e.g. prefix=perdure")
     return value.encode()
@@ -108,13 +111,13 @@ def _parse_milliseconds(shown: str, value: str) -> int:
     return life
 
 
-def _pool(shown: str, value: str) -> int:
+def _parse_pool(shown: str, value: str) -> int:
     if not re.fullmatch("[0-9]{1,3}", value) or not 1 <= int(value) <= 256:
         raise BadUrl(f"{shown}: pool={value!r} is not a number of connections; use 1 to 256, e.g. pool=4")
     return int(value)
 
 
-def _notify(shown: str, value: str) -> bool:
+def _parse_notify(shown: str, value: str) -> bool:
     if value not in ("on", "off"):
         raise BadUrl(f"{shown}: notify={value!r} must be on or off")
     return value == "on"

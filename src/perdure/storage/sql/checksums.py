@@ -2,9 +2,9 @@
 
 A checksum is two CRC-32 in one signed 64-bit integer: of the partition, kind, key, fields and version in the
 upper half, of the body in the lower, so that rows read without bodies are verified too. It detects damage,
-not intent: encryption protects from changes by others who can write to the database. A field that only grows
-is left out, as a rewrite raises it and keeps the row. NULL at the end of the fields is left out as well, so
-that a nullable field can be added later.
+not tampering: encryption protects from changes by others who can write to the database. A field that only
+grows is left out, as a later write raises it without writing the rest of the row. NULL at the end of the
+fields is left out as well, so that a nullable field can be added later.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def checksum(
         version: Its version, 0 for kinds without versions.
         body: Its body, empty for kinds without bodies.
     """
-    clear = _clear(partition, kind, key, fields, version)
-    return (clear - _HALF - 1 if clear & _HALF_SIGN else clear) << 32 | crc32(body)
+    clear_half = _compute_clear_half(partition, kind, key, fields, version)
+    return (clear_half - _HALF - 1 if clear_half & _HALF_SIGN else clear_half) << 32 | crc32(body)
 
 
 def matches(
@@ -75,7 +75,7 @@ def matches(
         body: Its body, ``None`` if it was not read.
     """
     try:
-        if found >> 32 & _HALF != _clear(partition, kind, key, fields, version):
+        if found >> 32 & _HALF != _compute_clear_half(partition, kind, key, fields, version):
             return False
         return body is None or found & _HALF == crc32(body)
     except (TypeError, ValueError, OverflowError):
@@ -84,7 +84,7 @@ def matches(
 
 
 def add(total: int, *changes: int) -> int:
-    """Return a sum of checksums with others added, in 64 bits."""
+    """Return a sum of checksums, in 64 bits, with further checksums added."""
     value = (total + sum(changes)) % _WHOLE
     if value >= _SIGN:
         return value - _WHOLE
@@ -93,7 +93,7 @@ def add(total: int, *changes: int) -> int:
 
 @lru_cache(maxsize=4096)
 def of_partition(partition: Partition) -> int:
-    """Return the checksum of a partition's names in the catalogue, by which it can also be found."""
+    """Return the checksum of a partition's names in the catalogue, by which its row can also be found."""
     return int.from_bytes(blake2b(_pack(list(partition)), digest_size=8).digest(), "big", signed=True)
 
 
@@ -112,7 +112,9 @@ def contradiction_error(partition: Partition, how: str) -> Corrupt:
     return Corrupt(f"{describe_partition(partition)}: the database is damaged: {how}; {ADVICE}")
 
 
-def _clear(partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int) -> int:
+def _compute_clear_half(
+    partition: Partition, kind: Kind, key: Key, fields: Sequence[Any], version: int
+) -> int:
     if kind.grows is None:
         values = [*partition, kind.name, *key, version, *fields]
         while values[-1] is None:
@@ -129,7 +131,7 @@ def _pack(values: list[Any]) -> bytes:
     try:
         return packb(values)
     except TypeError:
-        # Text that is not well-formed Unicode, or an integer that no column holds either.
+        # Text that is not well-formed Unicode, or an integer of more than 64 bits, which no column holds.
         plain = [v.encode("utf-8", "surrogatepass") if isinstance(v, str) else v for v in values]
         try:
             return packb(plain)

@@ -102,10 +102,10 @@ def keeps(bound: Bound, limit: str) -> str:
     within = f"{value} {'>=' if bound.is_lower else '<='} {limit}"
     if isinstance(bound.limit, str):
         # SQLite may end text that it extracts at a NUL.
-        kept = f"typeof({value}) = 'text' AND ({within} OR instr({text}, '\\u0000') > 0)"
+        condition = f"typeof({value}) = 'text' AND ({within} OR instr({text}, '\\u0000') > 0)"
     else:
-        kept = f"typeof({value}) = 'text' OR {within}"
-    return f"CASE WHEN json_valid({text}) THEN {kept} ELSE 1 END"
+        condition = f"typeof({value}) = 'text' OR {within}"
+    return f"CASE WHEN json_valid({text}) THEN {condition} ELSE 1 END"
 
 
 def to_hit(row: Sequence[Any]) -> IndexHit:
@@ -121,14 +121,18 @@ def to_hit(row: Sequence[Any]) -> IndexHit:
 @lru_cache(maxsize=64)
 def select_one(kind: Kind) -> str:
     """Return the statement that reads one record by its key; the key columns are among the results."""
-    return f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_by_key(kind)}"
+    return (
+        f"SELECT {', '.join((*kind.columns(), checksums.NAME))} FROM {table(kind)} WHERE {_match_key(kind)}"
+    )
 
 
 @lru_cache(maxsize=64)
 def select_some(kind: Kind, count: int, bodies: bool) -> str:
-    """Return the statement that reads ``count`` records by their keys, as ``select_one`` does one."""
+    """Return the statement that reads ``count`` records by their keys, as ``select_one`` reads one."""
     columns = [name for name in kind.columns() if bodies or name != "body"]
-    return f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_by_keys(kind, count)}"
+    return (
+        f"SELECT {', '.join((*columns, checksums.NAME))} FROM {table(kind)} WHERE {_match_keys(kind, count)}"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -137,7 +141,7 @@ def select_versions(kind: Kind, count: int) -> str:
     versions), and the checksum."""
     version = "version" if kind.versioned else "0"
     columns = ", ".join((*(c.name for c in kind.key), version, checksums.NAME))
-    return f"SELECT {columns} FROM {table(kind)} WHERE {_by_keys(kind, count)}"
+    return f"SELECT {columns} FROM {table(kind)} WHERE {_match_keys(kind, count)}"
 
 
 def select_all(kind: Kind) -> str:
@@ -160,12 +164,14 @@ def select_range(item: Range, t: int) -> Statement:
 
 
 @lru_cache(maxsize=256)
-def _write_range_sql(kind: Kind, depth: int, by: str | None, reverse: bool, after: bool, bodies: bool) -> str:
+def _write_range_sql(
+    kind: Kind, depth: int, by: str | None, reverse: bool, has_after: bool, bodies: bool
+) -> str:
     columns = [c for c in kind.columns() if bodies or c != "body"]
     columns.append(checksums.NAME)
     where = ["t = ?", *(f"{c.name} = ?" for c in kind.key[:depth])]
     order = [by] if by else [c.name for c in kind.key[depth:]]
-    if after:
+    if has_after:
         sign = "<" if reverse else ">"
         where.append(f"({', '.join(order)}) {sign} ({', '.join('?' for _ in order)})")
     direction = " DESC" if reverse else ""
@@ -213,7 +219,7 @@ def checksum(op: Put, partition: Partition) -> int:
 
 def fields(op: Put) -> list[Any]:
     """Return the fields of an operation in the order of their declaration."""
-    return list(map(op.fields.__getitem__, _names(op.kind)))
+    return list(map(op.fields.__getitem__, _list_fields(op.kind)))
 
 
 def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[Any, ...]:
@@ -221,8 +227,7 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
 
     Args:
         op: The operation.
-        fields: The result of ``fields`` for it, in which one may differ: the field that an existing record
-            keeps.
+        fields: The result of ``fields`` for the operation, except for a field that the existing record keeps.
         t: The partition's number.
         partition: The partition.
     """
@@ -230,21 +235,21 @@ def row(op: Put, fields: Sequence[Any], t: int, partition: Partition) -> tuple[A
     if not kind.versioned:
         version = 0
     body = compress_body(op) if kind.body else b""
-    of = checksums.checksum(partition, kind, key, fields, version, body)
+    record_checksum = checksums.checksum(partition, kind, key, fields, version, body)
     if kind.versioned and kind.body:
-        return (t, *key, *fields, version, body, of)
+        return (t, *key, *fields, version, body, record_checksum)
     if kind.versioned:
-        return (t, *key, *fields, version, of)
+        return (t, *key, *fields, version, record_checksum)
     if kind.body:
-        return (t, *key, *fields, body, of)
-    return (t, *key, *fields, of)
+        return (t, *key, *fields, body, record_checksum)
+    return (t, *key, *fields, record_checksum)
 
 
 @lru_cache(maxsize=64)
 def delete(kind: Kind, count: int) -> str:
     """Return the statement that removes ``count`` records by their keys, and returns the checksums of those
     that existed."""
-    return f"DELETE FROM {table(kind)} WHERE {_by_keys(kind, count)} RETURNING {checksums.NAME}"
+    return f"DELETE FROM {table(kind)} WHERE {_match_keys(kind, count)} RETURNING {checksums.NAME}"
 
 
 def drop(kind: Kind) -> str:
@@ -296,16 +301,16 @@ def record(
     Raises:
         Corrupt: The record differs from what was written.
     """
-    names, keys = _names(kind), len(kind.key)
-    end = keys + len(names)
-    key, values, found = row[:keys], row[keys:end], row[-1]
+    names, key_size = _list_fields(kind), len(kind.key)
+    end = key_size + len(names)
+    key, values, stored_checksum = row[:key_size], row[key_size:end], row[-1]
     version = row[end] if kind.versioned else 0
     body = row[-2] if kind.body and bodies else b""
     if body is None or (verify and not isinstance(body, bytes)):
         raise checksums.damage_error(partition, kind, key)
     if verify:
-        read = body if bodies or not kind.body else None
-        if not checksums.matches(found, partition, kind, key, values, version, body=read):
+        read_body = body if bodies or not kind.body else None
+        if not checksums.matches(stored_checksum, partition, kind, key, values, version, body=read_body):
             raise checksums.damage_error(partition, kind, key)
     return Record(kind, key, dict(zip(names, values, strict=True)), version, body)
 
@@ -313,34 +318,36 @@ def record(
 def header(kind: Kind, row: tuple[Any, ...], partition: Partition) -> Sequence[Any]:
     """Return the fields of a row without its body, in the order of their declaration; arguments and errors as
     for ``record``."""
-    size = len(kind.key)
-    key, values, found = row[:size], row[size : size + len(kind.fields)], row[-1]
+    key_size = len(kind.key)
+    key, values, stored_checksum = row[:key_size], row[key_size : key_size + len(kind.fields)], row[-1]
     version = row[-2] if kind.versioned else 0
-    if not checksums.matches(found, partition, kind, key, values, version, body=None if kind.body else b""):
+    if not checksums.matches(
+        stored_checksum, partition, kind, key, values, version, body=None if kind.body else b""
+    ):
         raise checksums.damage_error(partition, kind, key)
     return values
 
 
 def hint(kind: Kind, row: tuple[Any, ...]) -> Record:
     """Return the record of a row of ``select_indexed``: the key and the fields, which a commit verifies."""
-    keys = len(kind.key)
-    return Record(kind, row[:keys], dict(zip(_names(kind), row[keys:], strict=True)))
+    key_size = len(kind.key)
+    return Record(kind, row[:key_size], dict(zip(_list_fields(kind), row[key_size:], strict=True)))
 
 
 @lru_cache(maxsize=64)
-def _names(kind: Kind) -> tuple[str, ...]:
+def _list_fields(kind: Kind) -> tuple[str, ...]:
     return tuple(c.name for c in kind.fields)
 
 
-def _by_keys(kind: Kind, count: int) -> str:
+def _match_keys(kind: Kind, count: int) -> str:
     names = [c.name for c in kind.key]
     if count == 1:
-        return _by_key(kind)
+        return _match_key(kind)
     if len(names) == 1:
         return f"t = ? AND {names[0]} IN ({', '.join('?' for _ in range(count))})"
     key = f"({', '.join('?' for _ in names)})"
     return f"t = ? AND ({', '.join(names)}) IN (VALUES {', '.join([key] * count)})"
 
 
-def _by_key(kind: Kind) -> str:
+def _match_key(kind: Kind) -> str:
     return " AND ".join(["t = ?", *(f"{c.name} = ?" for c in kind.key)])

@@ -1,9 +1,10 @@
 """The listing: one row for each thread with the columns that listings filter and sort by, kept by triggers.
 
-A row is changed in the same transaction as the records that it is derived from, however they are written, so
-listing threads by status or time reads an index and no thread. ``status`` is ``unsure`` if it depends on the
-content of a body, which may be sealed: such a thread has to be read. Times are microseconds since 1970: those
-of the records, or of a checkpoint's id when it is a version 6 UUID, else the time of the write.
+A row is changed in the same transaction as the records that it is derived from, however these are written. So
+it is never out of date, and listing threads by status or time reads an index and no thread. ``status`` is
+``unsure`` if it depends on the content of a body, which may be sealed: such a thread has to be read. Times
+are microseconds since 1970: those of the records, or of a checkpoint's id when it is a version 6 UUID, else
+the time of the write.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 NOT_IDLE = "status <> 'idle'"
-"""Condition of the rows that the indexes by status have. Most threads are idle, and each of their steps would
-change these indexes; idle ones are found by their time."""
+"""Condition of the rows that the indexes by status have. Most threads are idle. They are left out, as each of
+their steps would change these indexes, and are found by their time."""
 
 _UUID6 = "________-____-6___-____-____________"
 _EPOCH = 12_219_292_800_000_000
@@ -36,8 +37,8 @@ class _Dialect(NamedTuple):
 
 
 def _write_sqlite_time(name: str) -> str:
-    """Return the time of a version 6 UUID: its 60 bits are in the first 32, 16 and 12 bits of its first three
-    parts."""
+    """Return the expression for the time of a version 6 UUID. Its 60 bits are 15 hex digits: all of the first
+    two parts, and the last three of the third part."""
     places = (*range(1, 9), *range(10, 14), *range(16, 19))
     digits = " + ".join(
         f"((instr('0123456789abcdef', substr({name}, {place}, 1)) - 1) << {4 * (14 - n)})"
@@ -77,7 +78,7 @@ def _make_postgres_dialect(schema: str) -> _Dialect:
     )
 
 
-def _table(d: _Dialect) -> list[str]:
+def _write_table(d: _Dialect) -> list[str]:
     listing, prefix = d.table("listing"), d.table("listing").rpartition(".")[2]
     return [
         f"CREATE TABLE {listing} (t {d.integer} PRIMARY KEY, tenant {d.text} NOT NULL,"
@@ -95,10 +96,11 @@ def _table(d: _Dialect) -> list[str]:
     ]
 
 
-def _derive(d: _Dialect, which: str) -> str:
-    """Return the statement that derives the rows of the threads that ``which`` selects from their records."""
+def _write_derivation(d: _Dialect, which: str) -> str:
+    """Return the statement that writes the rows of the threads that the condition ``which`` selects. A row is
+    derived from its thread's records."""
 
-    def of(table: str, column: str, where: str) -> str:
+    def select_value(table: str, column: str, where: str) -> str:
         return f"(SELECT {column} FROM {d.table(table)} x WHERE x.t = p.pk AND {where})"
 
     latest = "x.state <> 'rolled_back' ORDER BY x.first DESC LIMIT 1"
@@ -113,12 +115,12 @@ def _derive(d: _Dialect, which: str) -> str:
         " WHERE h.t = p.pk AND h.namespace = '' AND w.channel = '__interrupt__')"
     )
     parts = {
-        "made": of("document", "x.updated_at", "x.collection = 'thread' AND x.name = ''"),
-        "edited": of("document", "x.updated_at", "x.collection = 'edited' AND x.name = ''"),
-        "head": of("head", head, "x.namespace = ''"),
-        "ran": of("run", "x.updated_at", latest),
-        "state": of("run", states, latest),
-        "busy": of("lane", "1", "x.name = 'inbox' AND (x.run_id IS NOT NULL OR x.last > x.bound)"),
+        "made": select_value("document", "x.updated_at", "x.collection = 'thread' AND x.name = ''"),
+        "edited": select_value("document", "x.updated_at", "x.collection = 'edited' AND x.name = ''"),
+        "head": select_value("head", head, "x.namespace = ''"),
+        "ran": select_value("run", "x.updated_at", latest),
+        "state": select_value("run", states, latest),
+        "busy": select_value("lane", "1", "x.name = 'inbox' AND (x.run_id IS NOT NULL OR x.last > x.bound)"),
     }
     columns = ", ".join(f"{sql} AS {name}" for name, sql in parts.items())
     times = ", ".join(f"coalesce({name}, 0)" for name in ("made", "head", "ran"))
@@ -137,18 +139,18 @@ def _derive(d: _Dialect, which: str) -> str:
     )
 
 
-_NEW = {
+_SOURCES = {
     "head": "NEW.namespace = ''",
     "lane": "NEW.name = 'inbox'",
     "run": "",
     "document": "NEW.collection IN ('thread', 'edited')",
     "write": "NEW.namespace = '' AND NEW.channel = '__interrupt__'",
 }
-"""The records from which a row is derived, by table."""
+"""The condition of the records from which a row is derived, by table."""
 
 
-def _conditions(d: _Dialect, table: str, event: str) -> str:
-    conditions = [_NEW[table]] if _NEW[table] else []
+def _write_condition(d: _Dialect, table: str, event: str) -> str:
+    conditions = [_SOURCES[table]] if _SOURCES[table] else []
     if event == "UPDATE" and table == "lane":
         # A lease is renewed all the time, without any effect on the listing.
         pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
@@ -161,11 +163,11 @@ def _conditions(d: _Dialect, table: str, event: str) -> str:
 def sqlite() -> tuple[str, ...]:
     """Return the statements that add the listing to SQLite or D1, and fill it."""
     d = _SQLITE
-    statements = _table(d)
-    for table in _NEW:
+    statements = _write_table(d)
+    for table in _SOURCES:
         statements += [
             f"CREATE TRIGGER perdure_listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)}"
-            f"{_conditions(d, table, event)} BEGIN {_derive(d, 'p.pk = NEW.t')}; END"
+            f"{_write_condition(d, table, event)} BEGIN {_write_derivation(d, 'p.pk = NEW.t')}; END"
             for event in ("INSERT", "UPDATE")
         ]
     remove = "DELETE FROM perdure_listing WHERE t ="
@@ -173,7 +175,7 @@ def sqlite() -> tuple[str, ...]:
         f"CREATE TRIGGER perdure_listing_removed AFTER DELETE ON perdure_thread BEGIN {remove} OLD.pk; END",
         "CREATE TRIGGER perdure_listing_dropped AFTER UPDATE OF space ON perdure_thread"
         f" BEGIN {remove} NEW.pk; END",
-        _derive(d, "true"),
+        _write_derivation(d, "true"),
     ]
     return tuple(statements)
 
@@ -181,22 +183,22 @@ def sqlite() -> tuple[str, ...]:
 def postgres(schema: str) -> tuple[str, ...]:
     """Return the statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
     d = _make_postgres_dialect(schema)
-    statements = _table(d)
+    statements = _write_table(d)
     statements += [
         f"CREATE FUNCTION {schema}.listed() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
-        f" {_derive(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
+        f" {_write_derivation(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
         f"CREATE FUNCTION {schema}.unlisted() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
         f" DELETE FROM {schema}.listing WHERE t = OLD.pk; RETURN NULL; END $perdure$",
     ]
-    for table in _NEW:
+    for table in _SOURCES:
         statements += [
             f"CREATE TRIGGER listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)} FOR EACH ROW"
-            f"{_conditions(d, table, event)} EXECUTE FUNCTION {schema}.listed()"
+            f"{_write_condition(d, table, event)} EXECUTE FUNCTION {schema}.listed()"
             for event in ("INSERT", "UPDATE")
         ]
     statements += [
         f"CREATE TRIGGER listing_removed AFTER DELETE ON {schema}.thread FOR EACH ROW"
         f" EXECUTE FUNCTION {schema}.unlisted()",
-        _derive(d, "true"),
+        _write_derivation(d, "true"),
     ]
     return tuple(statements)

@@ -27,10 +27,10 @@ _VERSION = f"SELECT version FROM {PREFIX}schema"
 
 def version(connection: apsw.Connection) -> int:
     """Return the schema version of the file, 0 when there is none."""
-    known = connection.execute(
+    schema_table = connection.execute(
         "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?", (f"{PREFIX}schema",)
     ).fetchone()
-    if known is None:
+    if schema_table is None:
         return 0
     row = connection.execute(_VERSION).fetchone()
     if row is None:
@@ -46,11 +46,11 @@ def check(connection: apsw.Connection, path: Path) -> None:
     if found == SCHEMA_VERSION:
         return
     if found:
-        raise other_version_error(str(path), found, *find_readable_versions(), _command(path))
+        raise other_version_error(str(path), found, *find_readable_versions(), _name_command(path))
     if is_stock(connection):
-        raise MigrationRequired(_stock(path))
+        raise MigrationRequired(_describe_stock(path))
     raise MigrationRequired(
-        f"{path} has no Perdure schema; run `{_command(path)}`, or connect with migrate=True"
+        f"{path} has no Perdure schema; run `{_name_command(path)}`, or connect with migrate=True"
     )
 
 
@@ -65,17 +65,17 @@ def find_readable_versions() -> tuple[int, int]:
     return first_version(STEPS, SCHEMA_VERSION), SCHEMA_VERSION
 
 
-def _command(path: Path) -> str:
+def _name_command(path: Path) -> str:
     return f"perdure migrate --db sqlite:///{path}"
 
 
 def is_stock(connection: apsw.Connection) -> bool:
-    """Return True if the file is one of langgraph-checkpoint-sqlite's saver."""
+    """Return True if the saver of langgraph-checkpoint-sqlite made the file."""
     columns = {row[1] for row in connection.execute("PRAGMA table_info(checkpoints)")}
     return {"checkpoint_ns", "parent_checkpoint_id"} <= columns
 
 
-def _stock(path: Path) -> str:
+def _describe_stock(path: Path) -> str:
     return (
         f"{path} is a file of LangGraph's own SqliteSaver, which stays as it is. Import its threads into a "
         f"new file: `perdure migrate --db sqlite:///new.db`, then `perdure import {path} --from "
@@ -89,7 +89,7 @@ def apply(connection: apsw.Connection, path: Path) -> int:
     try:
         found = version(connection)
         if found == 0 and is_stock(connection):
-            raise BadUrl(_stock(path))
+            raise BadUrl(_describe_stock(path))
         for statement in plan_file_migration(found, path):
             connection.execute(statement)
         if 0 < found < SCHEMA_VERSION:
@@ -111,9 +111,9 @@ def plan_migration(found: int) -> tuple[str, ...]:
 
 def plan_file_migration(found: int, path: Path) -> tuple[str, ...]:
     """Return the statements of ``plan_migration`` for a file, which has further tables. Raise
-    ``MigrationRequired`` if none lead from its version to this release's."""
-    require_steps(str(path), found, *find_readable_versions(), _command(path))
+    ``MigrationRequired`` if no steps lead from its version to this release's."""
+    require_steps(str(path), found, *find_readable_versions(), _name_command(path))
     if found == 0:
         return write_sqlite_file()
-    besides = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]
-    return (*plan_migration(found), *besides)
+    file_statements = [s for step in range(found + 1, SCHEMA_VERSION + 1) for s in FILE_STEPS.get(step, ())]
+    return (*plan_migration(found), *file_statements)

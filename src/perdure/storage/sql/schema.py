@@ -59,9 +59,9 @@ _THREADS = (
     " commits INTEGER,"
     " UNIQUE (space, tenant, thread))"
 )
-"""The catalogue. A partition's number, by which its records are keyed, is never reused. ``checksum`` is of
-its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head, ``commits``
-the number of commits that wrote to it. They are NULL in databases that do not keep them."""
+"""The catalogue. A partition's number, by which its records are keyed, is never reused. ``checksum`` is that
+of its names, ``total`` the sum of its records' checksums, ``head`` the checksum of its root head, ``commits``
+the number of commits that wrote to it. These four are NULL in databases that do not keep them."""
 
 
 def _write_sqlite_table(kind: Kind) -> list[str]:
@@ -69,7 +69,7 @@ def _write_sqlite_table(kind: Kind) -> list[str]:
     columns = ["t INTEGER NOT NULL", *(_write_column(c) for c in (*kind.key, *kind.fields))]
     if kind.versioned:
         columns.append("version INTEGER NOT NULL")
-    # Before the body, which may be stored on pages of its own.
+    # Before the body, which may be stored on pages of its own, so that it is read without these.
     columns.append("checksum INTEGER")
     if kind.body:
         columns.append("body BLOB NOT NULL")

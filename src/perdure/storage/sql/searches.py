@@ -36,7 +36,7 @@ class BodySyntax:
     Attributes:
         bind: Adds a parameter and returns its expression.
         holds: Returns the condition that a body, given as an expression, contains some bytes.
-        ends: Returns the condition that it ends with some bytes.
+        ends: Returns the condition that a body ends with some bytes.
         within: Returns the condition that an item's value is within a bound; ``None`` for a database that
             finds all items regardless of the bounds.
     """
@@ -56,7 +56,7 @@ def select_threads(effect: FindThreads, tables: Tables, bind: Callable[[str | in
             where.append(f"p.thread > {bind(after.thread)}")
     elif after is not None:
         where.append(f"(p.tenant, p.thread) > ({bind(after.tenant)}, {bind(after.thread)})")
-    where += _names(effect.prefix, bind)
+    where += _write_prefix_condition(effect.prefix, bind)
     if effect.space == RESERVED.space:
         where.append("NOT (p.tenant = '' AND p.thread = '')")
     return (
@@ -76,7 +76,7 @@ def select_listed(effect: FindListed, tables: Tables, syntax: BodySyntax) -> str
     if effect.status:
         where.append(f"l.status = {bind(effect.status)}")
         if effect.status != "idle":
-            # So that the database knows that the index has these rows.
+            # This follows from the status; the database needs it to use the index, which has these rows only.
             where.append(f"l.{NOT_IDLE}")
     if effect.last is not None:
         sign, place = "<" if effect.reverse else ">", effect.last
@@ -93,11 +93,11 @@ def select_listed(effect: FindListed, tables: Tables, syntax: BodySyntax) -> str
     return (
         f"SELECT {', '.join(_COLUMNS)}, number FROM (SELECT f.*, {number} AS number FROM ({page}) f) g"
         f" WHERE g.number = {bind(effect.limit)}"
-        f" OR {_keeps(effect.copies, effect.tenant or '', tables, syntax)} ORDER BY g.number"
+        f" OR {_write_copy_condition(effect.copies, effect.tenant or '', tables, syntax)} ORDER BY g.number"
     )
 
 
-def _keeps(copies: CopyCondition, tenant: str, tables: Tables, syntax: BodySyntax) -> str:
+def _write_copy_condition(copies: CopyCondition, tenant: str, tables: Tables, syntax: BodySyntax) -> str:
     """Return the condition that the copy of the thread in row ``g``, if there is one, meets the condition on
     copies. It is a subquery with one value, so that each copy is found by its key."""
     bind = syntax.bind
@@ -120,7 +120,7 @@ def write_item_conditions(effect: FindItems, syntax: BodySyntax) -> str:
     """Return the conditions of a find of items."""
     bind = syntax.bind
     where = [f"p.space = {bind(STORE)}", f"p.tenant = {bind(effect.tenant or '')}"]
-    where += _names(effect.prefix, bind)
+    where += _write_prefix_condition(effect.prefix, bind)
     where.append(f"(i.expires_at IS NULL OR i.expires_at > {bind(effect.until)})")
     where += [
         f"({' OR '.join(syntax.holds('i.body', part) for part in any_of)})" for any_of in effect.holding
@@ -135,7 +135,7 @@ def write_item_conditions(effect: FindItems, syntax: BodySyntax) -> str:
     return " AND ".join(where)
 
 
-def _names(prefix: str, bind: Callable[[str | int], str]) -> list[str]:
+def _write_prefix_condition(prefix: str, bind: Callable[[str | int], str]) -> list[str]:
     if prefix:
         return [f"p.thread >= {bind(prefix)} AND p.thread < {bind(end_of(prefix))}"]
     return []

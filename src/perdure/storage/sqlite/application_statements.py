@@ -96,7 +96,7 @@ def execute_all(writer: apsw.Connection, statements: Sequence[ApplicationStateme
     try:
         for statement in statements:
             try:
-                # A statement of Perdure's own with the same text was prepared without the authorizer.
+                # The cache may have this text as a statement of Perdure, prepared without the authorizer.
                 for _ in writer.execute(statement.sql, statement.values, can_cache=False):
                     pass
             except _REFUSALS as error:

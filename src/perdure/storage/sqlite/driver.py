@@ -69,7 +69,8 @@ _ON_LOOP_MOST = 16
 
 @dataclass(frozen=True, slots=True)
 class _Settle(Effect[bool]):
-    """See ``port.Examines``: a request of this driver to itself, as it writes."""
+    """Accept the records of a partition, as ``port.Examines.trust`` says: a request, as it has to be executed
+    by the writer thread."""
 
     partition: Partition
 
@@ -92,7 +93,7 @@ class SqliteDriver:
         self._statements = SqliteStatements()
         self._written: dict[int, int] = {}
         self._readers: list[apsw.Connection] = []
-        self._reading = threading.Lock()
+        self._readers_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="perdure-read")
         self._commits = Batcher(self._write_group, name=str(path), most=_GROUP_MAX, distant=False)
 
@@ -116,7 +117,7 @@ class SqliteDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
             if self._is_quick(effect):
-                # A failed read is repeated in the pool, which examines the file and reports what is wrong.
+                # A failed read is repeated in the pool, where the file is examined and the cause is found.
                 with suppress(PerdureError):
                     return cast(R, self._read(effect, look=False))
             self._commits.refuse_when_closed()
@@ -127,14 +128,14 @@ class SqliteDriver:
     def close(self) -> None:
         if self._commits.is_inherited:
             self._commits.close()
-            return  # the fork has closed the connections, and its lock may never be released
-        with self._reading:
+            return  # the fork has closed the connections, and the inherited lock may never be released
+        with self._readers_lock:
             if self._closed:
                 return
             self._closed = True
         self._commits.close()
         self._pool.shutdown(wait=True)
-        with translate_errors(self._path), self._reading:
+        with translate_errors(self._path), self._readers_lock:
             for reader in self._readers:
                 reader.close()
             self._readers.clear()
@@ -145,11 +146,11 @@ class SqliteDriver:
         """Return the damage found in the records of a partition, or, with ``None``, in the file."""
         if partition is None:
             try:
-                with self._reader(None) as reader:
+                with self._borrow_reader(None) as reader:
                     return integrity.examine_file(reader)
             except Corrupt as error:
                 return [str(error)]
-        with self._reader(partition) as reader:
+        with self._borrow_reader(partition) as reader:
             return integrity.examine_partition(reader, partition)
 
     def trust(self, partition: Partition) -> bool:
@@ -166,7 +167,7 @@ class SqliteDriver:
             # One bad write must not fail the others: each gets a transaction of its own.
             for job in group:
                 try:
-                    with translate_errors(self._path, _partition(job.effect)):
+                    with translate_errors(self._path, _partition_of(job.effect)):
                         self._transact([job], optimistic=False)
                         self._watch.after_commit()
                 except Exception as error:
@@ -176,14 +177,14 @@ class SqliteDriver:
             with translate_errors(self._path):
                 self._watch.after_commit()
         except Exception as error:
-            # It was committed, if not to the right file: repeated, it would be refused.
+            # The group was committed, perhaps to a wrong file. It is not repeated: that would be refused.
             for job in group:
                 job.error = error
 
     def _transact(self, group: Sequence[PendingRequest], *, optimistic: bool) -> None:
         """Write a group in one transaction. With ``optimistic``, nothing is read for puts that expect no
         record: the table's constraint fails instead, the transaction is rolled back, and the caller repeats
-        each write by itself."""
+        each write in a transaction of its own."""
         writer = self._writer
         self._watch.before_commit()
         has_statements = any(isinstance(job.effect, Commit) and job.effect.statements for job in group)
@@ -200,14 +201,14 @@ class SqliteDriver:
             except BaseException:
                 if writer.in_transaction:
                     writer.execute("ROLLBACK")
-                # SQLite reports a file that was replaced by many different errors.
+                # If the file was replaced, SQLite may raise any error: the replacement is reported instead.
                 self._watch.check()
                 raise
             self._watch.note_commits(self._written)
 
     def _apply(self, effect: Effect[Any], optimistic: bool) -> Any:
         writer = self._writer
-        partition = _partition(effect) or RESERVED
+        partition = _partition_of(effect) or RESERVED
         if isinstance(effect, _Settle):
             return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
@@ -260,43 +261,43 @@ class SqliteDriver:
         writer, t, total, head = self._writer, thread.pk, thread.checksum_sum, thread.head_checksum
         puts: dict[tuple[Kind, bool], list[tuple[Any, ...]]] = {}
         deletes: dict[Kind, list[Key]] = {}
-        change = 0
+        sum_change = 0
         for op in ops:
-            old = new = 0
+            old_checksum = new_checksum = 0
             if isinstance(op, Put):
-                before = existing.get((op.kind, op.key))
+                stored = existing.get((op.kind, op.key))
                 fields = sql.fields(op)
-                if before is not None:
-                    old = _read_checksum(before[1])
-                    rows.keep_field(fields, op, before, partition)
+                if stored is not None:
+                    old_checksum = _read_checksum(stored[1])
+                    rows.keep_field(fields, op, stored, partition)
                 row = sql.row(op, fields, t, partition)
-                new = row[-1]
+                new_checksum = row[-1]
                 puts.setdefault((op.kind, op.expect is Expect.ABSENT), []).append(row)
             elif isinstance(op, Delete):
                 deletes.setdefault(op.kind, []).append(op.key)
             else:
                 continue
             if op.kind.grows is None:
-                change += new - old
+                sum_change += new_checksum - old_checksum
             if (op.kind, op.key) == checksums.ROOT_HEAD:
-                head = new
+                head = new_checksum
         for kind, keys in deletes.items():
             removed = rows.delete(writer, kind, t, keys)
             if kind.grows is None:
-                change -= sum(map(_read_checksum, removed))
+                sum_change -= sum(map(_read_checksum, removed))
         for (kind, is_new), values in puts.items():
             rows.write(writer, kind, values, new=is_new)
         if not puts and not deletes:
             return
         commits = thread.commits + 1
-        writer.execute(sql.THREAD_SUM, (checksums.add(total, change), head, commits, t))
+        writer.execute(sql.THREAD_SUM, (checksums.add(total, sum_change), head, commits, t))
         self._written[t] = commits
 
     # Reading
 
     def _is_quick(self, effect: Fetch | Find | Now) -> bool:
-        """Return True for a read that takes an event loop less time than a thread would cost: of the clock or
-        a few keys, by a connection that is open, of a file that was looked at a moment ago."""
+        """Return True for a read that takes less time than passing it to a thread: of the clock, or of a few
+        keys by an open connection, if the file was examined a moment ago."""
         if not self._watch.is_fresh():
             return False
         return isinstance(effect, Now) or (
@@ -304,15 +305,15 @@ class SqliteDriver:
         )
 
     @contextmanager
-    def _reader(self, partition: Partition | None, *, look: bool = True) -> Iterator[apsw.Connection]:
+    def _borrow_reader(self, partition: Partition | None, *, look: bool = True) -> Iterator[apsw.Connection]:
         self._commits.refuse_when_closed()
-        with self._reading:
+        with self._readers_lock:
             self._commits.refuse_when_closed()
             reader = self._readers.pop() if self._readers else None
         with translate_errors(self._path, partition):
             try:
                 if reader is None:
-                    # It opens whatever has the path now.
+                    # This opens the file that is at the path now, which has to be examined.
                     reader, look = connect(self._watch.path, read_only=True), True
                 try:
                     yield reader
@@ -321,7 +322,7 @@ class SqliteDriver:
                     reader.close(True)
                     raise
             except Exception:
-                # SQLite reports a file that was replaced by many different errors.
+                # If the file was replaced, SQLite may raise any error: the replacement is reported instead.
                 if look:
                     self._watch.check()
                 raise
@@ -330,21 +331,22 @@ class SqliteDriver:
                 self._watch.check()
 
     def _put_back(self, reader: apsw.Connection) -> None:
-        with self._reading:
+        with self._readers_lock:
             if self._closed:
                 reader.close()
             else:
                 self._readers.append(reader)
 
     def _read(self, effect: Fetch | Find | Now, *, look: bool = True) -> Any:
-        """Return the result of an effect that reads; ``look`` examines the file, which may block."""
+        """Return the result of an effect that reads; with ``look``, also examine the file, which may
+        block."""
         if isinstance(effect, Now):
             self._commits.refuse_when_closed()
             if look:
                 with translate_errors(self._path):
                     self._watch.check()
             return self._clock.now()
-        with self._reader(_partition(effect), look=look) as reader:
+        with self._borrow_reader(_partition_of(effect), look=look) as reader:
             reader.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
@@ -355,15 +357,15 @@ class SqliteDriver:
 
 
 def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
-    """Open the file with the settings on which durability depends. It must exist."""
+    """Open the file, which must exist, with the settings on which durability depends."""
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_NOMUTEX
     connection = CALLS.add_connection(apsw.Connection(os.fspath(path), flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     if not read_only:
-        # Takes effect on a new file only. A commit writes each page that it touches as a whole,
-        # and touches about ten, in each of which it changes a row.
+        # Takes effect on a new file only. A commit changes a row in each of about ten pages, and writes these
+        # pages as a whole, so small pages are cheaper.
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-        mode = _write_ahead(connection)
+        mode = _use_write_ahead_log(connection)
         if mode != ("wal",):
             connection.close()
             raise Unavailable(
@@ -378,22 +380,21 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
     return connection
 
 
-def _write_ahead(connection: apsw.Connection) -> object:
+def _use_write_ahead_log(connection: apsw.Connection) -> object:
     """Switch to the write-ahead log. When several connections switch a new file at the same moment, SQLite
-    takes some for deadlocked and refuses them without its usual wait; this waits instead."""
-    patience = time.monotonic() + _BUSY_MS / 1000
+    takes some for deadlocked and refuses them without its usual wait: this function waits instead."""
+    until = time.monotonic() + _BUSY_MS / 1000
     while True:
         try:
             return connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except apsw.BusyError:
-            if time.monotonic() > patience:
+            if time.monotonic() > until:
                 raise
             time.sleep(0.005)
 
 
 def _read_checksum(found: Any) -> int:
-    """Return a record's stored checksum; 0 for a value that is not a checksum, which the next check of the
-    sum reports."""
+    """Return a record's stored checksum; 0 for a damaged one, which the next check of the sum reports."""
     if isinstance(found, int):
         return found
     return 0
@@ -437,7 +438,7 @@ def plan_migration(url: str) -> list[str]:
 
 
 def migrate(url: str) -> int:
-    """Create or upgrade the schema, once for all concurrent callers; return the version that it had."""
+    """Create or upgrade the schema, once for all concurrent callers; return the version that the file had."""
     path = file_of(url)
     with translate_errors(path):
         path.touch(exist_ok=True)
@@ -446,7 +447,7 @@ def migrate(url: str) -> int:
 
 
 def file_of(url: str) -> Path:
-    """Return the file that a URL names; raise ``BadUrl`` if it cannot be one."""
+    """Return the file that a URL names; raise ``BadUrl`` if it cannot be a database."""
     parts = urlsplit(url)
     if parts.netloc:
         raise BadUrl(
@@ -495,5 +496,5 @@ def _is_small(effect: Fetch) -> bool:
     )
 
 
-def _partition(effect: Effect[Any]) -> Partition | None:
+def _partition_of(effect: Effect[Any]) -> Partition | None:
     return getattr(effect, "partition", None)

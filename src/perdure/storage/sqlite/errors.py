@@ -17,7 +17,7 @@ from perdure.storage.sqlite.forks import CALLS
 
 @contextmanager
 def translate_errors(path: Path, partition: Partition | None = None) -> Iterator[None]:
-    """Make a call to SQLite: translate its exceptions to Perdure's, and keep forks out of it."""
+    """Surround a call to SQLite: translate its exceptions to Perdure's, and let no fork happen during it."""
     CALLS.enter()
     try:
         yield
@@ -28,7 +28,7 @@ def translate_errors(path: Path, partition: Partition | None = None) -> Iterator
 
 
 def translate(error: Exception, path: Path, partition: Partition | None = None) -> Exception:
-    """Return Perdure's exception for one of SQLite's; any other is returned as it is."""
+    """Return Perdure's exception for one of SQLite's; return any other exception as it is."""
     if isinstance(error, PerdureError):
         return error
     if partition is None:
@@ -48,8 +48,8 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     elif isinstance(error, apsw.NotADBError):
         new = Corrupt(f"{path} is not a SQLite database; check the path, or move the file away")
     elif isinstance(error, apsw.CorruptError | apsw.ConstraintError | apsw.SQLError | UnicodeDecodeError):
-        # Its own tables and statements contradict each other, or stored text is invalid.
-        new = Corrupt(f"{where}{path} is damaged ({_reason(error)}); {checksums.ADVICE}")
+        # Perdure's tables do not fit its statements, or stored text is invalid.
+        new = Corrupt(f"{where}{path} is damaged ({_describe_reason(error)}); {checksums.ADVICE}")
     elif isinstance(error, apsw.CantOpenError | OSError):
         new = Unavailable(
             f"{path} cannot be opened: {error}; check that it exists and may be read and written"
@@ -68,8 +68,8 @@ def translate(error: Exception, path: Path, partition: Partition | None = None) 
     return new
 
 
-def _reason(error: Exception) -> str:
-    # The invalid text itself may be a user's.
+def _describe_reason(error: Exception) -> str:
+    # The error quotes the invalid text, which may be a user's.
     if isinstance(error, UnicodeDecodeError):
         return "text is not UTF-8"
     return str(error)

@@ -1,11 +1,11 @@
 """Checks that a driver's open files are still the files at its path.
 
 SQLite continues to write into a file that was removed, moved or replaced, and after a restart nothing of that
-is found. So the path is compared with the opened file before each commit, after it and before it is answered,
-and for each read, except for a read by the event loop itself a moment after the last comparison. A file of
-the same name and inode with replaced content is recognised by the history that the database keeps of itself:
-its id, and a number that only rises, once for each time that the log was copied into the file; and by the
-number of commits of each thread.
+is found. So the path is compared with the opened file before each commit, after it but before it is answered,
+and for each read, except for a read on the event loop itself a moment after the last comparison. If the
+content of the file was replaced, its name and inode are the same. This is recognised by the history that the
+database keeps of itself (its id, and a number that only rises, once for each time that the log was copied
+into the file), and by the number of commits of each thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LOG_MAGIC = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _KNOWN_MOST = 10_000
 
 _File = tuple[int, int]
-_Change = tuple[int, int, int]
+_FileState = tuple[int, int, int]
 
 
 class FileWatch:
@@ -49,27 +49,28 @@ class FileWatch:
         # A relative path names another file after a change of directory.
         self.path = Path(os.path.abspath(path))
         self._writer = writer
-        # The first read opens the log and its index.
+        # This first read makes SQLite open the log and its index.
         self._id, self._state = _read_history(writer.execute(_HISTORY).fetchall())
         self._log_path = writer.filename_wal
         self._index_path = f"{writer.filename}-shm"
         self._log = os.open(self._log_path, os.O_RDONLY)
-        self._looking = threading.Lock()
-        self._lost: str | None = None
-        self._looked_at = 0.0
-        self._known: dict[int, int] = {}
-        self._advanced: _Change | None = None
-        self._advancing: tuple[_Change | None, int] = None, self._state
+        self._examine_lock = threading.Lock()
+        self._error_text: str | None = None
+        self._checked_at = 0.0
+        self._known_commits: dict[int, int] = {}
+        # The file's state when the history was last advanced, and the values to remember after the commit.
+        self._advanced: _FileState | None = None
+        self._advancing: tuple[_FileState | None, int] = None, self._state
         try:
-            found = os.stat(self.path)
+            file = os.stat(self.path)
             self._files = (
-                _identify_file(found),
+                _identify_file(file),
                 _identify_file(os.stat(self._log_path)),
                 _identify_file(os.stat(self._index_path)),
             )
-            self._seen = _change(found)
+            self._examined = _change(file)
             self._stored = self._read_stored()
-            self._log_seen = b"", 0
+            self._log_after_commit = b"", 0
         except BaseException:
             os.close(self._log)
             raise
@@ -84,17 +85,18 @@ class FileWatch:
         if not log.st_nlink:
             raise self._note_replaced("its log was removed or replaced")
         # A log that SQLite has truncated itself is empty, or has a new header.
-        if log.st_size < self._log_seen[1] and self._log_header() == self._log_seen[0]:
+        if log.st_size < self._log_after_commit[1] and self._log_header() == self._log_after_commit[0]:
             raise self._note_replaced("its log was cut short")
 
     def advance(self) -> None:
-        """Write history within a transaction: the first, and the first since the file itself changed."""
-        if self._advanced == self._seen:
+        """Advance the history within a transaction, if this is the first one, or the first one since the file
+        itself changed."""
+        if self._advanced == self._examined:
             return
-        seen = self._seen
-        found, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
-        self._compare(found, state, self._state + 1)
-        self._advancing = seen, state
+        examined = self._examined
+        database_id, state = _read_history(self._writer.execute(_ADVANCE).fetchall())
+        self._compare(database_id, state, self._state + 1)
+        self._advancing = examined, state
 
     def compare(self, thread: int, commits: int) -> None:
         """Raise ``DatabaseReplaced`` if a thread has fewer commits than the driver knows. Called within a
@@ -104,14 +106,14 @@ class FileWatch:
             thread: The thread's number.
             commits: Its commits as stored.
         """
-        if commits < self._known.get(thread, 0):
+        if commits < self._known_commits.get(thread, 0):
             raise self._note_replaced("was brought back to an older state")
 
     def note_commits(self, commits: Mapping[int, int]) -> None:
-        """Remember the numbers of commits of threads that were written to."""
-        if len(self._known) > _KNOWN_MOST:
-            self._known.clear()
-        self._known.update(commits)
+        """Remember how many commits the threads have that were written to."""
+        if len(self._known_commits) > _KNOWN_MOST:
+            self._known_commits.clear()
+        self._known_commits.update(commits)
 
     def after_commit(self) -> None:
         """Raise ``DatabaseReplaced`` if the commit may not be in the files that the path names."""
@@ -127,21 +129,23 @@ class FileWatch:
         if header[:4] not in _LOG_MAGIC:
             self._prove_checkpoint()
             header = self._log_header()
-        # In this order: a log that is started in between has another header than the one that is kept.
-        self._log_seen = header, os.fstat(self._log).st_size
+        # The header was read before the size: if a log is started in between, its header is not the one that
+        # is kept, and it is not taken for a log that was cut short.
+        self._log_after_commit = header, os.fstat(self._log).st_size
 
     def _prove_checkpoint(self) -> None:
-        """Raise ``DatabaseReplaced`` unless an empty log is one that a checkpoint has copied into the file.
+        """Raise ``DatabaseReplaced`` unless the log is empty because a checkpoint has copied it into the
+        file.
 
-        SQLite then starts a new log. So a further transaction is written: it gives the log a header, and
-        comes after the commit, wherever that is stored. If the log is empty again after that, the commit is
-        in the file itself.
+        After a checkpoint SQLite starts a new log. So a further transaction is written. It comes after the
+        commit, wherever that is stored, and gives the log a header. If the log is empty even then, another
+        checkpoint must have copied it: the file itself must have the history of this transaction.
         """
         writer = self._writer
         try:
             writer.execute("BEGIN IMMEDIATE")
             try:
-                found, state = _read_history(writer.execute(_ADVANCE).fetchall())
+                database_id, state = _read_history(writer.execute(_ADVANCE).fetchall())
                 writer.execute("COMMIT")
             finally:
                 if writer.in_transaction:
@@ -150,7 +154,7 @@ class FileWatch:
             raise
         except (apsw.Error, Corrupt) as error:
             raise self._note_replaced("its log was emptied", written=True) from error
-        self._compare(found, state, self._state + 1)
+        self._compare(database_id, state, self._state + 1)
         self._state = state
         if self._log_header()[:4] in _LOG_MAGIC:
             return
@@ -161,48 +165,48 @@ class FileWatch:
     def is_fresh(self) -> bool:
         """Return True if the file was found to be the right one a moment ago. A read then may be answered as
         if it had come at that moment."""
-        return self._lost is None and time.monotonic() - self._looked_at < _FRESH_S
+        return self._error_text is None and time.monotonic() - self._checked_at < _FRESH_S
 
     def check(self) -> None:
-        """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or its content is that
-        of another database or an older one."""
-        if self._lost is not None:
-            raise DatabaseReplaced(self._lost)
+        """Raise ``DatabaseReplaced`` if the path does not name the file that is open, or if its content is
+        that of another database or an older state."""
+        if self._error_text is not None:
+            raise DatabaseReplaced(self._error_text)
         now = time.monotonic()
-        found = _stat_file(self.path)
-        if found is None:
+        file = _stat_file(self.path)
+        if file is None:
             raise self._note_replaced("was removed or moved away")
-        if _identify_file(found) != self._files[0]:
+        if _identify_file(file) != self._files[0]:
             raise self._note_replaced("was replaced by another file")
-        if _change(found) != self._seen:
-            self._look_again()
-        self._looked_at = now
+        if _change(file) != self._examined:
+            self._examine_change()
+        self._checked_at = now
 
-    def _look_again(self) -> None:
+    def _examine_change(self) -> None:
         """Examine a file that was written to: by a checkpoint of the log, or by another program."""
-        with self._looking:
-            found = os.stat(self.path)
-            if _change(found) == self._seen:
+        with self._examine_lock:
+            file = os.stat(self.path)
+            if _change(file) == self._examined:
                 return
-            if found.st_size < self._seen[0] and self._read_promised_size() > found.st_size:
+            if file.st_size < self._examined[0] and self._read_promised_size() > file.st_size:
                 raise self._note_replaced("was cut short")
             stored = self._read_stored()
             if self._stored is not None:
                 # Another process may be in the middle of a checkpoint, or have ended it since.
                 until = time.monotonic() + _PATIENCE_S
-                while stored is None and not self._is_in_parts():
+                while stored is None and not self._is_incomplete():
                     if time.monotonic() > until:
                         raise self._note_replaced("was overwritten with something else")
                     time.sleep(0.01)
                     stored = self._read_stored()
                 if stored is not None:
                     self._compare(*stored, self._stored[1])
-            # For a file in parts the last known history stays valid, until a checkpoint completes the file.
+            # While the file is incomplete, the last known history stays valid.
             self._stored = stored or self._stored
-            self._seen = _change(found)
+            self._examined = _change(file)
 
-    def _compare(self, found: bytes, state: int, least: int) -> None:
-        if found != self._id:
+    def _compare(self, database_id: bytes, state: int, least: int) -> None:
+        if database_id != self._id:
             raise self._note_replaced("was overwritten with another database")
         if state < least:
             raise self._note_replaced("was brought back to an older state")
@@ -218,9 +222,9 @@ class FileWatch:
         except (apsw.Error, Corrupt):
             return None
 
-    def _is_in_parts(self) -> bool:
-        """Return True if the file may be incomplete without its log: a checkpoint beside readers leaves out
-        the pages that the log has in a later state. The file then has a database's header."""
+    def _is_incomplete(self) -> bool:
+        """Return True if the file may be incomplete without its log: a checkpoint during reads leaves out
+        pages of which the log has a later state. An incomplete file still has a database's header."""
         log = _stat_file(self._log_path)
         has_log = log is not None and log.st_size > 0 and _identify_file(log) == self._files[1]
         return has_log and self._read_header().startswith(_MAGIC)
@@ -248,13 +252,15 @@ class FileWatch:
         return os.pread(self._log, _LOG_HEADER, 0)
 
     def _note_replaced(self, what: str, *, written: bool = False) -> DatabaseReplaced:
-        self._lost = (
+        self._error_text = (
             f"{self._given} {what} while it was open; nothing more is read from it or written to it. Stop "
             "every process that uses it, see which file is the right one, and open it again"
         )
         if written:
-            return DatabaseReplaced(f"{self._lost}. This write went into the replaced file: repeat it then")
-        return DatabaseReplaced(self._lost)
+            return DatabaseReplaced(
+                f"{self._error_text}. This write went into the replaced file: repeat it then"
+            )
+        return DatabaseReplaced(self._error_text)
 
 
 def _read_history(rows: list[Any]) -> tuple[bytes, int]:
@@ -272,9 +278,9 @@ def _stat_file(path: Path | str) -> os.stat_result | None:
         return None
 
 
-def _identify_file(found: os.stat_result) -> _File:
-    return found.st_dev, found.st_ino
+def _identify_file(file: os.stat_result) -> _File:
+    return file.st_dev, file.st_ino
 
 
-def _change(found: os.stat_result) -> _Change:
-    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+def _change(file: os.stat_result) -> _FileState:
+    return file.st_size, file.st_mtime_ns, file.st_ctime_ns

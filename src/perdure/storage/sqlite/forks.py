@@ -1,9 +1,9 @@
 """Keeps forks of the process out of SQLite's calls, and SQLite's knowledge of the parent out of the child.
 
 A child that is forked while another thread is inside SQLite inherits locks that nothing releases, and hangs
-when it opens a database. It also inherits SQLite's list of the file locks of its parent, which it does not
-have itself: it would read and write without them. So a fork waits for the calls that are under way and holds
-new ones up, and the child closes the connections that it inherited before it opens any.
+when it opens a database. It also inherits SQLite's list of the file locks of its parent, but not the locks:
+it would read and write without any. So a fork waits for the calls that are under way and holds new ones up,
+and the child closes the connections that it inherited before it opens any.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import WeakSet
 import apsw
 
 _PATIENCE_S = 5.0
-"""Seconds for which a fork waits; a commit may wait for another process for longer."""
+"""Maximum seconds for which a fork waits; a commit may wait for another process for longer than this."""
 
 
 class Calls:
@@ -28,17 +28,18 @@ class Calls:
         self._is_quiet = False
         self._connections: WeakSet[apsw.Connection] = WeakSet()
         os.register_at_fork(
-            before=self._prepare_fork, after_in_parent=self._after_fork, after_in_child=self._in_child
+            before=self._prepare_fork, after_in_parent=self._end_fork, after_in_child=self._close_inherited
         )
 
     def add_connection(self, connection: apsw.Connection) -> apsw.Connection:
-        """Return the connection, which a forked child will close. Called within a call."""
+        """Note a connection, which a forked child will close, and return it. Called between ``enter`` and
+        ``leave``."""
         with self._changed:
             self._connections.add(connection)
         return connection
 
     def enter(self) -> None:
-        """Begin a call; not while a fork waits or is under way. Calls are not nested."""
+        """Begin a call, after every fork that waits or is under way. Calls are not nested."""
         with self._changed:
             while self._forks:
                 self._changed.wait()
@@ -56,12 +57,12 @@ class Calls:
         self._forks += 1
         self._is_quiet = self._changed.wait_for(lambda: not self._under_way, _PATIENCE_S)
 
-    def _after_fork(self) -> None:
+    def _end_fork(self) -> None:
         self._forks -= 1
         self._changed.notify_all()
         self._changed.release()
 
-    def _in_child(self) -> None:
+    def _close_inherited(self) -> None:
         inherited = list(self._connections) if self._is_quiet else []
         self._changed = threading.Condition(threading.Lock())
         self._under_way = self._forks = 0

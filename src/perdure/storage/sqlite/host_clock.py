@@ -26,7 +26,7 @@ class HostClock:
     the host's clock."""
 
     def __init__(self, writer: apsw.Connection) -> None:
-        boot = _boot()
+        boot = _read_boot_id()
         if boot is None:
             self._ahead_us = None
         else:
@@ -42,31 +42,31 @@ class HostClock:
 def _find_offset(writer: apsw.Connection, boot: str) -> int:
     """Return the offset, in microseconds, of the file's time from the time since ``boot``; store it if it is
     not stored yet."""
-    if (known := _read_time(writer, boot)) is not None:
+    if (known := _read_offset(writer, boot)) is not None:
         return known
     writer.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have stored it meanwhile.
-        ahead = _read_time(writer, boot)
-        if ahead is None:
-            ahead = time.time_ns() // 1000 - _read_since_boot()
-            writer.execute(_WRITE, (boot, ahead))
+        offset = _read_offset(writer, boot)
+        if offset is None:
+            offset = time.time_ns() // 1000 - _read_since_boot()
+            writer.execute(_WRITE, (boot, offset))
         writer.execute("COMMIT")
     except BaseException:
         if writer.in_transaction:
             writer.execute("ROLLBACK")
         raise
-    return ahead
+    return offset
 
 
-def _read_time(writer: apsw.Connection, boot: str) -> int | None:
+def _read_offset(writer: apsw.Connection, boot: str) -> int | None:
     row = writer.execute(_READ).fetchone()
     if row is not None and row[0] == boot and isinstance(row[1], int):
         return row[1]
     return None
 
 
-def _boot() -> str | None:
+def _read_boot_id() -> str | None:
     """Return the host's boot id, ``None`` if it has none."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None

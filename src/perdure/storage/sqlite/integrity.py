@@ -1,7 +1,7 @@
 """Checks a SQLite file: its pages and indexes, its catalogue, and that records are the latest ones.
 
-A record with a valid checksum may still be an older version of itself, if a page was overwritten with its own
-past; a missing record has no checksum at all. The sum of a partition's checksums shows both.
+A record with a valid checksum may still be an older version of itself, if a page was overwritten with an
+older state of itself; a missing record has no checksum at all. The sum of a partition's checksums shows both.
 """
 
 from __future__ import annotations
@@ -20,25 +20,27 @@ _SHOWN = 20
 
 def examine_file(connection: apsw.Connection) -> list[str]:
     """Return the damage found in the file as a whole."""
-    out: list[str] = []
+    damage: list[str] = []
     try:
-        found = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
-        out += [f"SQLite's integrity check: {line}" for line in found if line != "ok"]
+        lines = [str(row[0]) for row in connection.execute(f"PRAGMA integrity_check({_SHOWN})")]
+        damage += [f"SQLite's integrity check: {line}" for line in lines if line != "ok"]
         catalogue = f"{schema.PREFIX}thread"
         names = f"SELECT tenant, thread, space, checksum FROM {catalogue} NOT INDEXED"
         damaged = sum(
             checksums.of_partition(Partition(*row[:3])) != row[3] for row in connection.execute(names)
         )
         if damaged:
-            out.append(f"{damaged} rows of the catalogue are not what was written")
+            damage.append(f"{damaged} rows of the catalogue are not what was written")
         for kind in KINDS:
-            lost = f"SELECT count(*) FROM {schema.table(kind)} WHERE t NOT IN (SELECT pk FROM {catalogue})"
-            ((count,),) = connection.execute(lost).fetchall()
+            count_lost = (
+                f"SELECT count(*) FROM {schema.table(kind)} WHERE t NOT IN (SELECT pk FROM {catalogue})"
+            )
+            ((count,),) = connection.execute(count_lost).fetchall()
             if count:
-                out.append(f"{count} records of kind {kind.name} belong to nothing that the catalogue has")
+                damage.append(f"{count} records of kind {kind.name} belong to nothing that the catalogue has")
     except (apsw.Error, UnicodeDecodeError) as error:
-        out.append(f"SQLite cannot read the whole file: {error}")
-    return out
+        damage.append(f"SQLite cannot read the whole file: {error}")
+    return damage
 
 
 def examine_partition(connection: apsw.Connection, partition: Partition) -> list[str]:
@@ -48,17 +50,17 @@ def examine_partition(connection: apsw.Connection, partition: Partition) -> list
         thread = look_up(connection, partition)
         if thread is None:
             return []
-        total, head, out = _survey(connection, thread, partition)
+        total, head, damage = _survey(connection, thread, partition)
     finally:
         connection.execute("COMMIT")
     if (thread.checksum_sum, thread.head_checksum) != (total, head):
-        out.append(NOT_LATEST)
-    return out
+        damage.append(NOT_LATEST)
+    return damage
 
 
 def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:
-    """Set the sums of a partition's records to those of the stored ones; return True if that changed them.
-    Nothing is changed if a record is damaged. Called within a transaction that writes."""
+    """Set the sums that the catalogue has for a partition to those of its stored records; return True if that
+    changed them. Nothing is changed if a record is damaged. Called within a transaction that writes."""
     thread = look_up(connection, partition)
     if thread is None:
         return False
@@ -72,20 +74,20 @@ def settle_partition(connection: apsw.Connection, partition: Partition) -> bool:
 def _survey(
     connection: apsw.Connection, thread: CatalogueRow, partition: Partition
 ) -> tuple[int, int, list[str]]:
-    """Return the sum of the checksums of a partition's records, that of the root's head, 0 without one, and
-    the damage found in single records."""
-    out: list[str] = []
+    """Return the sum of the checksums of a partition's records, the checksum of its root head, 0 without one,
+    and the damage found in single records."""
+    damage: list[str] = []
     total = head = 0
     for kind in KINDS:
         if kind.grows is not None:
             continue
         for row in connection.execute(sql.select_all(kind), (thread.pk,)):
-            found = row[-1] if isinstance(row[-1], int) else 0
-            total = checksums.add(total, found)
+            record_checksum = row[-1] if isinstance(row[-1], int) else 0
+            total = checksums.add(total, record_checksum)
             if (kind, row[: len(kind.key)]) == checksums.ROOT_HEAD:
-                head = found
+                head = record_checksum
             try:
                 sql.record(kind, row, partition)
             except Corrupt as error:
-                out.append(str(error))
-    return total, head, out
+                damage.append(str(error))
+    return total, head, damage

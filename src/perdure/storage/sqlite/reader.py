@@ -1,7 +1,7 @@
 """SQLite files that are only read: copies, backups, and files that this process may not write.
 
-A file whose folder cannot be written, and which has no write-ahead log beside it, is opened as immutable, as
-SQLite otherwise creates files beside it.
+A file whose folder cannot be written, and which has no write-ahead log beside it, is opened as immutable:
+otherwise SQLite would create files beside it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SqliteReader:
             partition = effect.partition
         else:
             partition = None
-        with self._connection(partition) as connection:
+        with self._borrow_connection(partition) as connection:
             connection.execute("BEGIN")
             try:
                 if isinstance(effect, Fetch):
@@ -82,7 +82,7 @@ class SqliteReader:
     def examine(self, partition: Partition | None) -> list[str]:
         """Return the damage found in the records of a partition, or, with ``None``, in the file."""
         try:
-            with self._connection(partition) as connection:
+            with self._borrow_connection(partition) as connection:
                 if partition is None:
                     return integrity.examine_file(connection)
                 return integrity.examine_partition(connection, partition)
@@ -101,7 +101,7 @@ class SqliteReader:
                 self._free.pop().close()
 
     @contextmanager
-    def _connection(self, partition: Partition | None) -> Iterator[apsw.Connection]:
+    def _borrow_connection(self, partition: Partition | None) -> Iterator[apsw.Connection]:
         with self._lock:
             if self._closed:
                 raise Unavailable(f"{self._path} was closed")
@@ -126,9 +126,9 @@ class SqliteReader:
 def count_bytes(path: Path) -> int:
     """Return the bytes of a database's file and of the log beside it."""
     total = 0
-    for name in (path, Path(f"{path}-wal")):
+    for file in (path, Path(f"{path}-wal")):
         with suppress(FileNotFoundError):
-            total += name.stat().st_size
+            total += file.stat().st_size
     return total
 
 
@@ -136,8 +136,8 @@ def open_connection(path: Path) -> apsw.Connection:
     """Open the file to read, with the log beside it if there is one."""
     name = quote(os.fspath(path.absolute()))
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI | apsw.SQLITE_OPEN_NOMUTEX
-    how = "immutable=1" if _is_immutable(path) else "mode=ro"
-    connection = CALLS.add_connection(apsw.Connection(f"file:{name}?{how}", flags=flags))
+    mode = "immutable=1" if _is_immutable(path) else "mode=ro"
+    connection = CALLS.add_connection(apsw.Connection(f"file:{name}?{mode}", flags=flags))
     connection.set_busy_timeout(_BUSY_MS)
     connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

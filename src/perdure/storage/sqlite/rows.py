@@ -57,10 +57,10 @@ def look_up(connection: apsw.Connection, partition: Partition) -> CatalogueRow |
         raise checksums.contradiction_error(
             partition, "the catalogue has it and does not find it by its name"
         )
-    pk, found, checksum_sum, head_checksum, commits = row
+    pk, stored_checksum, checksum_sum, head_checksum, commits = row
     if not (isinstance(checksum_sum, int) and isinstance(head_checksum, int) and isinstance(commits, int)):
         raise checksums.contradiction_error(partition, "its row of the catalogue lacks numbers")
-    if found != checksums.of_partition(partition):
+    if stored_checksum != checksums.of_partition(partition):
         raise checksums.contradiction_error(partition, "the catalogue finds another one by its name")
     return CatalogueRow(pk, checksum_sum, head_checksum, commits)
 
@@ -71,9 +71,9 @@ def insert_thread(connection: apsw.Connection, partition: Partition) -> Catalogu
 
 
 ExistingRecord = tuple[int, int, Row]
-"""A record that exists: its version, its checksum, and the row that was
-read, if the commit keeps fields of its kind, with all columns but the body. There may be thousands at a time;
-the garbage collector does not look at plain tuples again."""
+"""A record that exists: its version, its checksum, and the row that was read. The row has all columns but the
+body if the commit keeps or compares fields of the record's kind. These are plain tuples, as there may be
+thousands at a time and the garbage collector visits such tuples only once."""
 
 Existing = Mapping[tuple[Kind, Key], ExistingRecord]
 
@@ -87,30 +87,35 @@ def read_existing(connection: apsw.Connection, t: int, ops: Sequence[Op], *, opt
         ops: The operations of the commit.
         optimistic: Leave out the records that must not exist: the table's constraint checks that.
     """
-    compared = {op.kind for op in ops if (op.keep if isinstance(op, Put) else getattr(op, "unchanged", None))}
+    kinds_with_fields = {
+        op.kind for op in ops if (op.keep if isinstance(op, Put) else getattr(op, "unchanged", None))
+    }
     keys: dict[Kind, list[Key]] = {}
     for op in ops:
         if isinstance(op, Put) and op.expect is Expect.ABSENT:
-            needed = not optimistic
+            is_read = not optimistic
         else:
-            # A put without expectation overwrites; of a kind that grows, no checksum is summed.
-            of_any = op.kind.grows is None if isinstance(op, Put) else bool(getattr(op, "unchanged", None))
-            needed = op.expect is not Expect.ANY or of_any
-        if needed:
+            # A put without an expectation overwrites, so the old checksum is needed; but records of kinds
+            # that grow have no part in the sum.
+            is_read_anyway = (
+                op.kind.grows is None if isinstance(op, Put) else bool(getattr(op, "unchanged", None))
+            )
+            is_read = op.expect is not Expect.ANY or is_read_anyway
+        if is_read:
             keys.setdefault(op.kind, []).append(op.key)
-    found: dict[tuple[Kind, Key], ExistingRecord] = {}
+    existing: dict[tuple[Kind, Key], ExistingRecord] = {}
     for kind, wanted in keys.items():
-        if kind in compared:
+        if kind in kinds_with_fields:
             statement = _select_headers
         else:
             statement = sql.select_versions
-        for row in _select(connection, statement, kind, t, wanted):
-            found[kind, row[: len(kind.key)]] = row[-2], row[-1], row
-    return found
+        for row in _execute_by_keys(connection, statement, kind, t, wanted):
+            existing[kind, row[: len(kind.key)]] = row[-2], row[-1], row
+    return existing
 
 
 def keep_field(fields: list[Any], put: Put, before: ExistingRecord, partition: Partition) -> None:
-    """Replace the field that a put keeps, if any, by that of the record.
+    """Replace the field that a put keeps, if any, by that of the stored record, unless this has expired.
 
     Args:
         fields: The fields of the put, in the order of their declaration.
@@ -119,19 +124,19 @@ def keep_field(fields: list[Any], put: Put, before: ExistingRecord, partition: P
         partition: The partition.
 
     Raises:
-        Corrupt: A field is to be kept of a record that is not what was written.
+        Corrupt: The record of which a field is to be kept is damaged.
     """
     if put.keep is None:
         return
-    found = sql.header(put.kind, before[2], partition)
-    kept, expiry = _places(put.kind, put.keep)
-    until = None if expiry is None else found[expiry]
-    if until is None or until > fields[kept]:
-        fields[kept] = found[kept]
+    stored_fields = sql.header(put.kind, before[2], partition)
+    position, expiry_position = _find_positions(put.kind, put.keep)
+    expires_at = None if expiry_position is None else stored_fields[expiry_position]
+    if expires_at is None or expires_at > fields[position]:
+        fields[position] = stored_fields[position]
 
 
 @lru_cache(maxsize=64)
-def _places(kind: Kind, field: str) -> tuple[int, int | None]:
+def _find_positions(kind: Kind, field: str) -> tuple[int, int | None]:
     """Return the positions, among the fields of a kind, of one field and of the time of expiry, if any."""
     names = [column.name for column in kind.fields]
     return names.index(field), names.index(str(kind.index)) if kind.expires else None
@@ -149,15 +154,21 @@ def holds(thread: CatalogueRow | None, op: Op, existing: Existing) -> bool:
         op: The operation.
         existing: The result of ``read_existing`` for the commit.
     """
-    found = None if thread is None else existing.get((op.kind, op.key))
-    if isinstance(op, Delete) and op.unchanged and (found is None or not _is_unchanged(op, found[2])):
+    existing_record = None if thread is None else existing.get((op.kind, op.key))
+    if (
+        isinstance(op, Delete)
+        and op.unchanged
+        and (existing_record is None or not _is_unchanged(op, existing_record[2]))
+    ):
         return False
-    return meets(None if found is None else found[0], op.expect)
+    return meets(None if existing_record is None else existing_record[0], op.expect)
 
 
 def _is_unchanged(op: Delete, row: Row) -> bool:
     start = len(op.kind.key)
-    return all(row[start + _places(op.kind, name)[0]] == value for name, value in op.unchanged.items())
+    return all(
+        row[start + _find_positions(op.kind, name)[0]] == value for name, value in op.unchanged.items()
+    )
 
 
 def write(connection: apsw.Connection, kind: Kind, rows: Sequence[tuple[Any, ...]], *, new: bool) -> None:
@@ -170,41 +181,41 @@ def write(connection: apsw.Connection, kind: Kind, rows: Sequence[tuple[Any, ...
         new: The records must not exist yet.
     """
     statement = sql.insert if new else sql.upsert
-    for some in _blocks(rows):
-        connection.execute(statement(kind, len(some)), tuple(chain.from_iterable(some)))
+    for block in _divide(rows):
+        connection.execute(statement(kind, len(block)), tuple(chain.from_iterable(block)))
 
 
 def delete(connection: apsw.Connection, kind: Kind, t: int, keys: Sequence[Key]) -> list[Any]:
     """Remove records of one kind, and return the checksums of those that existed."""
-    return [checksum for (checksum,) in _select(connection, sql.delete, kind, t, keys)]
+    return [checksum for (checksum,) in _execute_by_keys(connection, sql.delete, kind, t, keys)]
 
 
-def _select(
+def _execute_by_keys(
     connection: apsw.Connection,
     statement: Callable[[Kind, int], str],
     kind: Kind,
     t: int,
     keys: Sequence[Key],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of the records with some keys, by a statement for a number of keys."""
+    """Return the rows of the records with these keys. ``statement`` returns the SQL for a number of keys."""
     out: list[tuple[Any, ...]] = []
-    for some in _blocks(keys):
-        out += connection.execute(statement(kind, len(some)), (t, *chain.from_iterable(some))).fetchall()
+    for block in _divide(keys):
+        out += connection.execute(statement(kind, len(block)), (t, *chain.from_iterable(block))).fetchall()
     return out
 
 
-def _blocks(rows: Sequence[R]) -> list[Sequence[R]]:
-    """Divide rows among statements: of few sizes, so that few statements are prepared, and as few as
-    possible, as another thread may run between any two, which costs more than the statement while threads are
-    busy."""
+def _divide(rows: Sequence[R]) -> list[Sequence[R]]:
+    """Divide rows into blocks, one for each statement. Blocks are of few sizes, so that few statements are
+    prepared. There are as few blocks as possible: another OS thread may run between two statements, and
+    waiting for busy threads costs more than a statement."""
     if len(rows) == 1:
         return [rows]
     blocks: list[Sequence[R]] = []
-    place = 0
+    start = 0
     for size in _BLOCKS:
-        while len(rows) - place >= size:
-            blocks.append(rows[place : place + size])
-            place += size
+        while len(rows) - start >= size:
+            blocks.append(rows[start : start + size])
+            start += size
     return blocks
 
 
@@ -225,8 +236,8 @@ def fetch(connection: apsw.Connection, effect: Fetch) -> tuple[tuple[Record, ...
         if isinstance(item, Get):
             rows = connection.execute(sql.select_one(item.kind), (t, *item.key)).fetchall()
             if (item.kind, item.key) == checksums.ROOT_HEAD:
-                found = rows[0][-1] if rows else 0
-                if found != thread.head_checksum:
+                head_checksum = rows[0][-1] if rows else 0
+                if head_checksum != thread.head_checksum:
                     raise checksums.contradiction_error(
                         partition, "its head is not the one that was written last"
                     )
@@ -263,12 +274,12 @@ def _fetch_many(
     bodies: bool,
 ) -> tuple[tuple[Record, ...], ...]:
     statement = partial(sql.select_some, bodies=bodies)
-    rows = _select(connection, statement, kind, thread.pk, keys)
-    found: dict[Key, Record] = {}
+    rows = _execute_by_keys(connection, statement, kind, thread.pk, keys)
+    records: dict[Key, Record] = {}
     for row in rows:
         record = sql.record(kind, row, partition, bodies=bodies)
-        found[record.key] = record
-    return tuple((found[key],) if key in found else () for key in keys)
+        records[record.key] = record
+    return tuple((records[key],) if key in records else () for key in keys)
 
 
 def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
@@ -278,20 +289,20 @@ def find(connection: apsw.Connection, effect: Find) -> Iterable[IndexHit]:
             _demand_order(effect.after, page)
         return page
     if isinstance(effect, FindItems):
-        return map(_item, connection.execute(*sql.select_items(effect)))
+        return map(_read_item, connection.execute(*sql.select_items(effect)))
     if not isinstance(effect, FindRecords):
         raise TypeError(f"not a request to SQLite: {type(effect).__name__}")
-    own = len(Partition._fields)
+    partition_size = len(Partition._fields)
     return [
-        IndexHit(Partition(*row[:own]), sql.hint(effect.kind, row[own:]))
+        IndexHit(Partition(*row[:partition_size]), sql.hint(effect.kind, row[partition_size:]))
         for row in connection.execute(*sql.select_indexed(effect))
     ]
 
 
-def _item(row: tuple[Any, ...]) -> IndexHit:
-    own = len(Partition._fields)
-    partition = _read_partition(row[:own])
-    return IndexHit(partition, sql.record(ITEM, row[own:], partition))
+def _read_item(row: tuple[Any, ...]) -> IndexHit:
+    partition_size = len(Partition._fields)
+    partition = _read_partition(row[:partition_size])
+    return IndexHit(partition, sql.record(ITEM, row[partition_size:], partition))
 
 
 def _read_listed(row: tuple[Any, ...]) -> IndexHit:
@@ -310,11 +321,11 @@ def _read_partition(names: Sequence[Any]) -> Partition:
 
 
 def _demand_order(after: Partition | None, page: Sequence[IndexHit]) -> None:
-    """Raise ``Corrupt`` unless a page of the catalogue continues behind the one before: with a damaged index,
-    reading page by page would never end."""
-    last = None if after is None else (after.tenant, after.thread)
-    for each in page:
-        place = (each.partition.tenant, each.partition.thread)
-        if last is not None and place <= last:
+    """Raise ``Corrupt`` unless a page of the catalogue is in order and follows the previous page: with a
+    damaged index, reading page by page might never end."""
+    previous = None if after is None else (after.tenant, after.thread)
+    for hit in page:
+        name = (hit.partition.tenant, hit.partition.thread)
+        if previous is not None and name <= previous:
             raise Corrupt(f"the catalogue of threads is not in order; {checksums.ADVICE}")
-        last = place
+        previous = name

@@ -38,7 +38,7 @@ def refuse_other_names(url: str, path: Path, mounts: Path = MOUNTS) -> None:
             "in one log overwrite those in the other. Remove the other names, or open a copy. List them "
             f"with: find / -xdev -samefile {path}"
         )
-    if os.path.realpath(path) in _mount_points(mounts):
+    if os.path.realpath(path) in _read_mount_points(mounts):
         raise BadUrl(
             f"{url}: {path} is mounted as a single file. Its log, {path.name}-wal, would be outside of the "
             "mount, where no other process sees it, and be lost with the container. Mount the directory of "
@@ -46,7 +46,7 @@ def refuse_other_names(url: str, path: Path, mounts: Path = MOUNTS) -> None:
         )
 
 
-def _mount_points(mounts: Path) -> set[str]:
+def _read_mount_points(mounts: Path) -> set[str]:
     try:
         table = os.fsdecode(mounts.read_bytes())
     except OSError:

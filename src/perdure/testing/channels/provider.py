@@ -19,14 +19,14 @@ except ImportError as missing:
     raise MissingExtra("perdure.testing.channels needs aiohttp: pip install 'perdure[telegram]'") from missing
 
 FaultKind = Literal["limit", "fail", "lose", "refuse", "slow"]
-"""Faults of a call of the bot: its rate is limited; it fails with an error of the server; it succeeds and its
-answer is lost, as if the bot had died before it noted the success; the connection ends before anything is
-done; it takes longer."""
+"""Faults of a call of the bot. ``limit``: its rate is limited. ``fail``: it fails with an error of the
+server. ``lose``: it succeeds and its answer is lost, as if the bot had died before it noted the success.
+``refuse``: the connection ends before anything is done. ``slow``: it takes longer."""
 
 
 @dataclass(slots=True)
 class ProviderFault:
-    """ProviderFault of the bot's next messages.
+    """Fault of the bot's next messages.
 
     Attributes:
         kind: The kind of fault.
@@ -63,8 +63,8 @@ class DeliveryFaults:
     """Faults of the deliveries to the webhook.
 
     Attributes:
-        copies: The number of times that each is sent, even if it was acknowledged.
-        delay: Maximum seconds by which one is delayed, at random.
+        copies: The number of times that each delivery is sent, even if it was acknowledged.
+        delay: Maximum seconds by which a delivery is delayed, at random.
         shuffle: The number of deliveries that are held back and sent in random order.
         seed: The seed of the randomness.
     """
@@ -143,7 +143,7 @@ class ProviderDouble(ABC):
         """Wait until the bot has sent ``count`` messages, in a chat or in all.
 
         Raises:
-            TimeoutError: It has not, ``within`` seconds.
+            TimeoutError: The bot has not sent them ``within`` these seconds.
         """
         async with asyncio.timeout(within):
             while len(self.shown if chat is None else self.texts(chat)) < count:  # noqa: ASYNC110
@@ -152,7 +152,7 @@ class ProviderDouble(ABC):
     # Deliveries
 
     async def deliver(self, delivery: WebhookCall) -> int:
-        """Deliver something to the webhook until it is acknowledged, under the faults of deliveries. Return
+        """Send a delivery to the webhook until it is acknowledged, with the faults of deliveries. Return
         the status of the last answer; 0 if it is held back, to be delivered with later ones or by ``flush``.
 
         Raises:

@@ -40,7 +40,7 @@ class SlackDouble(ProviderDouble):
         """Pauses, in seconds, with which the next searches are refused."""
 
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_route("*", "/api/{method}", self._call)
+        app.router.add_route("*", "/api/{method}", self._answer_call)
 
     def next_ts(self) -> str:
         """Return the time of a new message, later than all before."""
@@ -125,7 +125,7 @@ class SlackDouble(ProviderDouble):
         body = urlencode(form).encode()
         await self.deliver(self.sign(body, "application/x-www-form-urlencoded"))
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_call(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return web.json_response({"ok": False, "error": "invalid_auth"})
         method = request.match_info["method"]
@@ -156,7 +156,7 @@ class SlackDouble(ProviderDouble):
         shown = Shown(
             given["channel"],
             given.get("thread_ts") or "",
-            # As people see it; what is not escaped is in ``calls``.
+            # The text as people see it; ``calls`` has it as the app sent it.
             html.unescape(given["text"]),
             self.next_ts(),
             {each["text"]["text"]: each["value"] for each in elements},

@@ -32,7 +32,7 @@ class TelegramDouble(ProviderDouble):
 
     Attributes:
         polls: The number of requests for updates.
-        conflicts: The number of those that Telegram refuses or ends with 409.
+        conflicts: The number of requests for updates that Telegram refuses or ends with 409.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TelegramDouble(ProviderDouble):
         self._numbers: dict[int, int] = {}
 
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_route("*", "/bot{token}/{method}", self._call)
+        app.router.add_route("*", "/bot{token}/{method}", self._answer_call)
 
     def message(self, chat: int, text: str, *, topic: int | None = None, **more: Any) -> dict[str, Any]:
         """Return a message of a person as Telegram sends it.
@@ -59,10 +59,10 @@ class TelegramDouble(ProviderDouble):
         return {
             "message_id": self.next_id(),
             "date": int(time.time()),
-            "chat": _chat(chat),
+            "chat": _make_chat(chat),
             "from": {"id": _USER, "is_bot": False, "first_name": "Ada"},
             "text": text,
-            "entities": _entities(text),
+            "entities": _find_entities(text),
             **({} if topic is None else {"message_thread_id": topic, "is_topic_message": True}),
             **more,
         }
@@ -85,7 +85,7 @@ class TelegramDouble(ProviderDouble):
 
     async def edit(self, message: Mapping[str, Any], text: str) -> None:
         """Let a person change a message."""
-        changed = {**message, "text": text, "entities": _entities(text), "edit_date": int(time.time())}
+        changed = {**message, "text": text, "entities": _find_entities(text), "edit_date": int(time.time())}
         await self.deliver(self.update(edited_message=changed))
 
     async def press(self, shown: Shown, button: str) -> None:
@@ -93,7 +93,7 @@ class TelegramDouble(ProviderDouble):
         message: dict[str, Any] = {
             "message_id": int(shown.id),
             "date": int(time.time()),
-            "chat": _chat(int(shown.chat)),
+            "chat": _make_chat(int(shown.chat)),
             "from": BOT,
             "text": shown.text,
         }
@@ -123,7 +123,7 @@ class TelegramDouble(ProviderDouble):
         self._pending[number] = {**update, "update_id": number}
         return 0
 
-    async def _updates(self, given: Mapping[str, str]) -> web.Response:
+    async def _answer_updates(self, given: Mapping[str, str]) -> web.Response:
         if self.webhook:
             self.conflicts += 1
             return _error(409, "Conflict: can't use getUpdates method while webhook is active")
@@ -142,7 +142,7 @@ class TelegramDouble(ProviderDouble):
                 return web.json_response({"ok": True, "result": waiting})
             await asyncio.sleep(0.01)
 
-    async def _call(self, request: web.Request) -> web.StreamResponse:
+    async def _answer_call(self, request: web.Request) -> web.StreamResponse:
         if request.match_info["token"] != TOKEN:
             return _error(401, "Unauthorized")
         method = request.match_info["method"]
@@ -151,7 +151,7 @@ class TelegramDouble(ProviderDouble):
         if method == "getMe":
             return web.json_response({"ok": True, "result": BOT})
         if method == "getUpdates":
-            return await self._updates(given)
+            return await self._answer_updates(given)
         if method != "sendMessage":
             return web.json_response({"ok": True, "result": True})
         chat = given["chat_id"]
@@ -160,7 +160,7 @@ class TelegramDouble(ProviderDouble):
         message: dict[str, Any] = {
             "message_id": self.next_id(),
             "date": int(time.time()),
-            "chat": _chat(int(chat)),
+            "chat": _make_chat(int(chat)),
             "from": BOT,
             "text": given["text"],
         }
@@ -177,13 +177,13 @@ class TelegramDouble(ProviderDouble):
         return await self.take(request, shown, {"ok": True, "result": message}, limited=limited)
 
 
-def _chat(chat: int) -> dict[str, Any]:
+def _make_chat(chat: int) -> dict[str, Any]:
     if chat < 0:
         return {"id": chat, "type": "supergroup", "title": "Group"}
     return {"id": chat, "type": "private", "first_name": "Ada"}
 
 
-def _entities(text: str) -> list[dict[str, Any]]:
+def _find_entities(text: str) -> list[dict[str, Any]]:
     kinds = {"/": "bot_command", "@": "mention"}
     found: list[dict[str, Any]] = []
     offset = 0

@@ -27,7 +27,7 @@ class WhatsAppDouble(ProviderDouble):
         self.secret = APP_SECRET
 
     def add_routes(self, app: web.Application) -> None:
-        app.router.add_post("/v1/{phone}/messages", self._message)
+        app.router.add_post("/v1/{phone}/messages", self._accept_message)
 
     def sign(self, body: bytes) -> WebhookCall:
         """Return a body as a signed request."""
@@ -70,7 +70,7 @@ class WhatsAppDouble(ProviderDouble):
         about = {"from": "1", "id": shown.id}
         await self.deliver(self.update(shown.chat, type="interactive", context=about, interactive=reply))
 
-    async def _message(self, request: web.Request) -> web.StreamResponse:
+    async def _accept_message(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {TOKEN}":
             return _error(401, 190)
         given: dict[str, Any] = await request.json()

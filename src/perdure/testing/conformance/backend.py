@@ -32,7 +32,8 @@ AT = Partition("", THREAD)
 @dataclass(frozen=True)
 class Backend:
     """An open, empty driver, and the keys for it. Each database made here is as one process: it has caches of
-    its own and shares nothing with the others but the driver."""
+    its own and shares only the driver with the others. ``finds_expired`` is False for a driver whose database
+    removes expired items by itself."""
 
     driver: Driver
     keyring: Keyring | None = None
@@ -66,7 +67,8 @@ class Backend:
         return PerdureStore(driver, tenant=tenant, ttl=ttl, clock=own, index=index)
 
     def open_run(self, run_id: str | None, thread: str = THREAD) -> int:
-        """Raise the thread's epoch, as a worker does that claims a run or ends it."""
+        """Raise the thread's epoch, as a worker does that claims a run, or ends it (``None``); return the
+        epoch."""
         at = Partition("", thread)
         (answer,) = self.driver.perform(Fetch(at, (Get(EPOCH, ()),)))
         before = answer[0].version if answer else 0
@@ -153,7 +155,7 @@ def put(
     """Store a checkpoint on the one that the config names.
 
     Every channel has ``version``, and those in ``new`` (all by default) are announced as new. ``root`` is the
-    root checkpoint of a subgraph's.
+    root checkpoint to which a subgraph's checkpoint belongs.
     """
     values = {"x": checkpoint_id} if values is None else values
     checkpoint = empty_checkpoint()

@@ -1,4 +1,4 @@
-"""Contract of concurrent writes by many threads and tasks."""
+"""Contract of concurrent writes by many OS threads and tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 
 def at_once(count: int, work: Callable[[int], T]) -> list[T]:
-    """Return the results of ``work(0)`` to ``work(count - 1)``, each in a thread, all started together."""
+    """Return the results of ``work(0)`` to ``work(count - 1)``, each in an OS thread, all started
+    together."""
     start = Barrier(count)
 
     def begin(n: int) -> T:
@@ -35,7 +36,7 @@ def at_once(count: int, work: Callable[[int], T]) -> list[T]:
 class Concurrency:
     """Contract of a driver under many callers."""
 
-    def test_of_many_threads_one_wins_a_compare_and_set(self, driver: Driver) -> None:
+    def test_of_many_os_threads_one_wins_a_compare_and_set(self, driver: Driver) -> None:
         rows.store_ops(driver, rows.head("", "c0", version=1))
         for version in range(1, 8):
             ops = [rows.head("", f"c{n}", n, expect=version, version=version + 1) for n in range(WRITERS)]
@@ -46,7 +47,7 @@ class Concurrency:
             tags = [k for (k,) in rows.keys(driver, Range(TAG)) if k.startswith(f"{version}-")]
             assert tags == [f"{version}-{won.index(True)}"], "a loser's other operations were written"
 
-    def test_of_many_threads_one_makes_an_absent_record(self, driver: Driver) -> None:
+    def test_of_many_os_threads_one_makes_an_absent_record(self, driver: Driver) -> None:
         for n in range(8):
             won = at_once(WRITERS, lambda _: rows.commit(driver, rows.tag(f"t{n}", Expect.ABSENT)))  # noqa: B023
             assert won.count(True) == 1
@@ -85,7 +86,7 @@ class Concurrency:
         record = rows.read(driver, HEAD, "")
         assert (record.fields["seq"], record.version) == (6 * rounds, 6 * rounds + 1)
 
-    def test_tasks_and_threads_share_a_driver(self, driver: Driver) -> None:
+    def test_tasks_and_os_threads_share_a_driver(self, driver: Driver) -> None:
         async def tasks(n: int) -> None:
             await asyncio.gather(
                 *(driver.aperform(Commit(HERE, (rows.write(f"task{n}", i),))) for i in range(10))

@@ -1,4 +1,5 @@
-"""Documents, which are replaced as a whole, events, which are followed, and the space of a server."""
+"""Contract of documents, which are replaced as a whole, of events, which are read in the order of their
+numbers, and of the partitions of a server."""
 
 from __future__ import annotations
 

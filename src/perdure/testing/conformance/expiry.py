@@ -33,7 +33,7 @@ class Hand:
 class Expiry:
     """Contract of time-to-live."""
 
-    def test_an_item_that_is_over_is_seen_by_nobody(self, backend: Backend) -> None:
+    def test_an_expired_item_is_never_returned(self, backend: Backend) -> None:
         clock = Hand()
         store = backend.store(clock=clock)
         store.put(HOME, "brief", {"n": 1}, ttl=1)
@@ -84,7 +84,7 @@ class Expiry:
             store.list_namespaces()
         assert sorted(keys(store.search(HOME, refresh_ttl=False))) == ["batched", "found", "got"]
 
-    def test_a_store_has_its_own_habits(self, backend: Backend) -> None:
+    def test_a_store_has_ttl_settings_of_its_own(self, backend: Backend) -> None:
         clock = Hand()
         plain, store = (
             backend.store(clock=clock),
@@ -137,7 +137,7 @@ class Expiry:
             nonlocal done
             if isinstance(effect, Commit) and not done:
                 done = True
-                # A process whose clock is behind still finds them, and its reading moves their ends on.
+                # A process whose clock is behind still finds the items, and its reads postpone their expiry.
                 other_clock.forward(0.9)
                 assert other.get(HOME, "read") is not None
                 other.put(HOME, "written", {"n": 2}, ttl=1)
@@ -194,7 +194,7 @@ class Expiry:
         clock.forward(2)
         assert store.get(HOME, "k") is None
 
-    def test_what_the_store_does_is_not_a_removal(self, backend: Backend) -> None:
+    def test_only_a_sweep_removes_an_expired_item(self, backend: Backend) -> None:
         """Reads never remove an expired item; only a sweep does, guarded."""
         clock = Hand()
 

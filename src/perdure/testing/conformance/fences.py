@@ -95,7 +95,7 @@ class Fences:
         put(saver, with_lease(inner, epoch), "s1", root="c1")
         assert list_ids(saver, "inner:1") == ["s1"]
 
-    def test_what_a_process_remembers_fences_nobody(self, backend: Backend) -> None:
+    def test_an_outdated_view_does_not_fence_a_write(self, backend: Backend) -> None:
         """A view from before the claim, or from a run that has ended, does not refuse a write."""
         saver = backend.saver()
         put(saver, at(), "c1")

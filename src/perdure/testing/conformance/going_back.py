@@ -222,13 +222,13 @@ class GoingBack:
     def test_only_the_holder_of_a_run_takes_it_back(self, backend: Backend) -> None:
         saver = backend.saver()
         step(saver, at(), "c0", "zero")
-        lost = backend.open_run("open")
-        step(saver, on(at(epoch=lost), "c0"), "o0", "open")
-        held = backend.open_run("open")
-        step(saver, on(at(epoch=held), "o0"), "o1", "open")
-        expect_refusal(Fenced, lambda: roll_back(backend, "open", lost))
+        old_epoch = backend.open_run("open")
+        step(saver, on(at(epoch=old_epoch), "c0"), "o0", "open")
+        current = backend.open_run("open")
+        step(saver, on(at(epoch=current), "o0"), "o1", "open")
+        expect_refusal(Fenced, lambda: roll_back(backend, "open", old_epoch))
         backend.open_run(None)
-        expect_refusal(Fenced, lambda: roll_back(backend, "open", held))
+        expect_refusal(Fenced, lambda: roll_back(backend, "open", current))
         assert latest(backend.saver()) == "o1"
 
     def test_a_stored_checkpoint_cannot_be_put_elsewhere(self, backend: Backend) -> None:

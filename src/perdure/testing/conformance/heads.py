@@ -173,7 +173,7 @@ class Heads:
         assert len(lost) == 7, outcomes
         assert len(list_ids(backend.saver())) == 2
 
-    def test_what_a_process_remembers_refuses_nobody(self, backend: Backend) -> None:
+    def test_an_outdated_view_does_not_refuse_a_write(self, backend: Backend) -> None:
         """A view of the head from before another loop's step is not evidence of a race."""
         first, second = backend.saver(), backend.saver()
         put(first, at(), "c1")
@@ -199,7 +199,7 @@ class Heads:
                     answer(first, "theirs")  # noqa: B023 - called within this round
 
             def answer(graph: Any, word: str) -> None:
-                # LangGraph writes in the background, so either may be the one that loses.
+                # LangGraph writes in the background, so either of the two may lose.
                 with suppress(HeadConflict):
                     graph.invoke(Command(resume=word), graph.get_state(config).config, durability="sync")
 

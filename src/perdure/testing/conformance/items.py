@@ -236,10 +236,10 @@ class Items:
         puts = [put_at(f"k{n}", second, b"new") for n in range(200)]
         rows.store_ops(driver, *puts, item("plain"), at=SPACE)
         (found,) = driver.perform(Fetch(SPACE, (Range(ITEM),)))
-        of = {record.key[0]: record for record in found}
-        assert len(of) == 201
+        by_key = {record.key[0]: record for record in found}
+        assert len(by_key) == 201
         for n in range(200):
-            record = of[f"k{n}"]
+            record = by_key[f"k{n}"]
             assert (record.body, record.version, record.fields["updated_at"]) == (b"new", second, second)
             assert record.fields["created_at"] == (second if n % 2 else first + n % 5)
         rows.store_ops(driver, item("k0"), at=SPACE)

@@ -25,8 +25,9 @@ from perdure.testing.conformance.heads import build_asking_graph
 class Lineage:
     """Contract of ancestry and references."""
 
-    def test_a_subgraph_s_past_is_told_by_ancestry(self, backend: Backend) -> None:
-        """A background writer may store a subgraph's checkpoint before the root's that spawned it."""
+    def test_the_history_of_a_subgraph_follows_ancestry(self, backend: Backend) -> None:
+        """A background writer may store a subgraph's checkpoint before the root's checkpoint from which it
+        began."""
         saver = backend.saver()
         inner = at(namespace="inner")
         put(saver, at(), "r1")
@@ -135,7 +136,8 @@ class Lineage:
         assert sorted(writes, key=lambda w: w[1]) == [("task", ERROR, "error 2"), ("task", "x", 1)]
 
     def test_a_task_that_failed_has_no_output(self, backend: Backend) -> None:
-        """Its conditional edge failed after it had a result: LangGraph would take it for finished."""
+        """A conditional edge failed after the task had a result: with it LangGraph would take the task for
+        finished."""
         saver = backend.saver()
         put(saver, at(), "c1")
         saver.put_writes(at("c1"), [("x", 1), (ERROR, "error")], "task")

@@ -14,7 +14,7 @@ from perdure.testing.conformance.backend import Backend, at, expect_refusal, put
 from perdure.testing.faults import FaultyDriver
 
 PLACES = (("a", ""), ("b", ""), ("b", "inner"), ("c", ""), ("c", "inner|deep"))
-AGES = (0, 1, 3, 3, 0, 2, 4, 0, 1, 2, 4, 4, 0, 3, 1, 2)
+PLACE_BY_AGE = (0, 1, 3, 3, 0, 2, 4, 0, 1, 2, 4, 4, 0, 3, 1, 2)
 """The index in ``PLACES`` of each checkpoint, the oldest checkpoint first."""
 
 
@@ -22,7 +22,7 @@ def _fill(saver: PerdureSaver) -> list[str]:
     """Store checkpoints in several threads and namespaces; return their ids, the newest first."""
     ids: list[str] = []
     last: dict[int, Any] = {}
-    for age, place in enumerate(AGES):
+    for age, place in enumerate(PLACE_BY_AGE):
         thread, namespace = PLACES[place]
         ids.append(f"1f0{age:03}")
         on = last.get(place, at(thread=thread, namespace=namespace))
@@ -30,8 +30,8 @@ def _fill(saver: PerdureSaver) -> list[str]:
     return ids[::-1]
 
 
-def _both(saver: PerdureSaver, **options: Any) -> list[str]:
-    """Return the listed ids, which are the same blocking and awaited."""
+def _list_twice(saver: PerdureSaver, **options: Any) -> list[str]:
+    """Return the listed ids, and assert that blocking and awaited listings agree."""
 
     async def collect() -> list[Any]:
         return [item async for item in saver.alist(None, **options)]
@@ -49,8 +49,8 @@ class Listing:
     def test_all_threads_are_listed_newest_first(self, backend: Backend) -> None:
         ids = _fill(backend.saver())
         saver = backend.saver(may_list_all_threads=True)
-        assert _both(saver) == ids
-        assert [(n, _both(saver, limit=n)) for n in range(len(ids) + 2)] == [
+        assert _list_twice(saver) == ids
+        assert [(n, _list_twice(saver, limit=n)) for n in range(len(ids) + 2)] == [
             (n, ids[:n]) for n in range(len(ids) + 2)
         ]
 
@@ -58,25 +58,25 @@ class Listing:
         ids = _fill(backend.saver())
         saver = backend.saver(may_list_all_threads=True)
         for n, one in enumerate(ids):
-            assert _both(saver, before=at(one)) == ids[n + 1 :]
-            assert _both(saver, before=at(one, thread="never"), limit=2) == ids[n + 1 :][:2]
-        assert _both(saver, before=at()) == ids
-        assert _both(saver, before=at("1f0003.5")) == ids[-4:]
+            assert _list_twice(saver, before=at(one)) == ids[n + 1 :]
+            assert _list_twice(saver, before=at(one, thread="never"), limit=2) == ids[n + 1 :][:2]
+        assert _list_twice(saver, before=at()) == ids
+        assert _list_twice(saver, before=at("1f0003.5")) == ids[-4:]
 
     def test_a_filter_is_asked_before_the_limit(self, backend: Backend) -> None:
         ids = _fill(backend.saver())
         inputs = [one for n, one in enumerate(reversed(ids)) if n % 3 == 0][::-1]
         saver = backend.saver(may_list_all_threads=True)
-        assert _both(saver, filter={"source": "input"}) == inputs
-        assert _both(saver, filter={"source": "input"}, limit=3) == inputs[:3]
-        assert _both(saver, filter={"source": "input"}, before=at(inputs[1]), limit=2) == inputs[2:4]
-        assert _both(saver, filter={"source": "none"}, limit=2) == []
+        assert _list_twice(saver, filter={"source": "input"}) == inputs
+        assert _list_twice(saver, filter={"source": "input"}, limit=3) == inputs[:3]
+        assert _list_twice(saver, filter={"source": "input"}, before=at(inputs[1]), limit=2) == inputs[2:4]
+        assert _list_twice(saver, filter={"source": "none"}, limit=2) == []
 
     def test_another_tenant_s_threads_are_not_listed(self, backend: Backend) -> None:
         ids = _fill(backend.saver())
         put(backend.saver(tenant="other"), at(), "2f0000")
-        assert _both(backend.saver(may_list_all_threads=True), limit=1) == ids[:1]
-        assert _both(backend.saver(tenant="other", may_list_all_threads=True)) == ["2f0000"]
+        assert _list_twice(backend.saver(may_list_all_threads=True), limit=1) == ids[:1]
+        assert _list_twice(backend.saver(tenant="other", may_list_all_threads=True)) == ["2f0000"]
         expect_refusal(NotAllowed, lambda: list(backend.saver().list(None, limit=1)))
 
     def test_what_is_not_returned_is_not_read(self, backend: Backend) -> None:
@@ -109,7 +109,7 @@ class Listing:
 
     def test_a_thread_whose_head_is_gone_is_named(self, backend: Backend) -> None:
         ids = _fill(backend.saver())
-        head = next(one for n, one in enumerate(ids) if AGES[::-1][n] == 0)
+        head = next(one for n, one in enumerate(ids) if PLACE_BY_AGE[::-1][n] == 0)
         gone = Commit(Partition("", "a"), (Delete(CHECKPOINT, ("", head)),))
         assert isinstance(backend.driver.perform(gone), Committed)
         saver = backend.saver(may_list_all_threads=True)

@@ -37,7 +37,7 @@ def _vector(text: str) -> list[float]:
 
 
 def new_index(**settings: Any) -> SearchIndex:
-    """Return an index as a process of its own has it, with nothing read yet."""
+    """Return an index as a new process has it, with nothing read yet."""
     return SearchIndex({"dims": DIMS, "embed": embed, "fields": ["text"], "name": "pairs", **settings})
 
 
@@ -50,7 +50,7 @@ HOSTILE = (
     '"', "'; DROP TABLE items; --", "tea*", "NEAR(tea, 2)", "text:tea", "-tea", "(tea", "tea AND", "%", "_",
     "\0", "😀", "\u200b", "茶", "tea " * 20_000, "x" * 100_000, "$where", "\\", "&|!:*<->", "{}",
 )  # fmt: skip
-"""Queries that mean something to a database's own search, or to none."""
+"""Queries that have a special meaning in the search of some database, or that are unusual text."""
 
 
 class Meaning:
@@ -196,5 +196,5 @@ class Meaning:
 
 
 def _round_scores(found: Sequence[tuple[float | None, tuple[str, ...], str]]) -> list[Any]:
-    """Return results in an order in which equal scores do not matter."""
+    """Return results with rounded scores, sorted so that the order of equal scores does not matter."""
     return sorted((-round(score or 0, 4), namespace, key) for score, namespace, key in found)

@@ -198,7 +198,8 @@ class Reading:
 
     def test_big_bodies_come_back_whole(self, driver: Driver) -> None:
         size = min(driver.limits.bytes // 2, 3 << 20)
-        # Some drivers compress chunks, by which only one body gains, and some store large ones in parts.
+        # Some drivers compress chunks, which makes only the first body smaller; some store large ones in
+        # parts.
         bodies = [b"\xff" * size, Random(1).randbytes(size)]
         rows.store_ops(driver, *(rows.chunk(bytes((n,)) * 16, body=body) for n, body in enumerate(bodies)))
         for n, body in enumerate(bodies):

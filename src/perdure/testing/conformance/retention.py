@@ -59,7 +59,8 @@ def build_replaying_graph(saver: Any) -> Any:
 
 
 def chain(saver: PerdureSaver, length: int, thread: str = THREAD) -> list[dict[str, Any]]:
-    """Store checkpoints, each with a value of its own and one that shares items; return the values."""
+    """Store checkpoints, each with a value of its own and one that shares items with the others; return the
+    values."""
     step = at(thread=thread)
     out: list[dict[str, Any]] = []
     for n in range(length):
@@ -77,22 +78,22 @@ class Pruning:
 
     def test_prune_keeps_the_head_and_what_it_needs(self, backend: Backend) -> None:
         saver = backend.saver()
-        held = chain(saver, 6)
+        originals = chain(saver, 6)
         before = backend.chunks()
         backend.saver().prune([THREAD])
         assert list_ids(backend.saver()) == ["c5"]
-        assert values(saver) == values(backend.saver()) == held[5]
+        assert values(saver) == values(backend.saver()) == originals[5]
         assert backend.chunks() < before, "prune left the chunks of what it removed"
-        put(saver, load(saver).config, "c6", held[0], version=9)
-        assert values(backend.saver()) == held[0]
+        put(saver, load(saver).config, "c6", originals[0], version=9)
+        assert values(backend.saver()) == originals[0]
 
     def test_prune_keeps_what_is_tagged_and_what_is_asked_for(self, backend: Backend) -> None:
-        held = chain(backend.saver(), 6)
+        originals = chain(backend.saver(), 6)
         backend.database().tag(THREAD, "mine", "c1")
         backend.saver().prune([THREAD], keep_last=2)
         assert list_ids(backend.saver()) == ["c5", "c4", "c1"]
         for n in (1, 4, 5):
-            assert values(backend.saver(), f"c{n}") == held[n]
+            assert values(backend.saver(), f"c{n}") == originals[n]
 
     def test_prune_keeps_a_head_that_is_not_the_newest_by_id(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -136,20 +137,23 @@ class Pruning:
 
         pruners = iter([backend.saver()])
         saver = backend.saver_with(hook)
-        held = chain(saver, 4)
-        put(saver, load(saver).config, "new", {"own": held[0]["own"]}, version=9)
-        assert values(backend.saver()) == {"own": held[0]["own"]}
+        originals = chain(saver, 4)
+        put(saver, load(saver).config, "new", {"own": originals[0]["own"]}, version=9)
+        assert values(backend.saver()) == {"own": originals[0]["own"]}
         assert list_ids(backend.saver()) == ["new", "c3"]
-        for write in (held[1]["own"], held[2]["own"]):
+        for write in (originals[1]["own"], originals[2]["own"]):
             pruners = iter([backend.saver()])
             saver.put_writes(at("new"), [("x", write)], write[:6])
-        assert [w[2] for w in load(backend.saver()).pending_writes or []] == [held[1]["own"], held[2]["own"]]
+        assert [w[2] for w in load(backend.saver()).pending_writes or []] == [
+            originals[1]["own"],
+            originals[2]["own"],
+        ]
 
     def test_a_prune_anywhere_in_a_put_loses_nothing(self, backend: Backend) -> None:
-        self._anywhere(backend, lambda s: s.prune([THREAD]), self._put_again)
+        self._interleave(backend, lambda s: s.prune([THREAD]), self._put_again)
 
     def test_a_put_anywhere_in_a_prune_loses_nothing(self, backend: Backend) -> None:
-        self._anywhere(backend, self._put_again, lambda s: s.prune([THREAD]))
+        self._interleave(backend, self._put_again, lambda s: s.prune([THREAD]))
 
     @staticmethod
     def _put_again(saver: PerdureSaver) -> None:
@@ -160,7 +164,7 @@ class Pruning:
         put(saver, loaded.config, "again", old, version=9)
 
     @staticmethod
-    def _anywhere(
+    def _interleave(
         backend: Backend, inner: Callable[[PerdureSaver], None], outer: Callable[[PerdureSaver], None]
     ) -> None:
         """Run ``inner``, in another process with a warm cache of the thread, before each effect of
@@ -176,8 +180,8 @@ class Pruning:
                     inner(rival)  # noqa: B023 - called within this round
 
             saver, rival = backend.saver_with(hook), backend.saver()
-            held = chain(saver, 4)
-            assert values(rival) == held[3]
+            originals = chain(saver, 4)
+            assert values(rival) == originals[3]
             left = place
             outer(saver)
             if left > 0:
@@ -187,7 +191,7 @@ class Pruning:
             found = {item.checkpoint["id"]: item.checkpoint["channel_values"] for item in fresh.list(at())}
             assert latest(fresh) == "again"
             assert found["again"] == {"own": long("own 0"), "shared": [long("item 0"), long("new")]}
-            assert all(found[f"c{n}"] == held[n] for n in range(4) if f"c{n}" in found)
+            assert all(found[f"c{n}"] == originals[n] for n in range(4) if f"c{n}" in found)
             saver.prune([THREAD])
             assert values(backend.saver()) == found["again"]
 
@@ -237,7 +241,7 @@ class Pruning:
         assert backend.chunks() < 8
 
     def test_a_tag_set_while_a_prune_is_planned_is_kept(self, backend: Backend) -> None:
-        held = chain(backend.saver(), 4)
+        originals = chain(backend.saver(), 4)
         tags = iter(["late"])
 
         def hook(_: int, effect: Effect[Any]) -> None:
@@ -249,7 +253,7 @@ class Pruning:
 
         backend.saver_with(hook).prune([THREAD])
         assert list_ids(backend.saver()) == ["c3", "c1"]
-        assert values(backend.saver(), "c1") == held[1]
+        assert values(backend.saver(), "c1") == originals[1]
 
     def test_a_fork_from_a_checkpoint_that_was_pruned_says_so(self, backend: Backend) -> None:
         saver = backend.saver()
@@ -315,10 +319,10 @@ class Pruning:
     def test_a_commit_near_the_limit_still_fits_when_it_is_sealed(self, backend: Backend) -> None:
         for size in range(19_000, 20_400, 60):
             saver = backend.saver(wrap=lambda driver: Narrow(driver, CommitLimits(ops=64, bytes=20_000)))
-            held = {"x": [f"{n:04}" + "x" * 990 for n in range(size // 1000)] + ["y" * (size % 1000)]}
+            originals = {"x": [f"{n:04}" + "x" * 990 for n in range(size // 1000)] + ["y" * (size % 1000)]}
             saver.delete_thread(THREAD)
-            put(saver, at(), "c1", held)
-            assert values(backend.saver()) == held
+            put(saver, at(), "c1", originals)
+            assert values(backend.saver()) == originals
 
     def test_a_thread_made_anew_is_not_taken_for_one_that_came_back_older(self, backend: Backend) -> None:
         """A new thread with the id of a deleted one has versions far from those of the deleted one."""

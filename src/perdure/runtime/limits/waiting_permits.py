@@ -17,6 +17,12 @@ class Permit:
         is_nested: True for a call within another one that holds a place of the limit: both share that place.
         is_granted: True from its turn until it is released.
         is_dropped: True if it is not awaited any more.
+        turn: Done when its turn has come.
+        tokens: Tokens that it was estimated to need.
+        money: Money that was set aside for it.
+        moment: The moment of the rate's permit that it used.
+        began: The time at which its wait began.
+        waited: Seconds for which it waited.
     """
 
     user: str = ""

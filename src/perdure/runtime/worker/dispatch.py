@@ -487,7 +487,7 @@ class Dispatch:
             self._observers.event("worker.unavailable", error=type(error).__name__)
             self._backlog.in_vain(due, time(), failed=True)
         except Exception as error:
-            # Other threads go on; this one is retried with backoff.
+            # Other queues are served on; this one is retried with backoff.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )

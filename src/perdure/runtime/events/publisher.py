@@ -126,6 +126,7 @@ class EventBuffer:
         self._announce = announce
         self._is_leased = is_leased
         self._doubtful: deque[Event] = deque()
+        """Events that are shown once they are stored, as the run's lease was in doubt."""
         self._held: deque[Event] = deque()
         self._readers: list[tuple[int, asyncio.Future[None]]] = []
         self._held_bytes = 0

@@ -34,12 +34,12 @@ class Permits:
         """Remove lapsed permits."""
         while self._spans:
             first, count = self._spans[0]
-            gone = min(count, math.ceil((now - self._lasts - first) / self._interval))
-            if gone <= 0:
+            lapsed = min(count, math.ceil((now - self._lasts - first) / self._interval))
+            if lapsed <= 0:
                 return
             self._spans.popleft()
-            if gone < count:
-                self._spans.appendleft((first + gone * self._interval, count - gone))
+            if lapsed < count:
+                self._spans.appendleft((first + lapsed * self._interval, count - lapsed))
                 return
 
     def __len__(self) -> int:

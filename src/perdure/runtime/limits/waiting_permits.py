@@ -17,6 +17,12 @@ class Permit:
         is_nested: True for a call within another one that holds a place of the limit: both share that place.
         is_granted: True from its turn until it is released.
         is_dropped: True if it is not awaited any more.
+        turn: Done when its turn has come.
+        tokens: Tokens that it was estimated to need.
+        money: Money that was set aside for it.
+        moment: The moment of the rate's permit that it used.
+        began: The time at which its wait began.
+        waited: Seconds for which it waited.
     """
 
     user: str = ""
@@ -47,12 +53,12 @@ class WaitingPermits:
         return len(self._by_user)
 
     def add(self, permit: Permit, *, has_places: bool) -> None:
-        """Add a permit of a limit, which ``has_places`` if it limits how many calls run at once."""
+        """Add a permit. ``has_places`` is True if the limit is one of the number of calls at once."""
         queue = self._by_user.setdefault(permit.user, deque())
         if permit.begins and not permit.is_nested:
             queue.append(permit)
             return
-        # This one goes first: it needs less than new calls do, and they may wait for its outer call or place.
+        # This one goes first: it needs less than a new call, which may even wait until its outer call ends.
         queue.appendleft(permit)
         if permit.is_nested or not has_places:
             self._by_user.move_to_end(permit.user, last=False)

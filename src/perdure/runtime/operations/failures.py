@@ -31,8 +31,15 @@ _GROUP_MAX = 200
 
 
 class RunFailure(NamedTuple):
-    """Error of a run, as it may be shown: the name of its type, its text, its traceback, if one is stored and
-    may be shown, the version of the graph, if it was noted, and the node that raised it, if that is known."""
+    """Error of a run, as it may be shown.
+
+    Attributes:
+        kind: the name of its type.
+        message: its text.
+        traceback: its traceback, if one is stored and may be shown.
+        version: the version of the graph, if it was noted.
+        node: the node that raised it, if that is known.
+    """
 
     kind: str
     message: str
@@ -57,9 +64,19 @@ class RunFailure(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Failed runs with errors that are alike. Times are microseconds since 1970; ``example`` is the newest,
-    as its thread and its run; ``versions`` has how many are of each version of the graph that was noted, and
-    ``nodes`` are those that raised the errors."""
+    """Failed runs with errors that are alike. Times are microseconds since 1970.
+
+    Attributes:
+        group: the name of the group.
+        kind: the name of the errors' type.
+        message: their text, with placeholders for the parts that differ.
+        runs: the number of runs.
+        first_at: the time of the oldest.
+        last_at: the time of the newest.
+        example: the thread and the run of the newest.
+        versions: the number of runs by version of the graph, where one was noted.
+        nodes: the nodes that raised the errors.
+    """
 
     group: str
     kind: str

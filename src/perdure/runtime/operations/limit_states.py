@@ -54,11 +54,15 @@ def entry_of(found: KeyState, now: int) -> dict[str, Any]:
     """Return the state of a key as JSON data; times are microseconds since 1970.
 
     Returns:
-        ``limit`` and ``key``; ``of`` what it limits; ``waiting``, the calls or runs that wait; for each
-        amount an entry with the ``most`` that it allows: ``concurrency`` with the places ``used``, ``rate``
-        and ``tokens`` with what is ``left`` now and the ``next_at`` time at which there is more, ``budget``
-        with what is ``spent``, what processes have set aside for calls (``held``), the time at which it is
-        reset (``resets_at``); and ``processes`` that have a share.
+        ``limit`` and ``key``; ``of``, the kind of calls that it limits; ``waiting``, the number of calls or
+        runs that wait; ``processes``, those that have a share; and for each amount of the limit an entry with
+        the ``most`` that it allows:
+
+        - ``concurrency``: also the places that are ``used``.
+        - ``rate`` and ``tokens``: also how much is ``left`` now, and ``next_at``, the time at which there is
+          more.
+        - ``budget``: also the money that is ``spent``, the money that processes have set aside for calls
+          (``held``), and the time at which the budget is reset (``resets_at``).
     """
     limit = SharedLimit(**found.amounts)
     state = drop_expired(limit, found.state, now)

@@ -46,19 +46,25 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
     """Return the state of a tenant's work as JSON data; times are microseconds since 1970, latencies seconds.
 
     Returns:
-        ``now``; ``minutes``, ``hours`` and ``days``, the ``runs`` that ended in each of the last 60 minutes,
-        24 hours and 30 days and how many ``failed``, with the calls of models, the oldest first; ``hour``,
-        ``day`` and ``month``, sums with the runs by ``graphs`` and ``users`` (a month has no users), and, of
-        the day, by ``versions`` of graphs, each ``since`` the hour in which it first ended a run, or the
-        minute if that is known; the ``errors``, the calls by ``models``, and the latencies from the
-        acceptance of a message to the ``end`` and to the ``first`` token; ``queue``, with the counts of
-        threads that are ``due`` and ``under_way``,
-        of replies and scheduled messages, and since when the ``oldest`` is due; ``threads`` that failed or
-        are ``interrupted``, ``None`` where only reading all threads would tell, and how many of the
-        interrupted ones are ``asleep``, waiting for a time or a signal and for no answer, ``None`` if there
-        are over 100 of them. For calls of models it has the ``calls``, ``input_tokens``, ``output_tokens``,
-        and the ``cost``, ``None`` if none of their models has a price. Counts of threads end at 1,000;
-        ``is_whole`` is false if one did, or if there were too many processes to add up.
+        ``now``, and:
+
+        - ``minutes``, ``hours`` and ``days``: for each of the last 60 minutes, 24 hours and 30 days, the
+          oldest first, the ``runs`` that ended in it, how many of them ``failed``, and the calls of models.
+        - ``hour``, ``day`` and ``month``: sums of these, with the runs by ``graphs`` and ``users`` (a month
+          has no users), the ``errors``, the calls by ``models``, and the latencies from the acceptance of a
+          message to the ``end`` of its run and to the ``first`` token. A day also has the runs by
+          ``versions`` of graphs, each ``since`` the hour in which it first ended a run, or the minute if that
+          is known.
+        - ``queue``: the counts of threads that are ``due`` and ``under_way``, of ``replies`` and of
+          ``scheduled`` messages, and since when the ``oldest`` is due.
+        - ``threads``: the counts of those that ``failed`` or are ``interrupted``, ``None`` where only reading
+          all threads would show that; and how many of the interrupted ones are ``asleep``, which wait for a
+          time or a signal and for no answer, ``None`` if more than 100 are interrupted.
+        - ``is_whole``: false if a count of threads ended at its limit of 1,000, or if there were too many
+          processes to add up.
+
+        Calls of models have the number of ``calls``, ``input_tokens``, ``output_tokens``, and the ``cost``,
+        ``None`` if none of their models has a price.
     """
     now = await database.arun(ask(Now()))
     queue, is_queue_whole = await database.arun(_read_queue(tenant, now))

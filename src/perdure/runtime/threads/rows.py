@@ -52,12 +52,23 @@ _TECHNICAL = frozenset({"source", "step", "parents", "run_id", "thread_id", "wri
 class ThreadRow(NamedTuple):
     """A thread as it is now.
 
-    Times are microseconds since 1970. ``run`` is the newest that was not rolled back; ``has_state`` is
-    true if the thread has a checkpoint, ``has_document`` if clients created or adopted it; ``version`` is
-    that of the document, ``touched_at`` the time at which it was written. ``waits`` are those of the run
-    whose question the thread waits on, and ``is_asleep`` is true if no person can answer any of its
-    interrupts. With a ``fault`` some of the thread's records cannot be read: the others are shown, and the
-    status is ``error``.
+    Times are microseconds since 1970.
+
+    Attributes:
+        thread_id: the thread.
+        metadata: its metadata.
+        created_at: the time at which it was created.
+        updated_at: the time of its last change.
+        status: its status; ``error`` if there is a ``fault``.
+        run: its newest run that was not rolled back.
+        has_state: true if it has a checkpoint.
+        ttl: its time to live, if it has one.
+        has_document: true if clients created or adopted it.
+        fault: the error of a record that cannot be read; the other records are shown.
+        version: the version of its document.
+        touched_at: the time at which its document was written.
+        waits: the waits of the run whose question it waits on.
+        is_asleep: true if no person can answer any of the interrupts of that run.
     """
 
     thread_id: str

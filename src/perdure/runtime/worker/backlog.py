@@ -72,8 +72,11 @@ class Backlog:
         self._tenant = tenant
         self._pause = pause
         self._new: dict[Due, int | None] = {}
+        """Due times of queues that were not put off; ``None`` for those that this process made due."""
         self._retried: dict[Due, int | None] = {}
+        """Due times of queues that were put off until a time that has passed."""
         self._tried: dict[Due, int | None] = {}
+        """Due times of queues that were taken, and whose result is not known yet."""
         self._put_off: dict[Due, _PutOff] = {}
         self._cursor: int | None = None
         self._turns = 0

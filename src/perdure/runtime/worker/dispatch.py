@@ -66,8 +66,10 @@ class Dispatch:
         self._waits_for_calls = False
         self._serving: dict[Due, asyncio.Task[None]] = {}
         self._to_serve_again: set[Due] = set()
+        """Queues that became due while they were served."""
         self._reserved: set[Due] = set()
         self._claimed_meanwhile: set[Due] = set()
+        """Queues that ``serve_reserved`` was called for while they were served."""
         self._awaited: dict[Due, Counter[Partition]] = {}
         """Threads for whose runs the run of a queue waits."""
         self._timers: set[asyncio.TimerHandle] = set()
@@ -485,7 +487,7 @@ class Dispatch:
             self._observers.event("worker.unavailable", error=type(error).__name__)
             self._backlog.in_vain(due, time(), failed=True)
         except Exception as error:
-            # Other threads go on; this one is retried with backoff.
+            # Other queues are served on; this one is retried with backoff.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )

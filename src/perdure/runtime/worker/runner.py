@@ -81,8 +81,9 @@ class Runner:
         self.activity = ActivityCounts(context.database, context.clock, context.owner, context.observers)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
-        # Runs that may have been claimed, with the time of the event loop at which their leases end.
+        """Runs that were claimed by the commits that stored their messages, until ``run_next`` takes them."""
         self._doubted: dict[Partition, tuple[HeldRun, float]] = {}
+        """Runs that may have been claimed, with the time of the event loop at which their leases end."""
         self._latest_ended: BoundedCache[Partition, tuple[Run, tuple[str, ...]]] = BoundedCache(_ENDED_MAX)
         self.buffers = RunBuffers(context, self.leases)
         self.limits = run_limits_of(

@@ -17,6 +17,7 @@ from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
     BaseCheckpointSaver,
 )
+from langgraph.checkpoint.serde.types import INTERRUPT
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot, StateUpdate
 
@@ -345,3 +346,12 @@ def _make_partial_graph(
     nodes = {name for each in graphs for name in each.nodes}
     saver = PartialSaver(graph.checkpointer, nodes, admits, refused or {})
     return graph.copy({"checkpointer": saver}), saver
+
+
+def select_outputs(graph: Pregel[Any, Any, Any, Any], values: Any) -> Any:
+    """Return what a call of the graph would return of the values of a state: the fields of its output schema,
+    and the interrupts."""
+    names = graph.output_channels
+    if isinstance(names, str) or not isinstance(values, Mapping):
+        return values
+    return {name: values[name] for name in (*names, INTERRUPT) if name in values}

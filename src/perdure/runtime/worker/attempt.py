@@ -22,7 +22,12 @@ from perdure.engine.queue.runs import Ending, HeldRun
 from perdure.errors import NotFound
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
-from perdure.langgraph.reading.readable_states import aread_state, aupdate_state, awithout_refused
+from perdure.langgraph.reading.readable_states import (
+    aread_state,
+    aupdate_state,
+    awithout_refused,
+    select_outputs,
+)
 from perdure.model.model_calls import Prices
 from perdure.model.runs.messages import DONE, WAITING
 from perdure.model.runs.payloads import COMMAND, RESUME
@@ -270,7 +275,8 @@ async def _clear_next_tasks(
     await aupdate_state(graph, config, None, as_node=END)
     if publisher is not None:
         if "values" in publisher.stream_modes:
-            await publisher.part("values", (await aread_state(graph, head_config)).values, ())
+            values = select_outputs(graph, (await aread_state(graph, head_config)).values)
+            await publisher.part("values", values, ())
         await publisher.publish_end()
 
 
@@ -377,6 +383,7 @@ async def _invoke(
         return await graph.ainvoke(given, config, **call_options)
     call_options = {
         **call_options,
+        "output_keys": graph.output_channels,
         "stream_mode": publisher.stream_modes,
         "subgraphs": publisher.stream.subgraphs,
     }

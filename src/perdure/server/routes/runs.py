@@ -14,6 +14,7 @@ from pydantic import Field
 
 from perdure.database.base import handle_of
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
+from perdure.langgraph.reading.readable_states import aread_state, select_outputs
 from perdure.model.runs.messages import FAILED, OPEN, WAITING
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
@@ -31,7 +32,7 @@ from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
 from perdure.server.runs.run_values import last_of, read_start, start_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
-from perdure.server.state_snapshots import snapshot
+from perdure.server.state_snapshots import config_of, graph_id_of
 from perdure.server.streaming import streams
 from perdure.server.streaming.end_frames import wants_end
 from perdure.server.streaming.late_response import LateResponse
@@ -468,20 +469,23 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
 
 
 async def _read_values(caller: Caller, thread_id: str, standing: Standing) -> Any:
-    """Return the values that a run left: the thread's current ones, unless another run has continued the
-    thread since, or the run started from an earlier checkpoint and stored none of its own."""
+    """Return the outputs that a run left: those of the thread's current state, unless another run has
+    continued the thread since, or the run started from an earlier checkpoint and stored none of its own."""
     run_id = standing.message.id if standing.run is None else standing.run.id
     row = await caller.threads.get(thread_id)
-    state = await snapshot(caller, row)
-    is_later = row.run is not None and row.run.id != run_id
-    is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
-    if (is_later or is_on_branch) and row.graph_id is not None:
-        async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
+    graph_id = graph_id_of(caller, row)
+    if graph_id is None:
+        return {}
+    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+        state = await aread_state(graph, config_of(thread_id))
+        is_later = row.run is not None and row.run.id != run_id
+        is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
+        if is_later or is_on_branch:
             last = await last_of(graph, thread_id, run_id)
             state = last or await read_start(graph, thread_id, standing) or state
-    if state.created_at is None:
-        return {}
-    return responses.outcome(state, row.waits)
+        if state.created_at is None:
+            return {}
+        return select_outputs(graph, responses.outcome(state, row.waits))
 
 
 def _respond_late(

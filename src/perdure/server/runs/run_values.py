@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from langgraph.pregel import Pregel
 from langgraph.types import StateSnapshot
 
-from perdure.langgraph.reading.readable_states import aread_history, aread_state
+from perdure.langgraph.reading.readable_states import aread_history, aread_state, select_outputs
 from perdure.model.runs.messages import Run
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Standing
@@ -21,10 +21,11 @@ _EARLIER = 20
 
 
 async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
-    """Return the values that a run left, regardless of later runs: those of its last checkpoint. A run
-    that stored nothing, or was rolled back, left the values that it started from."""
+    """Return the outputs of the graph that a run left, regardless of later runs: those of its last
+    checkpoint, with its questions. A run that stored nothing, or was rolled back, left the values that it
+    started from."""
     async with runtime.open_graph(run.graph, "threads.read") as graph:
-        return await _values_of(runtime, graph, thread_id, run)
+        return select_outputs(graph, await _values_of(runtime, graph, thread_id, run))
 
 
 class RunResult(NamedTuple):

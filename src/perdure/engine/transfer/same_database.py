@@ -9,7 +9,8 @@ from __future__ import annotations
 from perdure.engine.threads import transfer_claim
 from perdure.engine.transfer.transfer_terms import Side, TransferOptions, at, commit_at_target
 from perdure.errors import Conflict
-from perdure.model.program import Program
+from perdure.model.ops import Drop
+from perdure.model.program import Program, ask
 from perdure.model.records import THREADS, Partition
 
 
@@ -25,7 +26,7 @@ def refuse_same_database(partition: Partition, target: Partition, terms: Transfe
     claim = yield from at(Side.TARGET, transfer_claim.claim(terms.first_version))
     yield from at(Side.TARGET, commit_at_target(probe, claim))
     is_seen = yield from at(Side.SOURCE, transfer_claim.is_claimed(probe))
-    yield from at(Side.TARGET, commit_at_target(probe, [transfer_claim.release(terms.first_version)]))
+    yield from at(Side.TARGET, ask(Drop(probe)))
     if is_seen:
         raise Conflict(
             "source and target are the same database, named in two ways; nothing was changed. Name the other "

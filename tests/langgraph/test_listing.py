@@ -135,7 +135,7 @@ def test_a_page_of_a_subgraph_before_what_was_removed_has_what_is_older(
                     continue
                 page = [item.checkpoint["id"] for item in saver.list(at(namespace=namespace), before=before)]
                 assert page == [one for one in left if one < before_id]
-                alone = {"configurable": {"thread_id": "thread", "checkpoint_id": before_id}}
+                alone: RunnableConfig = {"configurable": {"thread_id": "thread", "checkpoint_id": before_id}}
                 assert list(saver.list(at(namespace=namespace), before=alone, limit=2)) == list(
                     saver.list(at(namespace=namespace), before=before, limit=2)
                 )

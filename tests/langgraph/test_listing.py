@@ -14,6 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from perdure.testing.conformance.backend import at, put
+from tests.langgraph import graphs
 from tests.langgraph.savers import opened
 
 
@@ -107,3 +108,34 @@ def test_a_page_before_a_checkpoint_that_was_pruned_has_what_is_older(driver: st
             assert [item.checkpoint["id"] for item in page] == wanted
         named = saver.list(at(checkpoint_id=ids[3]), before=at(checkpoint_id=ids[2]))
         assert list(named) == []
+
+
+@pytest.mark.parametrize("driver", ["memory", "sqlite"])
+@pytest.mark.parametrize("is_fresh", [False, True])
+def test_a_page_of_a_subgraph_before_what_was_removed_has_what_is_older(
+    driver: str, is_fresh: bool, tmp_path: Path
+) -> None:
+    """Whether the checkpoint was one of the subgraph or of the graph itself, and also in the context of the
+    run that came last, which a saver knows."""
+    with opened(driver, tmp_path) as db:
+        saver = db.checkpointer()
+        graph = graphs.remembering(saver)
+        for n in range(4):
+            run: Any = {"configurable": {"thread_id": "thread"}, "metadata": {"run_id": f"r{n}"}}
+            graph.invoke({"said": [f"turn {n}"]}, run)
+        seen = {name: [item.config for item in saver.list(at(namespace=name))] for name in ("", "ask")}
+        saver.delete_for_runs(["r2"])
+        saver = db.checkpointer() if is_fresh else saver
+        for namespace in seen:
+            left = [item.checkpoint["id"] for item in saver.list(at(namespace=namespace))]
+            assert 0 < len(left) < len(seen[namespace])
+            for before in (*seen[""], *seen["ask"]):
+                before_id = before["configurable"]["checkpoint_id"]
+                if before_id in left or saver.get_tuple(before) is not None:
+                    continue
+                page = [item.checkpoint["id"] for item in saver.list(at(namespace=namespace), before=before)]
+                assert page == [one for one in left if one < before_id]
+                alone: RunnableConfig = {"configurable": {"thread_id": "thread", "checkpoint_id": before_id}}
+                assert list(saver.list(at(namespace=namespace), before=alone, limit=2)) == list(
+                    saver.list(at(namespace=namespace), before=before, limit=2)
+                )

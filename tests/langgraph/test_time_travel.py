@@ -71,10 +71,13 @@ def test_a_state_that_was_only_looked_at_does_not_matter() -> None:
         assert said == ["turn 0", "remembers 1", "instead", "remembers 2"]
 
 
-def test_a_checkpoint_before_which_nothing_is_known_has_no_subgraph_s_state_before_it() -> None:
+def test_before_a_checkpoint_of_which_nothing_is_known_is_what_has_a_smaller_id() -> None:
     with perdure.connect_sync("memory://") as db:
         saver = db.checkpointer()
         graphs.remembering(saver).invoke({"said": ["hello"]}, config("t"))
         within: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": "ask"}}
-        assert list(saver.list(within, limit=1))
-        assert list(saver.list(within, before={"configurable": {"checkpoint_id": "unknown"}})) == []
+        fresh = db.checkpointer()
+        kept = [item.checkpoint["id"] for item in fresh.list(within)]
+        for unknown, wanted in (("0", []), (kept[0] + ".1", kept), (kept[0][:-1], kept[1:])):
+            page = fresh.list(within, before={"configurable": {"checkpoint_id": unknown}})
+            assert [item.checkpoint["id"] for item in page] == wanted

@@ -167,7 +167,9 @@ def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool) -> s
     measured = ""
     if sizes:
         measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
-    line = f"{age(now - row.updated_at):<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
+    # A thread whose first message still waits has no time of a change.
+    changed = age(now - row.updated_at) if row.updated_at else ""
+    line = f"{changed:<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
     line += quote_id(row.thread_id)
     if title := find_title(row.metadata):
         line += f"  {make_legible(title[:_TITLE_MAX])}"

@@ -42,7 +42,8 @@ class CheckpointListing:
 
     A run from an old checkpoint asks for the state that a subgraph had before the run's first checkpoint,
     with that one as ``before``; ``asking`` is then the root checkpoint that the run has loaded or stored
-    last. If ``before`` is not stored yet, or not any more, the subgraph's state up to ``asking`` is used."""
+    last. If ``before`` is not stored yet, or not any more, the subgraph's state up to ``asking`` is used; if
+    that is not stored either, or no run asks, ids are compared with that of ``before``."""
 
     at: Address
     filter: Mapping[str, Any] | None
@@ -71,8 +72,7 @@ class CheckpointListing:
         namespace = self._namespaces[0]
         if not self._started:
             self._started = True
-            if not (yield from self._find_start(namespace)):
-                return self._leave()
+            yield from self._find_start(namespace)
         if self.at.checkpoint_id is not None:
             record = yield from history.find(self.at.partition, namespace, self.at.checkpoint_id)
             if record is None or (self._below is not None and record.seq >= self._below):
@@ -111,33 +111,35 @@ class CheckpointListing:
         self.done = not rest
         return []
 
-    def _find_start(self, namespace: str) -> Program[bool]:
-        """Find where ``before`` cuts this namespace; return False if it has no checkpoint before that."""
+    def _find_start(self, namespace: str) -> Program[None]:
+        """Find where ``before`` cuts this namespace."""
         conf: Mapping[str, Any] = (self.before or {}).get("configurable") or {}
         before = conf.get("checkpoint_id")
         if not before:
-            return True
+            return
         same = yield from history.find(self.at.partition, namespace, before)
         if same is not None:
             self._below = same.seq
-            return True
-        if namespace == ROOT:
-            # The checkpoint was pruned since the caller saw it: those with smaller ids are still listed.
+            return
+        if namespace != ROOT and not conf.get("checkpoint_ns"):
+            # A run asks by the id alone. A config of a checkpoint is another caller's, who may page in the
+            # context of a run that has ended: its ``asking`` may be later than ``before``.
+            asking = None if "thread_id" in conf else self.asking
+            self._ancestors = yield from self._find_roots_before(before, asking)
+        if self._ancestors is None:
+            # The checkpoint was removed since the caller saw it: those with smaller ids are still listed.
             self._below_id = before
-            return True
-        self._ancestors = yield from self._find_roots_before(before)
-        return self._ancestors is not None
 
-    def _find_roots_before(self, checkpoint_id: str) -> Program[frozenset[str] | None]:
+    def _find_roots_before(self, checkpoint_id: str, asking: str | None) -> Program[frozenset[str] | None]:
         """Return the root checkpoints before a given one, all read at one moment; ``None`` if neither that
         one nor ``asking`` is stored."""
         partition = self.at.partition
         for _ in range(ATTEMPTS):
             generation = (yield from load_view(partition, ROOT)).generation
             found = yield from history.list_root_ancestors(partition, checkpoint_id)
-            if found is None and self.asking is not None:
-                found = yield from history.list_root_ancestors(partition, self.asking)
-                found = None if found is None else found | {self.asking}
+            if found is None and asking is not None:
+                found = yield from history.list_root_ancestors(partition, asking)
+                found = None if found is None else found | {asking}
             if not (yield from is_disturbed(partition, generation)):
                 return found
         raise Contention(f"thread {partition.thread!r} keeps being pruned; read it later")

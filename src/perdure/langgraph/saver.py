@@ -151,7 +151,7 @@ class PerdureSaver(SaverPrograms):
                 time linear in the number of threads.
             filter: Metadata that have to be equal.
             before: List only checkpoints before this one. If the config names no namespace, or this
-                checkpoint was pruned, ids are compared.
+                checkpoint was removed, ids are compared.
             limit: Maximum number of checkpoints to yield.
 
         Raises:

@@ -337,7 +337,7 @@ class TenantRuntime:
         removed."""
         partition = partition_of(ticket)
         if ticket.number:
-            return await self._database.arun(inbox.look(partition, ticket.number))
+            return await self._database.arun(inbox.look(partition, ticket.number, ticket.id))
         standing = await self._database.arun(inbox.find(partition, ticket.id))
         if standing is None:
             raise NotFound(f"thread {ticket.thread_id!r} has no message {ticket.id!r}: it was removed")
@@ -345,8 +345,9 @@ class TenantRuntime:
 
     async def wait(self, ticket: Ticket, timeout: float | None = None) -> Run:  # noqa: ASYNC109
         """Wait until the run of an accepted message has ended, in any process, and return it. Raise
-        ``TimeoutError`` after ``timeout`` seconds; the run continues. Raise ``RuntimeError`` if this runtime
-        works itself and was never entered, as nothing might ever end the run."""
+        ``TimeoutError`` after ``timeout`` seconds; the run continues. Raise ``NotFound`` if the message was
+        removed, and ``RuntimeError`` if this runtime works itself and was never entered, as nothing might
+        ever end the run."""
         partition = partition_of(ticket)
         if self._context.works and not self._worker.was_started:
             raise RuntimeError(
@@ -372,13 +373,14 @@ class TenantRuntime:
                     pause, seldom = min(longest, pause * 1.5), SELDOM_S
 
     async def run_id(self, ticket: Ticket) -> str:
-        """Return the id of the run of an accepted message: its own, or that of the first message with which
-        it is joined."""
+        """Return the id of the run of an accepted message: its own, also if it was removed, or that of the
+        first message with which it is joined."""
         partition = partition_of(ticket)
         if not ticket.number:
             # A postponed message becomes a run of its own.
             return ticket.id
-        program = inbox.run_id(partition, ticket.number, self._context.settings.max_batch)
+        most = self._context.settings.max_batch
+        program = inbox.run_id(partition, ticket.number, ticket.id, most)
         return await self._database.arun(program) or ticket.id
 
     async def find(self, thread_id: str, run_id: str) -> Standing | None:

@@ -22,6 +22,12 @@ from perdure.cli.app import (
 )
 from perdure.cli.data.copy import HandOver
 from perdure.cli.data.export_to import TargetOptions, export_to
+from perdure.cli.data.exported_threads import (
+    choose_threads,
+    list_threads,
+    report_stateless,
+    require_named,
+)
 from perdure.cli.data.langgraph_server import Authorization, Headers, ServerOptions
 from perdure.cli.data.sessions import export_sessions
 from perdure.errors import BadArchive, Conflict, NotAllowed, NotFound, PerdureError, Unavailable
@@ -85,7 +91,8 @@ def export(
     """Export a thread: readable JSON on standard output, or with --output a file to import elsewhere.
 
     With --all, a thread that is damaged, or has messages under way, is named and left out, and the exit code
-    is 1.
+    is 1. A thread that has nothing to export is named and left out as well: without --output, one that has no
+    state.
 
     The JSON is for reading; it cannot be imported, and it is never encrypted. The file of --output is
     complete and holds any number of threads. It is read back and compared by digest before it replaces a file
@@ -125,10 +132,8 @@ def export(
             return
         if output.exists() and not force:
             raise NotAllowed(f"{output} exists; pass --force to write over it")
-        names = [p.thread for p in admin.partitions(database, place.tenant) if p.space == THREADS]
-        wanted = names if everything else list(dict.fromkeys(thread_ids or []))
-        if not wanted:
-            raise NotFound("which thread? Name one or more, or pass --all")
+        names = list_threads(database, place.tenant)
+        wanted = names if everything else require_named(thread_ids)
         for name in wanted:
             if name not in names:
                 raise missing_thread(Partition(place.tenant, name))
@@ -144,10 +149,15 @@ def export(
                     if not everything or isinstance(error, Unavailable):
                         raise
                     handle_in(archive).run(ask(Drop(partition)))
-                    left_out[name] = error
+                    if isinstance(error, NotFound):
+                        # The thread was deleted since it was listed, or never held more than its name.
+                        warn(f"{quote_id(name)}: left out, as it is empty")
+                    else:
+                        left_out[name] = error
             if not digests:
                 _warn_left_out(left_out)
-                raise NotFound(f"no thread can be exported; {output} was not written")
+                why = "no thread can be exported" if left_out else "there is no thread to export"
+                raise NotFound(f"{why}; {output} was not written")
     for name, digest in digests:
         say(f"{digest.hex}  {quote_id(name)}, {digest.checkpoints} checkpoints")
     sealed = "in the clear" if clear or place.keys is None else "sealed with the database's key"
@@ -178,6 +188,7 @@ def _print_threads(
                 raise NotAllowed(
                     "JSON is written for one thread; name one, or pass --output FILE for several"
                 )
+            choose_threads(database, tenant, thread_ids, everything=False)
             data = database.export(thread_ids[0])
             typer.echo(json_text(data, indent=1))
 
@@ -190,15 +201,9 @@ def _warn_left_out(left_out: dict[str, PerdureError]) -> None:
 def _export_history(
     database: SyncDatabase, tenant: str, thread_ids: list[str] | None, everything: bool
 ) -> None:
-    from perdure import admin
     from perdure.imports.histories.conversations import read_history
 
-    if everything:
-        names = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
-    else:
-        names = list(dict.fromkeys(thread_ids or []))
-    if not names:
-        raise NotFound("which thread? Name one or more, or pass --all")
+    names, stateless = choose_threads(database, tenant, thread_ids, everything=everything)
     if len(names) == 1 and not everything:
         typer.echo(json_text(read_history(database, names[0], tenant=tenant), indent=1))
         return
@@ -212,6 +217,7 @@ def _export_history(
             left_out[name] = error
             continue
         print_json({"thread_id": name, "messages": messages})
+    report_stateless(stateless)
     if left_out:
         _warn_left_out(left_out)
         raise typer.Exit(1)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from perdure.cli.app import handle_in, quote_id, run_coroutine, say, several, warn
+from perdure.cli.data.exported_threads import ChosenThreads, choose_threads, report_stateless
 from perdure.cli.data.langgraph_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
-from perdure.model.missing_thread import missing_thread
-from perdure.model.records import SERVER, THREADS, Partition
+from perdure.model.records import SERVER, Partition
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
@@ -33,41 +33,32 @@ class TargetOptions:
 def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOptions) -> None:
     """Export threads to a place, and print what was written.
 
-    A thread that cannot be exported is named, and the exit code is 1.
+    A thread that cannot be exported is named, and the exit code is 1. One of --all that has no state is named
+    and left out.
 
     Raises:
-        NotFound: There is no such thread, or none was named.
+        NotFound: There is no such thread, it has no state, or none was named.
         Unavailable: The target does not answer; what was written there stays, and the export can be repeated.
     """
-    from perdure import admin
-
-    existing = [p.thread for p in admin.partitions(database, tenant) if p.space == THREADS]
-    if options.everything:
-        wanted = existing
-    else:
-        wanted = list(dict.fromkeys(options.threads))
-    if not wanted:
-        raise NotFound("which thread? Name one or more, or pass --all")
-    for name in wanted:
-        if name not in existing:
-            raise missing_thread(Partition(tenant, name))
+    chosen = choose_threads(database, tenant, options.threads, everything=options.everything)
     if url.startswith(("http://", "https://")):
-        _export_to_server(url, database, tenant, wanted, options)
+        _export_to_server(url, database, tenant, chosen, options)
         return
     from perdure.imports.stock_target import depart, open_stock_saver
 
     with open_stock_saver(url) as saver:
         handle = handle_in(database)
         written = _Written(redact(url))
-        for name in wanted:
+        for name in chosen.wanted:
             with written.of(f"thread {name!r}") as note:
                 count = depart(handle, Partition(tenant, name), saver)
                 note(f"{quote_id(name)}: {several(count.checkpoints, 'checkpoint')}")
+    report_stateless(chosen.stateless)
     written.end("thread")
 
 
 def _export_to_server(
-    url: str, database: SyncDatabase, tenant: str, wanted: list[str], options: TargetOptions
+    url: str, database: SyncDatabase, tenant: str, chosen: ChosenThreads, options: TargetOptions
 ) -> None:
     from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.target import ServerTarget
@@ -87,18 +78,18 @@ def _export_to_server(
         }
         if options.everything:
             _write_assistants(handle, tenant, api, written)
-        unexported = set(wanted)
-        for name in wanted:
+        unexported = {*chosen.wanted, *chosen.stateless}
+        for name in chosen.wanted:
             row = handle.run(look(Partition(tenant, name)))
             if row is not None:
                 metadata: dict[str, Any] = dict(row.metadata)
             else:
                 metadata = {}
-            chosen = metadata.get("graph_id") or next(iter(graphs))
+            graph_id = metadata.get("graph_id") or next(iter(graphs))
             with written.of(f"thread {name!r}") as note:
-                if chosen not in graphs:
-                    raise NotFound(f"it is of the graph {chosen!r}; name it with --graph {chosen}=PLACE")
-                outcome = target.thread(graphs[chosen], name, {**metadata, "graph_id": chosen})
+                if graph_id not in graphs:
+                    raise NotFound(f"it is of the graph {graph_id!r}; name it with --graph {graph_id}=PLACE")
+                outcome = target.thread(graphs[graph_id], name, {**metadata, "graph_id": graph_id})
                 unexported.remove(name)
                 note(f"{quote_id(name)}: {outcome}")
         if options.everything:
@@ -108,6 +99,7 @@ def _export_to_server(
             _write_crons(handle, tenant, api, written, unexported)
     finally:
         api.close()
+    report_stateless(chosen.stateless)
     written.end("thread")
 
 

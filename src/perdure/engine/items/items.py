@@ -320,8 +320,9 @@ def list_namespaces(
                 if len(out) == offset + limit:
                     break
         after = page[-1]
-        if depth is not None and cut and labels_of(after.thread)[:depth] == cut:
-            # Further names that are cut to the same labels add nothing: go on behind them.
+        if cut and len(cut) == depth and labels_of(after.thread)[:depth] == cut:
+            # All names within these labels are cut to the same: go on behind them. A namespace with fewer
+            # labels is listed by itself, and those within it follow.
             after = Partition(tenant, max(after.thread, name_after(cut)), STORE)
     return out[offset:]
 

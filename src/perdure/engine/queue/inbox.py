@@ -261,8 +261,16 @@ class Standing(NamedTuple):
         return self.run.state != OPEN
 
 
-def look(partition: Partition, seq: int) -> Program[Standing]:
+def look(partition: Partition, seq: int, message_id: str) -> Program[Standing]:
     """Return the status of a message.
+
+    A thread that was deleted and created again numbers its messages from the beginning, so the number alone
+    may name a later message.
+
+    Args:
+        partition: the thread.
+        seq: the number of the message.
+        message_id: its id.
 
     Raises:
         NotFound: it was never accepted, or was removed since.
@@ -270,10 +278,12 @@ def look(partition: Partition, seq: int) -> Program[Standing]:
     found, runs = yield from ask(
         Fetch(partition, (Get(INBOX, (seq,)), Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)))
     )
-    if not found:
-        raise NotFound(f"thread {partition.thread!r} has no message {seq}: it was removed, or never accepted")
+    message = read_one(partition, Message.read, found[0]) if found else None
+    if message is None or message.id != message_id:
+        raise NotFound(
+            f"thread {partition.thread!r} has no message {message_id!r}: it was removed, or never accepted"
+        )
     run = read_one(partition, Run.read, runs[0]) if runs else None
-    message = read_one(partition, Message.read, found[0])
     return _make_standing(message, run if run is not None and run.last >= seq else None)
 
 
@@ -343,21 +353,28 @@ def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[
     return []
 
 
-def run_id(partition: Partition, seq: int, most: int) -> Program[str | None]:
-    """Return the id of the run that took a message or will take it, with ``most`` messages in a run."""
+def run_id(partition: Partition, seq: int, message_id: str, most: int) -> Program[str | None]:
+    """Return the id of the run that took a message or will take it; ``None`` if the message was removed.
+
+    Args:
+        partition: the thread.
+        seq: the number of the message.
+        message_id: its id, as for ``look``.
+        most: most messages in a run.
+    """
     its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
     lanes, messages, runs = yield from ask(Fetch(partition, (Get(LANE, (IN,)), Get(INBOX, (seq,)), its)))
+    message = next(read_each(partition, Message.read, messages), None)
+    if message is None or message.id != message_id:
+        return None
     if runs and (run := read_one(partition, Run.read, runs[0])).last >= seq:
-        message = next(read_each(partition, Message.read, messages), None)
-        if message is not None and message.is_withdrawn:
-            return message.id
-        return run.id
+        return message_id if message.is_withdrawn else run.id
     after = Lane.read(IN, lanes).bound
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
     waiting = list(read_each(partition, Message.read, found))
     while waiting:
         taken = batch(waiting, most)
-        if taken[-1].seq >= seq:
+        if any(each.id == message_id for each in taken):
             return taken[0].id
         waiting = waiting[len(taken) :]
     return None

@@ -114,7 +114,7 @@ class Retry:
             earlier = None
         stopped: Message | None = None
         if earlier is not None:
-            standing = yield from look(self.partition, earlier.seq)
+            standing = yield from look(self.partition, earlier.seq, earlier.id)
             if standing.is_over and (standing.run is None or standing.run.state in _STOPPED):
                 earlier, stopped = None, standing.message
         checkpoint: tuple[Record, ...] = ()

@@ -13,7 +13,7 @@ from perdure.engine.queue.scheduled import list_postponed
 from perdure.engine.queue.stuck import Stuck, survey
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_run, describe_thread
-from perdure.inspector.timeline import describe_lane, number, read_thread, waits_of
+from perdure.inspector.timeline import describe_lane, number, read_inbox, read_thread, waits_of
 from perdure.model.ops import Fetch, FindDue, Get, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
@@ -141,7 +141,7 @@ def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
         run = next(read_each(partition, Run.read, found), None)
     replies = yield from outbox.replies(partition, _PAGE)
     return {
-        "queue": describe_lane(inbound),
+        "queue": (yield from read_inbox(partition, inbound)),
         "outbox": {**describe_lane(outbound), "states": dict(Counter(reply.state for reply in replies))},
         "later_at": lanes[2][0].fields["due_at"] if lanes[2] else None,
         "open_run": None if run is None else describe_run(run),

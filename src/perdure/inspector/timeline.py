@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure.engine.decoding import read_each
+from perdure.engine.queue import questions
 from perdure.engine.threads import history, tags
 from perdure.errors import BadSetting, NotFound
 from perdure.inspector.access import Access
@@ -134,11 +135,20 @@ def _load_details(partition: Partition) -> Program[dict[str, Any]]:
             for tag in tag_records
         ],
         "epoch": epochs[0].version if epochs else 0,
-        "queue": describe_lane(Lane.read(IN, inbox)),
+        "queue": (yield from read_inbox(partition, Lane.read(IN, inbox))),
         "outbox": describe_lane(Lane.read(OUT, outbox)),
         "later_at": later[0].fields["due_at"] if later else None,
         "runs": [describe_run(run) for run in read_each(partition, Run.read, runs)],
     }
+
+
+def read_inbox(partition: Partition, lane: Lane) -> Program[dict[str, Any]]:
+    """Return the state of an inbox as JSON data, with the run whose question may be answered now."""
+    if lane.run_id is not None or lane.pending:
+        waiting = None
+    else:
+        waiting = yield from questions.waiting_run(partition)
+    return {**describe_lane(lane), "waiting": waiting}
 
 
 def describe_lane(lane: Lane) -> dict[str, Any]:
@@ -151,7 +161,6 @@ def describe_lane(lane: Lane) -> dict[str, Any]:
         "epoch": lane.epoch,
         "lease_until": lane.lease_until,
         "retry_at": lane.retry_at,
-        "waiting": None if lane.run_id is not None or lane.pending else lane.waiting,
         "stop": lane.stop,
     }
 

@@ -89,11 +89,12 @@ def test_a_run_that_leaves_the_question_sends_none(queue: Queue, state: str) -> 
     """A stop without an interrupt, as this thread has no checkpoint."""
     queue.accept(channel="post")
     note = questions.with_closing_reply({"interrupts": []}, {"closed": True}, INHERITED)
-    queue.finish(queue.held(), WAITING, **note)
+    held = queue.held()
+    queue.finish(held, WAITING, **note)
     queue.accept({"input": 2})
     queue.finish(queue.held(), state)
     assert replies(queue) == []
-    queue.accept({"resume": 1}, mode="answer")
+    assert queue.lane().waiting == held.run.id
 
 
 def test_a_postponed_message_closes_the_question_when_its_run_ends(queue: Queue) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.engine.checks.fsck_queue import check_queue
 from perdure.engine.queue import effect_journal, inbox
 from perdure.engine.queue.inbox import Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome
@@ -125,6 +126,19 @@ def test_a_run_that_is_removed_takes_its_own_along_and_nothing_else(
     assert queue.accept(key="later").is_duplicate
     assert not queue.accept(key="k3").is_duplicate
     assert not queue.run(queue_retention.remove(HERE, removed, budget)), "it is gone"
+
+
+@pytest.mark.parametrize("budget", [5, 97])
+def test_an_inbox_does_not_name_a_waiting_run_that_is_removed(queue: Queue, budget: int) -> None:
+    for n in range(6):
+        queue.accept(mode="coalesce", key=f"k{n}")
+    held = queue.held()
+    queue.finish(held, WAITING)
+    (run,) = map(Run.read, queue.rows(RUN))
+    assert queue.lane().waiting == run.id
+    assert queue.run(queue_retention.remove(HERE, run, budget))
+    assert queue.lane().waiting is None
+    assert queue.run(check_queue(HERE)) == []
 
 
 def half_removed(queue: Queue, run: Run) -> None:

@@ -20,6 +20,8 @@ from langgraph.types import Send, interrupt
 
 from perdure import SyncDatabase
 from perdure.admin import move, new_archive
+from perdure.database.base import handle_of
+from perdure.engine.checks.fsck_queue import check_queue
 from perdure.errors import Conflict, NotFound, NotWaiting, QueueFull, TooLarge
 from perdure.model.records import DOCUMENT, LANE, RUN, Partition
 from perdure.model.retention_policy import Retention, RetentionRules
@@ -55,10 +57,10 @@ async def stays(runtime: Runtime, count: int, thread: str = "t") -> None:
     await eventually_stored(lambda: _has_no_timer(runtime, thread))
     await asyncio.sleep(0.3)
     assert len(await runtime.runs(thread)) == count
+    assert await handle_of(runtime.database).arun(check_queue(Partition("", thread))) == []
 
 
 async def _has_no_timer(runtime: Runtime, thread: str) -> bool:
-    from perdure.database.base import handle_of
     from perdure.model.ops import Fetch, Get
     from perdure.model.program import ask as perform
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.engine.decoding import read_each, read_one
+from perdure.engine.queue.latest_checkpoint import read_latest_checkpoint
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Conflict, Corrupt, NotWaiting
@@ -136,7 +137,8 @@ def look(
         return None, ()
     asked = yield from read_asked()
     unchanged = (Check(HEAD, (ROOT,), Expect.ABSENT if asked.head is None else asked.head),)
-    facts = Facts(is_busy=False, is_asking=bool(asked.interrupts) or lane.waiting is not None)
+    is_asking = bool(asked.interrupts) or (yield from is_paused(partition, lane))
+    facts = Facts(is_busy=False, is_asking=is_asking)
     if decide_question_state(facts) is not QuestionState.OPEN:
         return None, unchanged
     run = yield from find_asking_run(partition, lane, asked.interrupts)
@@ -174,11 +176,31 @@ def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | 
     return None
 
 
+def is_paused(partition: Partition, lane: Lane) -> Program[bool]:
+    """Return True if a thread waits as its inbox shows, at an interrupt or at a node: the run that the inbox
+    names may have been answered, or its thread edited, by a program that leaves the inbox as it is."""
+    if lane.waiting is None:
+        return False
+    latest = yield from read_latest_checkpoint(partition)
+    if latest is None:
+        return False
+    if latest.has_interrupt:
+        return True
+    (found,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
+    return latest.is_asking(read_waited(partition, found))
+
+
 def waiting_run(partition: Partition) -> Program[str | None]:
     """Return the id of the run whose question a thread's latest checkpoint asks, whether it may be answered
     now or not; ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    return Lane.read(IN, found).waiting
+    lane = Lane.read(IN, found)
+    try:
+        is_standing = yield from is_paused(partition, lane)
+    except Corrupt:
+        # Whether its question stands cannot be known, so the run must not be removed.
+        is_standing = True
+    return lane.waiting if is_standing else None
 
 
 def address_answer(

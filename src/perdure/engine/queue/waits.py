@@ -20,7 +20,7 @@ from perdure.errors import Conflict, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
-from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, Partition, Record
+from perdure.model.records import DOCUMENT, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.messages import ANSWERS, Message, Reply, Run, dedupe_put, encode
 from perdure.model.runs.payloads import RESUME
 from perdure.model.runs.queue import IN, OUT, WAITS, Debounce, Lane
@@ -284,7 +284,8 @@ class Wake:
         standing = yield from load_waits(self.partition, inbox, self.read_asked)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
         if standing is None:
-            return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged), Woken()))
+            ended = yield from self._end_waits(inbox)
+            return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged, *ended), Woken()))
         kept = early_of(seen.early)
         unfit: list[str] = []
         for signal in kept:
@@ -302,14 +303,24 @@ class Wake:
                 self.new_id(), {name: standing.waits[name].answer for name in expired}
             )
             after = {**standing.waits, **{name: standing.waits[name].spend() for name in expired}}
+            put_waits = _put_waits(standing, {**read_waits(standing.run.note), **after})
             woken = Woken(expired=len(expired), unfit=tuple(unfit))
-            return (
-                yield from self._answer(seen, standing, message, [_put_waits(standing, after)], after, woken)
-            )
+            return (yield from self._answer(seen, standing, message, [put_waits], after, woken))
         reminded = yield from self._remind(seen, standing, unchanged)
         if reminded is None:
             return None
         return reminded._replace(unfit=tuple(unfit))
+
+    def _end_waits(self, inbox: Lane) -> Program[list[Op]]:
+        """Return the removal of the waits of the run that a thread is shown to wait on, as none of them
+        counts any more: waits without a time at which they are due would be taken for damage."""
+        if inbox.waiting is None:
+            return []
+        (found,) = yield from ask(Fetch(self.partition, (Get(RUN, (inbox.waiting,)),)))
+        run = questions.read_waited(self.partition, found)
+        if run is None or not read_waits(run.note):
+            return []
+        return [replace(run, note=with_waits(run.note, {})).put()]
 
     def _answer(
         self,
@@ -336,9 +347,15 @@ class Wake:
         after = {**standing.waits, **{name: wait.note_reminders(self.now) for name, wait in due.items()}}
         next_at = next_due(after.values())
         ops: list[Op] = [*_timer(seen.timer, next_at, self.fresh), unchanged, standing.unchanged]
+        # Waits that do not count now stay only with a time at which the thread is looked at: waits without
+        # one would be taken for damage.
+        stored = read_waits(standing.run.note)
+        kept = {**(stored if next_at is not None else {}), **after}
+        if kept != stored:
+            ops.append(_put_waits(standing, kept))
         if not due:
             return (yield from self._commit(tuple(ops), Woken(due_at=next_at)))
-        run, sent = standing.run, sum(wait.reminded for wait in read_waits(standing.run.note).values())
+        run, sent = standing.run, sum(wait.reminded for wait in stored.values())
         if run.channel:
             payloads = [payload for wait in due.values() for payload in wait.replies]
         else:
@@ -359,7 +376,7 @@ class Wake:
         number = yield from events.find_first_free(self.partition, self.now)
         reminder_event = events.Event(number, run.id, REMINDER, encode(data, "event").decode())
         keeping = events.keep_until(self.now + self.keep_events, self.fresh)
-        ops += [*events.puts(run.id, [reminder_event]), keeping, _put_waits(standing, after)]
+        ops += [*events.puts(run.id, [reminder_event]), keeping]
         woken = Woken(reminded=len(due), has_replies=bool(payloads), due_at=next_at)
         return (yield from self._commit(tuple(ops), woken))
 
@@ -396,9 +413,8 @@ def accept(inbox: Lane, message: Message, now: int, fresh: int) -> tuple[Lane, l
     return inbox, [inbox.put(fresh), stored.put(), *dedupe]
 
 
-def _put_waits(standing: StandingWaits, after: Waits) -> Put:
-    """Return the operation that stores waits with their run; those that do not count now stay as they are."""
-    waits = {**read_waits(standing.run.note), **after}
+def _put_waits(standing: StandingWaits, waits: Waits) -> Put:
+    """Return the operation that stores waits with their run."""
     return replace(standing.run, note=with_waits(standing.run.note, waits)).put()
 
 

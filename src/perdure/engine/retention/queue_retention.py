@@ -148,15 +148,19 @@ def remove(partition: Partition, run: Run, budget: int) -> Program[bool]:
         if not found or found[0].version != run.version:
             return False
         parts = yield from _plan_run_removal(partition, found[0], {m.key[0]: m for m in messages})
-        # The lane must be unchanged: a dedupe key that was removed meanwhile may be another message's by now.
-        checks = [Check(LANE, (IN,), lane.version) for lane in lanes]
-        taken = _take(parts, budget - len(checks) - 1)
+        taken = _take(parts, budget - len(lanes) - 1)
         is_last = bool(taken) and taken[-1].kind is RUN
         if is_last:
             ops = taken
         else:
             ops = [Check(RUN, found[0].key, run.version), *taken]
-        outcome = yield from ask(Commit(partition, (*checks, *ops)))
+        # The lane must be unchanged: a dedupe key that was removed meanwhile may be another message's by now.
+        guards: list[Op] = [Check(LANE, (IN,), lane.version) for lane in lanes]
+        inbox = Lane.read(IN, lanes)
+        if is_last and inbox.waiting == run.id:
+            # An inbox that names a run which is not stored would be taken for damage.
+            guards = [inbox._replace(waiting=None).put(0)]
+        outcome = yield from ask(Commit(partition, (*guards, *ops)))
         if is_last and isinstance(outcome, Committed):
             return True
         refused += not isinstance(outcome, Committed)

@@ -13,6 +13,7 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.decoding import read_each
+from perdure.engine.queue import questions
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.signals import Signal, signal_key
 from perdure.engine.retention.thread_expiry import read_at_rest
@@ -145,7 +146,7 @@ def of_thread(
         until,
         fault,
     )
-    if not values and lane.waiting is None and fault is None:
+    if not values and fault is None and not (yield from questions.is_paused(partition, lane)):
         return ()
     if not values:
         return (common,)

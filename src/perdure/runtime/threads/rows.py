@@ -7,11 +7,12 @@ its checkpoints, and it is interrupted if its latest checkpoint has an unanswere
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
+from perdure.engine.queue.latest_checkpoint import LatestCheckpoint, read_at
 from perdure.engine.threads.thread_state import refuse_headless
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import plain_reading
@@ -113,17 +114,28 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
         return None
     run = standing[0] if standing else None
     document = documents[0] if documents else None
-    row = row_of(partition, document, lane, run, edited[0] if edited else None)
+    edit = edited[0].body if edited else None
+    latest: LatestCheckpoint | None = None
+    waited = next((each for each in standing if each.id == lane.waiting), None)
+    if heads and _depends_on_checkpoint(lane, run, edit):
+        try:
+            latest = yield from read_at(partition, heads[0].fields["checkpoint_id"])
+            waited = waited or (yield from _read_waited(partition, lane))
+        except Corrupt as error:
+            fault = fault or error
+    run_ids = {record.key[0] for record in runs}
+    row = row_of(partition, document, run, _find_status(lane, run, edit, latest, waited, run_ids))
     # After a rollback the inbox names no waiting run: the newest one that is left has asked.
     newest_waiting = run if run is not None and run.state == WAITING else None
-    asking = next((each for each in standing if each.id == lane.waiting), newest_waiting)
-    if asking is not None and not (edited and edited[0].body["run_id"] == asking.id):
+    asking = waited or newest_waiting
+    is_edited = asking is not None and edit is not None and edit["run_id"] == asking.id
+    if asking is not None and not is_edited and heads and (latest is None or latest.is_of(asking)):
         ids = {one["id"] for one in asking.note.get("interrupts", ())}
         is_asleep = bool(ids) and ids <= takes_no_answer(asking.note)
         row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
     if heads:
         try:
-            row = yield from _add_state(partition, heads[0].fields["checkpoint_id"], row)
+            row = yield from _add_state(partition, heads[0].fields["checkpoint_id"], row, latest)
         except Corrupt as error:
             fault = fault or error
     elif run is not None and fault is None:
@@ -139,18 +151,16 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
 def row_of(
     partition: Partition,
     document: Document | None,
-    lane: Lane | None = None,
     run: Run | None = None,
-    edited: Document | None = None,
+    status: Status = "idle",
 ) -> ThreadRow:
     """Return a thread from its records, without the data of its checkpoints.
 
     Args:
         partition: the thread's partition.
         document: the thread's document, if it has one.
-        lane: the thread's inbox queue.
         run: the newest run that was not rolled back.
-        edited: the document under ``EDITED``.
+        status: its status.
     """
     body = {} if document is None else document.body
     times = [run.updated_at] if run else []
@@ -160,7 +170,7 @@ def row_of(
         body.get("metadata", {}),
         body.get("created_at", run.started_at if run else 0),
         max(times, default=0),
-        _find_status(lane, run, edited.body if edited else None),
+        status,
         run,
         False,
         body.get("ttl"),
@@ -170,8 +180,10 @@ def row_of(
     )
 
 
-def _add_state(partition: Partition, head: str, row: ThreadRow) -> Program[ThreadRow]:
-    """Return the row with the data of the thread's latest checkpoint."""
+def _add_state(
+    partition: Partition, head: str, row: ThreadRow, known: LatestCheckpoint | None
+) -> Program[ThreadRow]:
+    """Return the row with the data of the thread's latest checkpoint, which is read unless it is known."""
     row = row._replace(has_state=True)
     head_time = time_of(head)
     if head_time is None or not row.has_document:
@@ -186,7 +198,10 @@ def _add_state(partition: Partition, head: str, row: ThreadRow) -> Program[Threa
             first_time = time_of(records[-1].id) or _parse_time(records[-1])
             row = row._replace(metadata=_read_metadata(records[0]), created_at=row.created_at or first_time)
     if row.status == "idle" and (row.run is None or row.run.state != DONE or head_time > row.run.updated_at):
-        (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
+        if known is None:
+            (writes,) = yield from ask(Fetch(partition, (Range(WRITE, ("", head), bodies=False),)))
+        else:
+            writes = known.writes
         if find_asking_tasks(writes):
             row = row._replace(status="interrupted")
     return row._replace(updated_at=max(row.updated_at, head_time))
@@ -237,18 +252,55 @@ def _fetch_records(partition: Partition) -> Program[tuple[tuple[tuple[Record, ..
     return tuple(out), fault
 
 
-def _find_status(lane: Lane | None, run: Run | None, edited: Mapping[str, Any] | None) -> Status:
-    """Return the status that the queue shows: a question that no run asked is known only from a
-    checkpoint."""
-    is_fork = edited is not None and edited.get("is_fork", False)
-    is_edited = edited is not None and edited["run_id"] == (None if run is None else run.id)
-    is_asking = lane is not None and lane.waiting is not None
-    if is_edited and edited is not None:
-        is_asking = bool(edited["goes_on"])
+def _depends_on_checkpoint(lane: Lane, run: Run | None, edit: Mapping[str, Any] | None) -> bool:
+    """Return True if the latest checkpoint decides whether what the queue shows of a thread still holds."""
+    if _is_busy(lane):
+        return False
+    has_failed = run is not None and run.state == FAILED
+    return has_failed or lane.waiting is not None or (edit is not None and edit["goes_on"])
+
+
+def _read_waited(partition: Partition, lane: Lane) -> Program[Run | None]:
+    """Return the run that the inbox shows as waiting; ``None`` if there is none."""
+    if lane.waiting is None:
+        return None
+    (stored,) = yield from ask(Fetch(partition, (Get(RUN, (lane.waiting,)),)))
+    return next(map(Run.read, stored), None)
+
+
+def _find_status(
+    lane: Lane,
+    run: Run | None,
+    edit: Mapping[str, Any] | None,
+    latest: LatestCheckpoint | None,
+    waited: Run | None,
+    run_ids: Set[str],
+) -> Status:
+    """Return the status that the queue shows, as far as the latest checkpoint agrees. A question that no run
+    asked is known only from the checkpoint.
+
+    Args:
+        lane: the thread's inbox.
+        run: the newest run that was not rolled back.
+        edit: the document under ``EDITED``.
+        latest: the latest checkpoint, unless the status does not depend on it.
+        waited: the run that the inbox shows as waiting.
+        run_ids: the ids of the newest runs.
+    """
+    is_edited = edit is not None and edit["run_id"] == (None if run is None else run.id)
+    is_fork = edit is not None and edit.get("is_fork", False)
+    is_noted = bool(edit["goes_on"]) if edit is not None and is_edited else lane.waiting is not None
+    has_failed = run is not None and run.state == FAILED and not (is_edited and not is_fork)
+    if run is not None and latest is not None and latest.is_past(run, run_ids):
+        has_failed = False
     return decide_thread_status(
         Facts(
-            is_busy=lane is not None and (lane.run_id is not None or lane.pending > 0),
-            is_asking=is_asking,
-            has_failed=run is not None and run.state == FAILED and not (is_edited and not is_fork),
+            is_busy=_is_busy(lane),
+            is_asking=is_noted and latest is not None and latest.is_asking(waited),
+            has_failed=has_failed,
         )
     )
+
+
+def _is_busy(lane: Lane) -> bool:
+    return lane.run_id is not None or lane.pending > 0

@@ -122,11 +122,23 @@ def _write_derivation(d: _Dialect, which: str) -> str:
         "state": select_value("run", states, latest),
         "busy": select_value("lane", "1", "x.name = 'inbox' AND (x.run_id IS NOT NULL OR x.last > x.bound)"),
     }
+    # A program may have gone past the end of the latest run without another run. Unless the head shows that
+    # none did, the records have to be read.
+    newest = f"(SELECT x.run_id FROM {d.table('run')} x WHERE x.t = q.pk AND {latest})"
+    at_head = f"SELECT 1 FROM {d.table('head')} h"
+    of_thread = "WHERE h.t = q.pk AND h.namespace = ''"
+    stands = (
+        f"EXISTS ({at_head} JOIN {d.table('checkpoint')} c ON c.t = h.t AND c.namespace = h.namespace"
+        f" AND c.checkpoint_id = h.checkpoint_id JOIN {d.table('run')} r ON r.t = h.t AND r.run_id = c.run_id"
+        f" {of_thread} AND (state = 'error' OR r.run_id = {newest}))"
+        f" OR (state = 'error' AND NOT EXISTS ({at_head} {of_thread}))"
+    )
     columns = ", ".join(f"{sql} AS {name}" for name, sql in parts.items())
     times = ", ".join(f"coalesce({name}, 0)" for name in ("made", "head", "ran"))
     status = (
         "CASE WHEN busy IS NOT NULL THEN 'busy' WHEN edited >= coalesce(ran, 0) THEN 'unsure'"
-        " WHEN state <> 'idle' THEN state WHEN asked THEN 'interrupted' ELSE 'idle' END"
+        " WHEN coalesce(state, 'idle') = 'idle' THEN CASE WHEN asked THEN 'interrupted' ELSE 'idle' END"
+        f" WHEN (asked AND state = 'interrupted') OR {stands} THEN state ELSE 'unsure' END"
     )
     latest_time = f"coalesce(nullif({d.largest}({times}), 0), {d.now})"
     listing = d.table("listing")
@@ -148,6 +160,10 @@ _SOURCES = {
 }
 """The condition of the records from which a row is derived, by table."""
 
+_EVENTS = [(table, event) for table in _SOURCES for event in ("INSERT", "UPDATE")] + [("head", "DELETE")]
+"""The changes after which a row is derived again. Of these records only a head is ever removed while its
+thread stays and its status changes."""
+
 
 def _write_condition(d: _Dialect, table: str, event: str) -> str:
     conditions = [_SOURCES[table]] if _SOURCES[table] else []
@@ -155,21 +171,22 @@ def _write_condition(d: _Dialect, table: str, event: str) -> str:
         # A lease is renewed all the time, without any effect on the listing.
         pending = f"(OLD.last > OLD.bound) {d.differs} (NEW.last > NEW.bound)"
         conditions.append(f"(OLD.run_id {d.differs} NEW.run_id OR {pending})")
-    if conditions:
-        return f" WHEN ({' AND '.join(conditions)})"
-    return ""
+    if not conditions:
+        return ""
+    condition = " AND ".join(conditions)
+    return f" WHEN ({condition.replace('NEW.', 'OLD.') if event == 'DELETE' else condition})"
 
 
 def sqlite() -> tuple[str, ...]:
     """Return the statements that add the listing to SQLite or D1, and fill it."""
     d = _SQLITE
     statements = _write_table(d)
-    for table in _SOURCES:
-        statements += [
+    for table, event in _EVENTS:
+        changed = "OLD" if event == "DELETE" else "NEW"
+        statements.append(
             f"CREATE TRIGGER perdure_listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)}"
-            f"{_write_condition(d, table, event)} BEGIN {_write_derivation(d, 'p.pk = NEW.t')}; END"
-            for event in ("INSERT", "UPDATE")
-        ]
+            f"{_write_condition(d, table, event)} BEGIN {_write_derivation(d, f'p.pk = {changed}.t')}; END"
+        )
     remove = "DELETE FROM perdure_listing WHERE t ="
     statements += [
         f"CREATE TRIGGER perdure_listing_removed AFTER DELETE ON perdure_thread BEGIN {remove} OLD.pk; END",
@@ -186,16 +203,15 @@ def postgres(schema: str) -> tuple[str, ...]:
     statements = _write_table(d)
     statements += [
         f"CREATE FUNCTION {schema}.listed() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
-        f" {_write_derivation(d, 'p.pk = NEW.t')}; RETURN NULL; END $perdure$",
+        f" {_write_derivation(d, 'p.pk = coalesce(NEW.t, OLD.t)')}; RETURN NULL; END $perdure$",
         f"CREATE FUNCTION {schema}.unlisted() RETURNS trigger LANGUAGE plpgsql AS $perdure$ BEGIN"
         f" DELETE FROM {schema}.listing WHERE t = OLD.pk; RETURN NULL; END $perdure$",
     ]
-    for table in _SOURCES:
-        statements += [
-            f"CREATE TRIGGER listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)} FOR EACH ROW"
-            f"{_write_condition(d, table, event)} EXECUTE FUNCTION {schema}.listed()"
-            for event in ("INSERT", "UPDATE")
-        ]
+    statements += [
+        f"CREATE TRIGGER listing_{table}_{event.lower()} AFTER {event} ON {d.table(table)} FOR EACH ROW"
+        f"{_write_condition(d, table, event)} EXECUTE FUNCTION {schema}.listed()"
+        for table, event in _EVENTS
+    ]
     statements += [
         f"CREATE TRIGGER listing_removed AFTER DELETE ON {schema}.thread FOR EACH ROW"
         f" EXECUTE FUNCTION {schema}.unlisted()",

@@ -184,7 +184,7 @@ def _runs(names: Names) -> Iterator[Attempt]:
     chosen = {"thread_id": names.busy, "run_ids": [names.running, names.pending]}
     yield Attempt("POST", "/runs/cancel", body=chosen)
     yield Attempt("POST", "/runs/cancel", body={"context_id": names.busy, "run_ids": [names.running]})
-    yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN}, kind="empty")
+    yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN})
     failed = {"thread_id": names.failed, "run_ids": [names.failed_run]}
     yield Attempt("POST", "/runs/retry", body=failed)
     yield Attempt("POST", "/runs/retry", body={**failed, "thread_id": OWN}, kind="empty")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
@@ -149,7 +150,20 @@ _PATH_MAX = 1000
 """Maximum length of a path to a value, which is followed in each thread of a page."""
 
 
+def read_run_id(value: str) -> str:
+    """Return the id of a run as it is stored. Text that is not a UUID, and so the id of
+    no run, is returned unchanged."""
+    try:
+        return str(uuid.UUID(value))
+    except ValueError:
+        return value
+
+
+RunId = Annotated[str, AfterValidator(read_run_id)]
+"""The id of a run, a UUID in any of its forms."""
+
 Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
+RunIds = Annotated[list[RunId], Field(max_length=IDS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
 Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_to_mapping)]
 

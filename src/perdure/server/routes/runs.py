@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -25,7 +25,7 @@ from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence
 from perdure.server.openapi import make_router
-from perdure.server.requests import RUN_MODES, Body, Contents, Ids, NewRun, Page
+from perdure.server.requests import RUN_MODES, Body, Contents, NewRun, Page, RunId, RunIds
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
@@ -41,6 +41,9 @@ from perdure.server.thread_ids import NAMES
 router = make_router("runs", GatedRoute)
 
 _PAGE = 100
+_NAMED_MAX = 10
+"""Maximum number of ids in the text of an error."""
+_ID_LENGTH = 36
 _DEFAULT_MODES: tuple[StreamMode, ...] = ("values",)
 
 Action = Literal["interrupt", "rollback"]
@@ -50,14 +53,14 @@ Status = Literal["pending", "running", "error", "success", "timeout", "interrupt
 class _CancelMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids | None = None
+    run_ids: RunIds | None = None
     status: Literal["pending", "running", "all"] | None = None
 
 
 class _RetryMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids | None = None
+    run_ids: RunIds | None = None
     status: Literal["error"] | None = None
     metadata: Contents = Field(default_factory=dict[str, Any])
     limit: int = Field(default=100, ge=1, le=1000)
@@ -231,7 +234,7 @@ async def list_runs(
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
-async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+async def get(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Return a run with its current status."""
     await caller.thread(thread_id, "read")
     return Json(responses.run(await _find_standing(caller, thread_id, run_id), thread_id))
@@ -242,7 +245,7 @@ async def join(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """Wait for a run's end and return its values."""
@@ -260,7 +263,7 @@ async def join_stream(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     *,
     stream_mode: QueriedNames = None,
     cancel_on_disconnect: bool = False,
@@ -307,7 +310,7 @@ async def cancel(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     wait: bool = False,
     action: Action = "interrupt",
 ) -> Response:
@@ -326,11 +329,13 @@ async def cancel(
 async def cancel_many(
     caller: CallerNow, request: Request, asked: _CancelMany, action: Action = "interrupt"
 ) -> Response:
-    """Cancel several runs: those of a thread by their ids, or all with a status."""
+    """Cancel several runs: those of a thread by their ids, or all with a status. Nothing is cancelled if the
+    thread does not have all of them; those that have ended stay as they are."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
     named = _find_named_runs(thread_id, asked, "a status")
     if named is not None:
         await caller.thread(named[0], "update", action=action)
+        await _require_runs(caller, *named)
         for run_id in named[1]:
             await _cancel(caller, named[0], run_id, action)
         return Response(status_code=204)
@@ -361,7 +366,7 @@ def _find_named_runs(
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/retry")
-async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Run a failed run again from its last stored step, as a run of its own. The record of the failure
     stays."""
     await caller.thread(thread_id, "create_run", run_id=run_id)
@@ -401,7 +406,7 @@ async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, A
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
 async def delete(
-    caller: CallerNow, thread_id: ThreadId, run_id: str, checkpoints: Literal["keep", "delete"] = "keep"
+    caller: CallerNow, thread_id: ThreadId, run_id: RunId, checkpoints: Literal["keep", "delete"] = "keep"
 ) -> Response:
     """Remove a run. Its checkpoints stay by default."""
     await caller.thread(thread_id, "delete", run_id=run_id)
@@ -432,6 +437,23 @@ async def _find_standing(caller: Caller, thread_id: str, run_id: str) -> Standin
     if standing is None or not responses.run_status(standing):
         raise NotFound(f"Run {run_id!r} not found.")
     return standing
+
+
+async def _require_runs(caller: Caller, thread_id: str, run_ids: Sequence[str]) -> None:
+    """Raise ``NotFound``, with their ids, if a thread does not have some of the runs that a request names."""
+    missing: list[str] = []
+    for run_id in run_ids:
+        standing = await caller.runtime.find(thread_id, run_id)
+        if standing is None or not responses.run_status(standing):
+            missing.append(run_id)
+        else:
+            _require_own_run(standing)
+    if missing:
+        named = ", ".join(repr(run_id[:_ID_LENGTH]) for run_id in missing[:_NAMED_MAX])
+        raise NotFound(
+            f"Thread {thread_id!r} does not have {len(missing)} of these runs: {named}; nothing was "
+            "cancelled. Leave their ids out"
+        )
 
 
 def _require_own_run(standing: Standing) -> None:

@@ -282,7 +282,7 @@ async def _get_tree(caller: Caller, headers: Headers, thread_id: str, params: Pa
     row = await _find_row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
-        found = await caller.runtime.find(thread_id, str(run_id))
+        found = await caller.runtime.find(thread_id, requests.read_run_id(str(run_id)))
         if found is None or not shapes.run_status(found):
             raise _CommandError("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
     state = await snapshot(caller, row, subgraphs=True)

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from perdure.model.arguments import check_run_config
 from perdure.model.runs.payloads import check_command, holds_anything
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
@@ -192,14 +193,12 @@ Breakpoints = Literal["*"] | Names | None
 
 
 def _check_config(value: dict[str, Any]) -> dict[str, Any]:
-    for part in ("configurable", "metadata"):
-        if not isinstance(value.get(part), dict | None):
-            raise ValueError(f"{part} of a config is an object")
+    check_run_config(value)
     return value
 
 
 Config = Annotated[dict[str, Any], BeforeValidator(_to_mapping), AfterValidator(_check_config)]
-"""LangGraph's config; of its parts only ``configurable`` and ``metadata`` are checked."""
+"""LangGraph's config. Its own parts are checked; the values in ``configurable`` and ``metadata`` are not."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
 """Maximum number of entries in a page, for the current request."""
 body_max: ContextVar[int] = ContextVar("body_max", default=4 * 1024 * 1024)

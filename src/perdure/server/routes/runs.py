@@ -6,7 +6,7 @@ import json
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request, Response
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from perdure.database.base import handle_of
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
-from perdure.model.runs.messages import FAILED, OPEN, WAITING
+from perdure.model.runs.messages import FAILED, OPEN, WAITING, Run
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import to_json
@@ -29,7 +29,7 @@ from perdure.server.requests import RUN_MODES, Body, Contents, NewRun, Page, Run
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
-from perdure.server.runs.run_values import last_of, read_start, start_of
+from perdure.server.runs.run_values import read_left, start_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
 from perdure.server.state_snapshots import snapshot
 from perdure.server.streaming import streams
@@ -476,12 +476,13 @@ async def _await_outcome(caller: Caller, thread_id: str, run_id: str, *, removes
 
 async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool) -> bytes:
     standing = await wait_for_end(caller, thread_id, run_id)
-    if standing.run is not None and standing.run.state == FAILED:
-        result = to_json({"__error__": responses.run_error(standing.run)})
+    if (error := responses.end_error(standing)) is not None:
+        result = to_json({"__error__": error})
     elif isinstance(standing, Ended) and standing.values is not None:
         result = standing.values
     else:
-        result = to_json(await _read_values(caller, thread_id, standing))
+        # A run without an error has begun.
+        result = to_json(await _read_values(caller, thread_id, standing, cast(Run, standing.run)))
     if removes and standing.message.channel:
         caller.host.in_background(remove_thread(caller, standing, thread_id))
     elif removes:
@@ -489,18 +490,16 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     return result.encode()
 
 
-async def _read_values(caller: Caller, thread_id: str, standing: Standing) -> Any:
+async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: Run) -> Any:
     """Return the values that a run left: the thread's current ones, unless another run has continued the
     thread since, or the run started from an earlier checkpoint and stored none of its own."""
-    run_id = standing.message.id if standing.run is None else standing.run.id
     row = await caller.threads.get(thread_id)
     state = await snapshot(caller, row)
-    is_later = row.run is not None and row.run.id != run_id
-    is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
+    is_later = row.run is not None and row.run.id != run.id
+    is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run.id
     if (is_later or is_on_branch) and row.graph_id is not None:
         async with caller.graph(row.graph_id, "threads.read", thread_id) as graph:
-            last = await last_of(graph, thread_id, run_id)
-            state = last or await read_start(graph, thread_id, standing) or state
+            return await read_left(caller.runtime, graph, thread_id, run)
     if state.created_at is None:
         return {}
     return responses.outcome(state, row.waits)

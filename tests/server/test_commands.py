@@ -83,6 +83,31 @@ def test_the_pairs_of_an_update_are_applied_with_the_answer_and_alone() -> None:
     in_world(_pairs)
 
 
+async def _unknown_node(place: World, goto: Any) -> None:
+    await started(place, input={"log": ["ask"]})
+    await place.work()
+    assert (await started(place, command={"resume": "yes", "goto": goto})).status_code == 200
+    await place.work()
+    shown = await place.shown()
+    assert (shown["log"], shown["status"], shown["thread"]) == (["ask"], "error", ["send?"])
+    thread = (await place.http.get(f"/threads/{THREAD}")).json()
+    assert "goes to 'nowhere'; the graph has the nodes node" in thread["error"]["message"]
+    assert (await started(place, command={"resume": "yes"})).status_code == 200
+    await place.work()
+    assert (await place.shown())["state"] == ["pay?"]
+    steps = [{"updates": [{"command": {"goto": goto}, "as_node": "node"}]}]
+    body = {"thread_id": "new", "metadata": {"graph_id": "agent"}, "supersteps": steps}
+    refused = await place.http.post("/threads", json=body)
+    assert refused.status_code == 400, refused.text
+    assert "goes to 'nowhere'" in refused.json()["detail"]
+    assert (await place.http.get("/threads/new")).status_code == 404
+
+
+@pytest.mark.parametrize("goto", ["nowhere", ["node", "nowhere"], {"node": "nowhere", "input": {}}], ids=str)
+def test_a_goto_to_an_unknown_node_fails_its_run_and_leaves_the_question_open(goto: Any) -> None:
+    in_world(_unknown_node, goto)
+
+
 async def _superstep(place: World, command: dict[str, Any], log: list[str]) -> None:
     steps: list[dict[str, Any]] = [
         {"updates": [{"values": {"log": ["in"]}, "as_node": "__start__"}]},

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langgraph.channels.base import BaseChannel
+from langgraph.constants import END, START
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
@@ -96,6 +97,18 @@ def parse_command(command: Mapping[str, Any]) -> Command[Any]:
         for to in ([asked] if isinstance(asked, str | Mapping) else asked)
     ]
     return Command(update=update, resume=command.get("resume"), goto=goto)
+
+
+def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[Any]) -> str | None:
+    """Return the text of the error of a command that goes to nodes which the graph does not have; None if it
+    has them. LangGraph would drop the command's ``goto`` and end the run as a success."""
+    goto = [command.goto] if isinstance(command.goto, str | Send) else command.goto
+    asked = {to.node if isinstance(to, Send) else str(to) for to in goto}
+    unknown = sorted(asked - (graph.nodes.keys() - {START}) - {END})
+    if not unknown:
+        return None
+    known = sorted(graph.nodes.keys() - {START})
+    return f"the command goes to {', '.join(map(repr, unknown))}; the graph has the nodes {', '.join(known)}"
 
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:

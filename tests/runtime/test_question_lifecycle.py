@@ -272,6 +272,21 @@ def test_a_command_that_holds_nothing_is_refused(near: Storage, command: dict[st
     go(main())
 
 
+@pytest.mark.parametrize("command", [{"update": 5}, {"update": ["two"]}, {"goto": 5}, {"goto": {}}], ids=str)
+def test_a_command_that_no_graph_can_apply_is_refused(near: Storage, command: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with working(near.database(), _twice().compile()) as runtime:
+            await said(runtime, {"log": []})
+            with pytest.raises(ValueError, match=r"of a command|holds nothing"):
+                await runtime.submit("ada", None, command=command)
+            if command != {"goto": {}}:
+                with pytest.raises(ValueError, match="of a command"):
+                    await runtime.answer("ada", "yes", command=command)
+            assert await shown(runtime) == ["send?"]
+
+    go(main())
+
+
 def _two(gate: asyncio.Event | None = None) -> Pregel[Any, Any, Any, Any]:
     async def left(state: State) -> dict[str, Any]:
         return {"log": [f"left {interrupt('left?')}"]}

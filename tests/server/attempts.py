@@ -13,10 +13,12 @@ from urllib.parse import urlencode
 
 from tests.server.tenants import Names, said
 
-Kind = Literal["missing", "empty", "refused command", "refused call", "listens", "claims", "own"]
+Kind = Literal[
+    "missing", "empty", "refused command", "refused call", "listens", "claims", "own", "contradictory"
+]
 """What is to come of it: there is no such thing; an answer as if there were nothing; as the first of a
 command; an error of JSON-RPC; a stream on which nothing is told; the same but where names are common to all,
-as one that would be made is taken; or something of one's own."""
+as one that would be made is taken; something of one's own; or that the request names two threads."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,10 @@ def _states(names: Names) -> Iterator[Attempt]:
     # From a thread of one's own to what is Alice's.
     own = {"thread_id": OWN}
     yield Attempt("GET", f"{at}/state/{{checkpoint_id}}", {**own, "checkpoint_id": names.checkpoint})
-    yield Attempt("POST", f"{at}/state/checkpoint", own, {"checkpoint": past})
-    for before in befores:
-        yield Attempt("POST", f"{at}/history", own, {"before": before}, kind="own")
-    yield Attempt("POST", f"{at}/history", own, {"checkpoint": past}, kind="own")
+    yield Attempt("POST", f"{at}/state/checkpoint", own, {"checkpoint": past}, kind="contradictory")
+    yield Attempt("POST", f"{at}/history", own, {"before": names.checkpoint}, kind="own")
+    for body in ({"before": past}, {"before": {"configurable": past}}, {"checkpoint": past}):
+        yield Attempt("POST", f"{at}/history", own, body, kind="contradictory")
 
 
 def _runs(names: Names) -> Iterator[Attempt]:
@@ -182,7 +184,7 @@ def _runs(names: Names) -> Iterator[Attempt]:
     chosen = {"thread_id": names.busy, "run_ids": [names.running, names.pending]}
     yield Attempt("POST", "/runs/cancel", body=chosen)
     yield Attempt("POST", "/runs/cancel", body={"context_id": names.busy, "run_ids": [names.running]})
-    yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN}, kind="empty")
+    yield Attempt("POST", "/runs/cancel", body={**chosen, "thread_id": OWN})
     failed = {"thread_id": names.failed, "run_ids": [names.failed_run]}
     yield Attempt("POST", "/runs/retry", body=failed)
     yield Attempt("POST", "/runs/retry", body={**failed, "thread_id": OWN}, kind="empty")
@@ -222,7 +224,7 @@ def _new_runs(names: Names) -> Iterator[Attempt]:
     yield Attempt("POST", f"{on}/wait", own, {**new, "config": elsewhere}, kind="own")
     yield Attempt("POST", f"{on}/wait", own, {**new, "checkpoint_id": names.checkpoint}, kind="own")
     past = {"thread_id": names.idle, "checkpoint_id": names.checkpoint}
-    yield Attempt("POST", f"{on}/stream", own, {**new, "checkpoint": past}, kind="own")
+    yield Attempt("POST", f"{on}/stream", own, {**new, "checkpoint": past}, kind="contradictory")
 
 
 def _commands(names: Names) -> Iterator[Attempt]:

@@ -41,6 +41,127 @@ def test_a_command_that_holds_nothing_is_refused(command: dict[str, Any]) -> Non
     in_world(_nothing, command)
 
 
+UNFIT: tuple[dict[str, Any], ...] = (
+    {"update": 5},
+    {"update": "log"},
+    {"update": ["log"]},
+    {"update": [["log"]]},
+    {"update": [["log", ["x"]], [1, 2]]},
+    {"goto": 5},
+    {"goto": True},
+    {"goto": False},
+    {"goto": {"input": {}}},
+    {"goto": {"node": 1}},
+    {"goto": [None]},
+    {"goto": ["node", ["node"]]},
+    {"goto": [""]},
+)
+
+
+@pytest.mark.parametrize("command", UNFIT, ids=str)
+@pytest.mark.parametrize("beside", [{}, {"resume": "yes"}], ids=["alone", "beside an answer"])
+def test_a_command_that_no_graph_can_apply_is_refused(
+    command: dict[str, Any], beside: dict[str, Any]
+) -> None:
+    in_world(_nothing, {**command, **beside})
+
+
+async def _pairs(place: World) -> None:
+    await started(place, input={"log": ["ask"]})
+    await place.work()
+    update = [["log", ["approved by ada"]], ["log", ["ask"]]]
+    assert (await started(place, command={"resume": "yes", "update": update})).status_code == 200
+    await place.work()
+    shown = await place.shown()
+    assert (shown["log"], shown["state"]) == (["ask", "approved by ada", "ask"], ["pay?"])
+    assert (await started(place, command={"update": [["log", ["more"]]]})).status_code == 200
+    await place.work()
+    assert (await place.shown())["log"][3] == "more"
+
+
+def test_the_pairs_of_an_update_are_applied_with_the_answer_and_alone() -> None:
+    in_world(_pairs)
+
+
+async def _unknown_node(place: World, goto: Any) -> None:
+    await started(place, input={"log": ["ask"]})
+    await place.work()
+    assert (await started(place, command={"resume": "yes", "goto": goto})).status_code == 200
+    await place.work()
+    shown = await place.shown()
+    assert (shown["log"], shown["status"], shown["thread"]) == (["ask"], "error", ["send?"])
+    thread = (await place.http.get(f"/threads/{THREAD}")).json()
+    assert "goes to 'nowhere'; the graph has the nodes node" in thread["error"]["message"]
+    assert (await started(place, command={"resume": "yes"})).status_code == 200
+    await place.work()
+    assert (await place.shown())["state"] == ["pay?"]
+    steps = [{"updates": [{"command": {"goto": goto}, "as_node": "node"}]}]
+    body = {"thread_id": "new", "metadata": {"graph_id": "agent"}, "supersteps": steps}
+    refused = await place.http.post("/threads", json=body)
+    assert refused.status_code == 400, refused.text
+    assert "goes to 'nowhere'" in refused.json()["detail"]
+    assert (await place.http.get("/threads/new")).status_code == 404
+
+
+@pytest.mark.parametrize("goto", ["nowhere", ["node", "nowhere"], {"node": "nowhere", "input": {}}], ids=str)
+def test_a_goto_to_an_unknown_node_fails_its_run_and_leaves_the_question_open(goto: Any) -> None:
+    in_world(_unknown_node, goto)
+
+
+async def _superstep(place: World, command: dict[str, Any], log: list[str]) -> None:
+    steps: list[dict[str, Any]] = [
+        {"updates": [{"values": {"log": ["in"]}, "as_node": "__start__"}]},
+        {"updates": [{"command": command, "as_node": "node"}]},
+    ]
+    body = {"thread_id": THREAD, "metadata": {"graph_id": "agent"}, "supersteps": steps}
+    made = await place.http.post("/threads", json=body)
+    assert made.status_code == 200, made.text
+    state = (await place.http.get(f"/threads/{THREAD}/state")).json()
+    assert (state["values"]["log"], state["next"]) == (log, ["node"] if command.get("goto") else [])
+    assert (await started(place)).status_code == 200
+    await place.work()
+    if command.get("goto"):
+        assert (await place.shown())["log"] == [*log, "echo"]
+
+
+@pytest.mark.parametrize(
+    ("command", "log"),
+    [
+        ({"goto": {"node": "node", "input": {"log": ["hi"]}}}, ["in"]),
+        ({"goto": "node", "resume": None}, ["in"]),
+        ({"update": [["log", ["p"]]], "goto": ["node"]}, ["in", "p"]),
+        ({"update": {"log": ["d"]}}, ["in", "d"]),
+    ],
+    ids=str,
+)
+def test_the_command_of_a_superstep_is_applied(command: dict[str, Any], log: list[str]) -> None:
+    in_world(_superstep, command, log)
+
+
+async def _unfit_superstep(place: World, update: dict[str, Any]) -> None:
+    body = {
+        "thread_id": THREAD,
+        "metadata": {"graph_id": "agent"},
+        "supersteps": [{"updates": [{**update, "as_node": "node"}]}],
+    }
+    refused = await place.http.post("/threads", json=body)
+    assert refused.status_code == 422, refused.text
+    assert (await place.http.get(f"/threads/{THREAD}")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        *({"command": command} for command in UNFIT),
+        {"command": {"update": {"log": ["x"]}, "resume": "yes"}},
+        {"command": {"update": {"log": ["x"]}}, "values": {"log": ["y"]}},
+    ],
+    ids=str,
+)
+def test_a_superstep_that_would_lose_a_part_of_its_command_creates_no_thread(update: dict[str, Any]) -> None:
+    in_world(_unfit_superstep, update)
+
+
 async def _null(place: World) -> None:
     await started(place, input={"log": ["ask"]})
     await place.work()

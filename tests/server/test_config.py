@@ -323,6 +323,10 @@ def test_a_line_of_an_env_file_that_is_no_variable_is_named_without_its_text() -
             "zzzzzz = 1\n",
             "zzzzzz, which is not a setting; there is database_url, keys, graphs, assistants",
         ),
+        (
+            "[assistants.agent]\nrecursion_limit = 0\n",
+            "agent: recursion_limit of a config is a whole number from 1 on",
+        ),
         ("http = 3\n", "http in perdure.toml is 3; write it as a table, [http]"),
         (
             "[http]\nport = 'x'\n",

@@ -170,6 +170,8 @@ def is_refused(attempt: Attempt, answer: Said, *, has_own: bool) -> bool:
             return answer.status == 200 and "data:" not in answer.text
         case "own":
             return answer.status in (200, 400, 404)
+        case "contradictory":
+            return answer.status in (403, 404, 422) and list(json.loads(answer.text)) == ["detail"]
         case "claims" if has_own:
             return answer.status in (200, 409)
         case "claims" if attempt.route.endswith("/commands"):

@@ -183,3 +183,46 @@ async def test_a_checkpoint_among_the_configurable_values_is_text_that_can_be_st
             assert answer.status_code == 422, answer.text
             assert "checkpoint_id" in detail(answer)
         assert await client.runs.list("t") == []
+
+
+UNFIT_CONFIGS: dict[str, dict[str, Any]] = {
+    "recursion_limit": {"recursion_limit": 0},
+    "max_concurrency": {"max_concurrency": "a"},
+    "tags": {"tags": [5]},
+    "callbacks": {"callbacks": ["x"]},
+}
+
+
+@pytest.mark.parametrize("part", UNFIT_CONFIGS)
+@run
+async def test_a_config_with_which_no_run_could_begin_is_refused_before_it_is_stored(
+    near: str, part: str
+) -> None:
+    async with serving(near) as server:
+        http, client = await server.http(), await server.client()
+        await client.threads.create(thread_id="t", graph_id="aware")
+        assistant: Any = await client.assistants.create("aware")
+        cron: Any = await client.crons.create("aware", schedule="0 0 1 1 *")
+        config: dict[str, Any] = {"config": UNFIT_CONFIGS[part]}
+        body: dict[str, Any] = {"assistant_id": "aware", "input": said("x"), **config}
+        asked: list[tuple[str, str, Any]] = [
+            *(("POST", f"/threads/t/runs{how}", body) for how in ("", "/wait", "/stream")),
+            ("POST", "/runs/wait", body),
+            ("POST", "/runs/batch", [{**body, "config": {}}, body]),
+            ("POST", "/assistants", {"graph_id": "aware", **config}),
+            ("PATCH", f"/assistants/{assistant['assistant_id']}", config),
+            ("POST", "/runs/crons", {**body, "schedule": "0 0 1 1 *"}),
+            ("POST", "/threads/t/runs/crons", {**body, "schedule": "0 0 1 1 *"}),
+            ("PATCH", f"/runs/crons/{cron['cron_id']}", config),
+        ]
+        for method, path, sent in asked:
+            answer = await http.request(method, path, json=sent)
+            assert answer.status_code == 422, (path, answer.text)
+            assert f"{part} of a config" in detail(answer)
+        answer = await http.post("/threads/t/commands", json={"id": 1, "method": "run.start", "params": body})
+        assert answer.json()["error"] == "invalid_argument", answer.text
+        assert await client.runs.list("t") == []
+        assert await client.threads.count() == 1
+        assert (await client.assistants.get(assistant["assistant_id"]))["config"] == assistant["config"]
+        crons: Any = await client.crons.search()
+        assert [one["payload"] for one in crons] == [cron["payload"]]

@@ -344,3 +344,72 @@ async def test_a_run_that_goes_on_is_cancelled_by_the_id_of_a_message_that_it_to
         await eventually(runs)
         await client.runs.cancel(thread_id, second, wait=True)
         assert (await client.runs.get(thread_id, first))["status"] == "interrupted"
+
+
+async def _wait(http: httpx.AsyncClient, thread_id: str, body: dict[str, Any], **headers: str) -> Any:
+    answer = await http.post(f"/threads/{thread_id}/runs/wait", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize("action", ["interrupt", "rollback"])
+@run
+async def test_those_who_wait_for_a_run_that_never_began_get_no_values_of_another(
+    near: str, action: str
+) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        await client.runs.create(thread_id, "slow", input=said("gate"))
+        waiting = asyncio.create_task(_wait(http, thread_id, _new("chat", "never")))
+
+        async def is_queued() -> bool:
+            return (await _statuses(client, thread_id))[:-1] == ["pending"]
+
+        await eventually(is_queued)
+        queued = (await client.runs.list(thread_id))[0]["run_id"]
+        path = f"/threads/{thread_id}/runs/{queued}"
+        cancelled = await http.post(f"{path}/cancel", params={"action": action, "wait": True})
+        found = [await waiting, cancelled.json()]
+        if action == "interrupt":
+            found += [(await http.get(f"{path}/join")).json()]
+            GATES["slow"].set()
+            await _is_over(client, thread_id)
+            found += [(await http.get(f"{path}/join")).json()]
+        for values in found:
+            assert values["__error__"]["error"] in ("Cancelled", "NotFound"), values
+        GATES["slow"].set()
+
+
+@run
+async def test_those_who_wait_for_a_run_that_was_rolled_back_get_no_values_of_the_next(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        waiting = asyncio.create_task(_wait(http, thread_id, _new("slow", "gate")))
+
+        async def is_running() -> bool:
+            return await _statuses(client, thread_id) == ["running"]
+
+        await eventually(is_running)
+        next_run = {**_new("chat", "next"), "multitask_strategy": "rollback"}
+        values = await _wait(http, thread_id, next_run)
+        assert heard(values) == ["next", "echo next"]
+        assert (await waiting)["__error__"]["error"] in ("Cancelled", "NotFound")
+
+
+@run
+async def test_a_run_that_was_cancelled_while_it_ran_leaves_its_own_values(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        thread_id = await new(client)
+        waiting = asyncio.create_task(_wait(http, thread_id, _new("slow", "gate")))
+
+        async def is_noted() -> bool:
+            state = await client.threads.get_state(thread_id)
+            return bool(state["values"]) and "noted" in heard(state["values"])
+
+        await eventually(is_noted)
+        next_run = {**_new("chat", "next"), "multitask_strategy": "interrupt"}
+        await _wait(http, thread_id, next_run)
+        assert heard(await waiting) == ["gate", "noted"]

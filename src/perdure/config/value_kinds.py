@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from perdure.config.hosts import check_host_name, hosts
 from perdure.config.webhook_secrets import key_of
+from perdure.model.arguments import check_run_config
 from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import Price
 from perdure.model.retention_policy import Retention, parse_duration
@@ -208,8 +209,12 @@ def _check_configs(value: Any) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict):
         raise ValueError
     for name, config in value.items():
-        if not isinstance(config, dict) or not isinstance(config.get("configurable") or {}, dict):
+        if not isinstance(config, dict):
             raise ValueError(f'{name} has to be a config, e.g. {{"configurable": {{"model": "small"}}}}')
+        try:
+            check_run_config(config)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     return dict(value)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
 _TEXT = (str, bytes, bytearray, memoryview)
 
 
@@ -16,3 +20,35 @@ def require_text(what: str, value: object) -> None:
     """Raise ``TypeError`` for anything but text. ``what`` names the argument."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is text, not {type(value).__name__}")
+
+
+def check_run_config(config: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if a config of LangGraph's, as JSON data, has a part that no run can use. ``None``
+    counts as absent."""
+    given = {name: part for name, part in config.items() if part is not None}
+    for name in ("configurable", "metadata"):
+        if not isinstance(given.get(name, {}), Mapping):
+            raise ValueError(f"{name} of a config is an object")
+    for name in ("recursion_limit", "max_concurrency"):
+        number = given.get(name, 1)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"{name} of a config is a whole number from 1 on")
+    tags = given.get("tags", [])
+    if not isinstance(tags, list | tuple) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError("tags of a config is a list of texts")
+    if not isinstance(given.get("run_name", ""), str):
+        raise ValueError("run_name of a config is text")
+    if "run_id" in given and not _is_uuid(given["run_id"]):
+        raise ValueError("run_id of a config is a UUID")
+    if given.get("callbacks", []) != []:
+        raise ValueError(
+            "callbacks of a config are objects of a program, which JSON cannot carry; leave them out"
+        )
+
+
+def _is_uuid(value: object) -> bool:
+    try:
+        uuid.UUID(str(value))
+    except ValueError:
+        return False
+    return isinstance(value, str)

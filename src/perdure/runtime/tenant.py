@@ -20,7 +20,7 @@ from perdure.langgraph.store import PerdureStore
 from perdure.model.arguments import require_text
 from perdure.model.records import Partition
 from perdure.model.runs.messages import OPEN, Message, Mode, Reply, Run
-from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, holds_anything
+from perdure.model.runs.payloads import COMMAND, INPUT, RESUME, check_command, holds_anything
 from perdure.runtime.accepting import Acceptance, AcceptanceTerms
 from perdure.runtime.agents.agent import make_message_payload
 from perdure.runtime.agents.graph_factories import Access
@@ -164,7 +164,8 @@ class TenantRuntime:
             precondition: A record that must exist, or is written with the message.
 
         Raises:
-            ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing.
+            ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing,
+                or an update or a goto that no graph can apply.
             Conflict: The command goes to another node, and would abandon an open question.
         """
         if command is not None and not holds_anything(command):
@@ -173,6 +174,8 @@ class TenantRuntime:
                 "leave it out "
                 "and pass None as the input"
             )
+        if command is not None:
+            check_command(command)
         if command is None:
             payload = {INPUT: input}
         else:
@@ -221,6 +224,7 @@ class TenantRuntime:
 
         Raises:
             NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
+            ValueError: The command has an update or a goto that no graph can apply.
         """
         if interrupt_id is None:
             resume = value
@@ -233,6 +237,7 @@ class TenantRuntime:
         if not command:
             payload = {RESUME: resume}
         else:
+            check_command(command)
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:

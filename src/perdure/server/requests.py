@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal
@@ -13,12 +14,14 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    field_validator,
     model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from perdure.model.runs.payloads import holds_anything
+from perdure.model.arguments import check_run_config
+from perdure.model.runs.payloads import check_command, holds_anything
 
 Strategy = Literal["enqueue", "reject", "interrupt", "rollback", "coalesce", "steer"]
 RunMode = Literal[
@@ -148,7 +151,20 @@ _PATH_MAX = 1000
 """Maximum length of a path to a value, which is followed in each thread of a page."""
 
 
+def read_run_id(value: str) -> str:
+    """Return the id of a run as it is stored. Text that is not a UUID, and so the id of
+    no run, is returned unchanged."""
+    try:
+        return str(uuid.UUID(value))
+    except ValueError:
+        return value
+
+
+RunId = Annotated[str, AfterValidator(read_run_id)]
+"""The id of a run, a UUID in any of its forms."""
+
 Ids = Annotated[list[str], Field(max_length=IDS_MAX)]
+RunIds = Annotated[list[RunId], Field(max_length=IDS_MAX)]
 Names = Annotated[list[str], Field(max_length=NAMES_MAX)]
 Conditions = Annotated[dict[str, Any], Field(max_length=NAMES_MAX), BeforeValidator(_to_mapping)]
 
@@ -177,14 +193,12 @@ Breakpoints = Literal["*"] | Names | None
 
 
 def _check_config(value: dict[str, Any]) -> dict[str, Any]:
-    for part in ("configurable", "metadata"):
-        if not isinstance(value.get(part), dict | None):
-            raise ValueError(f"{part} of a config is an object")
+    check_run_config(value)
     return value
 
 
 Config = Annotated[dict[str, Any], BeforeValidator(_to_mapping), AfterValidator(_check_config)]
-"""LangGraph's config; of its parts only ``configurable`` and ``metadata`` are checked."""
+"""LangGraph's config. Its own parts are checked; the values in ``configurable`` and ``metadata`` are not."""
 page_max: ContextVar[int] = ContextVar("page_max", default=1000)
 """Maximum number of entries in a page, for the current request."""
 body_max: ContextVar[int] = ContextVar("body_max", default=4 * 1024 * 1024)
@@ -237,6 +251,7 @@ class Command(Body):
             raise ValueError(
                 "the command holds nothing: no resume, no update and no goto; leave it out to go on"
             )
+        check_command(self.dump_sent())
         if isinstance(self.goto, list) and len(self.goto) > IDS_MAX:
             raise ValueError(f"goto names {len(self.goto)} nodes, and a command has at most {IDS_MAX}")
         return self
@@ -280,6 +295,36 @@ class NewRun(Body):
     strict_resume: bool | None = None
 
 
+class SuperstepUpdate(Body):
+    """Update of a step with which a thread begins: values as if a node had returned them, or a command."""
+
+    values: Any = None
+    command: Command | None = None
+    as_node: str | None = None
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _drop_empty(cls, command: Any) -> Any:
+        """Return a command without an answer of null, which clients send for none; an empty one is absent."""
+        if isinstance(command, dict):
+            return {name: part for name, part in command.items() if part is not None} or None
+        return command
+
+    @model_validator(mode="after")
+    def _check_command(self) -> SuperstepUpdate:
+        if self.command is not None and self.command.is_answer:
+            raise ValueError("the command of a superstep has no resume: no run waits for an answer")
+        if self.command is not None and self.values is not None:
+            raise ValueError("a superstep's update has values or a command; put the values into its update")
+        return self
+
+
+class Superstep(Body):
+    """Updates of one step with which a thread begins."""
+
+    updates: list[SuperstepUpdate] = Field(default_factory=list[SuperstepUpdate], max_length=IDS_MAX)
+
+
 class NewThread(Body):
     """A thread to create. ``context_id`` is another name for ``thread_id``."""
 
@@ -288,7 +333,7 @@ class NewThread(Body):
     metadata: Mapped = Field(default_factory=dict)
     if_exists: Literal["raise", "do_nothing"] | None = None
     ttl: Ttl | None = None
-    supersteps: Annotated[list[dict[str, Any]] | None, Field(max_length=IDS_MAX)] = None
+    supersteps: Annotated[list[Superstep] | None, Field(max_length=IDS_MAX)] = None
 
 
 class ThreadPatch(Body):

@@ -34,6 +34,9 @@ from perdure.runtime.threads.rows import ThreadRow
 from perdure.server.assistants import Assistant
 from perdure.server.error_handlers import sentence, sentence_of
 
+CANCELLED = "Cancelled"
+"""Type of the error of a run that was cancelled and has no result."""
+
 _ENDED = {DONE: "success", WAITING: "success", INTERRUPTED: "interrupted", FAILED: "error"}
 
 
@@ -369,6 +372,19 @@ def run_error(run: Run) -> dict[str, str]:
     """Return the error with which a run failed."""
     text, kind = str(run.note.get("error", "")), str(run.note.get("kind", "Error"))
     return {"error": kind, "message": sentence_of(kind, text.removeprefix(f"{kind}: "))}
+
+
+def end_error(standing: Standing) -> dict[str, str] | None:
+    """Return the error of a run that has ended and left no values: it failed, was cancelled before it began,
+    or was rolled back; None for any other."""
+    run = standing.run
+    if standing.message.is_withdrawn or run is None:
+        return {"error": CANCELLED, "message": "the run was cancelled before it began, and left nothing"}
+    if run.state == ROLLED_BACK:
+        return {"error": CANCELLED, "message": "the run was rolled back, and left nothing"}
+    if run.state == FAILED:
+        return run_error(run)
+    return None
 
 
 def read_input(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,14 +11,14 @@ from perdure.errors import MigrationRequired, Unavailable
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.runtime.threads.rows import ThreadRow
-from perdure.server import requests
+from perdure.server import requests, thread_ids
 from perdure.server.resources import Caller
 
 
 def config_of(
     thread_id: str, ref: requests.Ref | None = None, checkpoint_id: str | None = None
 ) -> RunnableConfig:
-    """Return LangGraph's config for a thread.
+    """Return LangGraph's config for a thread. ``Refusal`` if the reference names another thread.
 
     Args:
         thread_id: the thread.
@@ -26,6 +26,8 @@ def config_of(
         checkpoint_id: the checkpoint, if ``ref`` names none.
     """
     configurable: dict[str, Any] = {"thread_id": thread_id}
+    if ref is not None:
+        thread_ids.require_same(thread_id, ref.thread_id)
     if ref is not None and ref.checkpoint_ns:
         configurable["checkpoint_ns"] = ref.checkpoint_ns
     if chosen := (ref.checkpoint_id if ref is not None else None) or checkpoint_id:

@@ -59,6 +59,17 @@ async def in_request(request: Request) -> list[str]:
     return found
 
 
+def require_same(thread_id: str, named: Any) -> None:
+    """Raise ``Refusal`` if a reference to a checkpoint names another thread than the request. ``None`` counts
+    as absent."""
+    if named not in (None, thread_id):
+        raise Refusal(
+            422,
+            "the checkpoint's thread_id is not the thread of the request; leave it out, or send the request "
+            "to the checkpoint's thread",
+        )
+
+
 def only(named: Iterable[str]) -> str | None:
     """Return the thread that all the ids name, None if there are no ids. ``Refusal`` if they differ."""
     different = set(named)

@@ -44,7 +44,15 @@ class Talk(NamedTuple):
             {"checkpoint_id": self.elsewhere},
             {"checkpoint": {"checkpoint_id": unknown, "checkpoint_ns": ""}},
             {"checkpoint": {"checkpoint_id": self.elsewhere}},
+        ]
+
+    def contradictory(self) -> list[dict[str, Any]]:
+        """Ways to name another thread beside that of the request, or two checkpoints."""
+        return [
+            {"checkpoint": {"thread_id": "another"}},
             {"checkpoint": {"checkpoint_id": self.old, "thread_id": "another"}},
+            {"checkpoint": {"checkpoint_id": self.elsewhere, "thread_id": "another"}},
+            {"checkpoint": {"checkpoint_id": self.old}, "checkpoint_id": self.elsewhere},
         ]
 
 
@@ -96,6 +104,33 @@ async def test_no_state_is_edited_where_there_is_none(server: Server) -> None:
             assert "has no checkpoint" in detail(answer)
         with pytest.raises(NotFoundError, match="has no checkpoint"):
             await here.client.threads.update_state(here.thread, said("never"), checkpoint_id=here.elsewhere)
+        assert await here.everything() == before
+
+
+@run
+async def test_a_reference_that_contradicts_the_request_changes_nothing(server: Server) -> None:
+    async with talk(server) as here:
+        before = await here.everything()
+        at = f"/threads/{here.thread}"
+        body = {"assistant_id": "chat", "input": said("never")}
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("/runs/wait", {**body, "checkpoint": {"thread_id": here.thread}})
+        ]
+        for named in here.contradictory():
+            asked += [(f"{at}/runs{how}", {**body, **named}) for how in ("", "/wait", "/stream")]
+            asked += [(f"{at}/state", {"values": said("never"), **named})]
+        for ref in ({"thread_id": "another"}, {"thread_id": "another", "checkpoint_id": here.old}):
+            asked += [(f"{at}/state/checkpoint", {"checkpoint": ref}), (f"{at}/history", {"checkpoint": ref})]
+        ref = {"thread_id": "another", "checkpoint_id": here.old}
+        asked += [(f"{at}/history", {"before": ref}), (f"{at}/history", {"before": {"configurable": ref}})]
+        for path, sent in asked:
+            answer = await here.http.post(path, json=sent)
+            assert answer.status_code == 422, (path, sent, answer.text)
+            assert "checkpoint" in detail(answer)
+        told = await command(
+            here.http, here.thread, "run.start", assistant_id="chat", input=said("never"), forkFrom=ref
+        )
+        assert told["error"] == "invalid_argument", told
         assert await here.everything() == before
 
 

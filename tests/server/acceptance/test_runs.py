@@ -309,9 +309,48 @@ async def test_q10_nothing_to_cancel_is_no_failure(server: Server) -> None:
         thread_id = await new(client)
         await client.runs.wait(thread_id, "chat", input=said("x"))
         (done,) = await client.runs.list(thread_id)
-        await client.runs.cancel_many(thread_id=thread_id, run_ids=[done["run_id"], str(uuid.uuid4())])
+        await client.runs.cancel_many(thread_id=thread_id, run_ids=[done["run_id"]])
         await client.runs.cancel_many(status="pending")
         assert await statuses(client, thread_id) == ["success"]
+
+
+@run
+async def test_q10_runs_that_are_not_there_are_named_and_none_is_cancelled(server: Server) -> None:
+    async with server.client() as client, server.http() as http:
+        thread_id, other = await new(client), await new(client)
+        open_run = (await client.runs.create(thread_id, "slow", input=said("30")))["run_id"]
+        elsewhere = (await client.runs.create(other, "chat", input=said("x")))["run_id"]
+        for missing in (str(uuid.uuid4()), elsewhere, "none"):
+            for run_ids in ([missing], [open_run, missing]):
+                answer = await http.post("/runs/cancel", json={"thread_id": thread_id, "run_ids": run_ids})
+                assert answer.status_code == 404, answer.text
+                assert missing in detail(answer)
+                assert open_run not in detail(answer)
+        await rests(client, thread_id)
+        assert await statuses(client, thread_id) == ["running"]
+        sent = {"thread_id": thread_id, "run_ids": [open_run.upper()]}
+        assert (await http.post("/runs/cancel", json=sent)).status_code == 204
+        await client.runs.join(thread_id, open_run)
+        assert await statuses(client, thread_id) == ["interrupted"]
+
+
+@near
+@run
+async def test_q11_the_id_of_a_run_is_a_uuid_in_any_form(server: Server) -> None:
+    async with server.client() as client, server.http() as http:
+        thread_id = await new(client)
+        run_id = (await client.runs.create(thread_id, "slow", input=said("30")))["run_id"]
+        for form in (run_id.upper(), run_id.replace("-", "")):
+            at = f"/threads/{thread_id}/runs/{form}"
+            assert (await http.get(at)).json()["run_id"] == run_id
+            assert (await http.delete(at)).status_code == 409
+        assert (await http.post(f"{at}/cancel", params={"wait": True})).is_success
+        joined = await http.get(f"{at}/join")
+        assert joined.headers["Content-Location"] == f"/threads/{thread_id}/runs/{run_id}"
+        assert (await http.get(f"{at}/stream")).status_code == 200
+        assert (await http.post(f"{at}/retry")).status_code == 409
+        assert (await http.delete(at)).status_code == 204
+        assert (await http.get(at)).status_code == 404
 
 
 @run

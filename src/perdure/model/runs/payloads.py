@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 MESSAGE, INPUT, RESUME, COMMAND = "message", "input", "resume", "command"
 """Kinds of payload: a message, a graph's whole input, an answer to an interrupt, or a LangGraph command with
@@ -18,6 +18,36 @@ def holds_anything(command: Mapping[str, Any]) -> bool:
     return RESUME in command or any(
         command.get(name) not in (None, "", [], {}, ()) for name in ("update", "goto")
     )
+
+
+def check_command(command: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the ``update`` or the ``goto`` of a command is not what a graph can apply."""
+    update, goto = command.get("update"), command.get("goto")
+    if update is not None and not isinstance(update, Mapping) and not is_pairs(update):
+        raise ValueError(
+            "the update of a command is an object with values by their names, or a list of pairs of a name "
+            "and a value"
+        )
+    if goto not in (None, "", {}) and not all(map(_is_destination, goto if _is_list(goto) else (goto,))):
+        raise ValueError(
+            "the goto of a command is the name of a node, an object with node and input, or a list of these"
+        )
+
+
+def is_pairs(update: Any) -> TypeGuard[Sequence[Sequence[Any]]]:
+    """Return True if an update is a list of pairs of a name and a value, in place of a mapping."""
+    return _is_list(update) and all(
+        _is_list(pair) and len(pair) == 2 and isinstance(pair[0], str) for pair in update
+    )
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_destination(value: Any) -> bool:
+    named = value.get("node") if isinstance(value, Mapping) else value
+    return isinstance(named, str) and bool(named)
 
 
 def are_alike(payload: Any, other: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
 from langgraph.channels.base import BaseChannel
+from langgraph.constants import END, START
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
@@ -20,7 +21,7 @@ from perdure.memory.policy import MemoryPolicy
 from perdure.model.limits import SharedLimit
 from perdure.model.model_calls import Price
 from perdure.model.runs.messages import Message
-from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME
+from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME, is_pairs
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.nodes.waiting import Question
 from perdure.schema.schema import Schema
@@ -58,7 +59,7 @@ def to_input(messages: Sequence[Message]) -> Any:
     once; a graph's whole input is returned unchanged."""
     first = messages[0].payload
     if COMMAND in first:
-        return _parse_command(first[COMMAND])
+        return parse_command(first[COMMAND])
     if RESUME in first:
         return Command(resume=first[RESUME])
     if INPUT in first:
@@ -84,13 +85,30 @@ def _combine(before: Any, after: Any) -> Any:
     return after
 
 
-def _parse_command(command: Mapping[str, Any]) -> Command[Any]:
-    asked = command.get("goto") or ()
+def parse_command(command: Mapping[str, Any]) -> Command[Any]:
+    """Return LangGraph's command for a command as JSON data, in which pairs are lists and a ``Send`` is a
+    mapping."""
+    update, asked = command.get("update"), command.get("goto") or ()
+    if is_pairs(update):
+        # LangGraph takes a list of lists for the value of a state that has no names.
+        update = [tuple(pair) for pair in update]
     goto = [
-        Send(to["node"], to.get("input")) if isinstance(to, Mapping) else str(to)
+        Send(to["node"], to.get("input")) if isinstance(to, Mapping) else to
         for to in ([asked] if isinstance(asked, str | Mapping) else asked)
     ]
-    return Command(update=command.get("update"), resume=command.get("resume"), goto=goto)
+    return Command(update=update, resume=command.get("resume"), goto=goto)
+
+
+def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[Any]) -> str | None:
+    """Return the text of the error of a command that goes to nodes which the graph does not have; None if it
+    has them. LangGraph would drop the command's ``goto`` and end the run as a success."""
+    goto = [command.goto] if isinstance(command.goto, str | Send) else command.goto
+    asked = {to.node if isinstance(to, Send) else str(to) for to in goto}
+    unknown = sorted(asked - (graph.nodes.keys() - {START}) - {END})
+    if not unknown:
+        return None
+    known = sorted(graph.nodes.keys() - {START})
+    return f"the command goes to {', '.join(map(repr, unknown))}; the graph has the nodes {', '.join(known)}"
 
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from langgraph.types import Command, Interrupt, StateSnapshot
 
 from perdure.engine.queue.questions import with_closing_reply
 from perdure.engine.queue.runs import Ending, HeldRun
-from perdure.errors import NotFound
+from perdure.errors import NotAllowed, NotFound
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.readable_states import (
@@ -35,7 +35,7 @@ from perdure.model.runs.waits import Waits
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.run_memory import Memories
-from perdure.runtime.agents.agent import Agent
+from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.agents.run_context import context_of, mirror
@@ -161,6 +161,8 @@ async def _attempt(
     is_given_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_given_once and has_begun else agent.to_input(held.messages)
     if isinstance(given, Command):
+        if (unknown := describe_unknown_nodes(graph, given)) is not None:
+            raise NotAllowed(unknown)
         given = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:

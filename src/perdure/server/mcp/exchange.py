@@ -166,7 +166,7 @@ class _Exchange:
     async def _make_result(self, accepted: AcceptedRun, standing: Standing) -> CallToolResult:
         run = standing.run
         if run is None or responses.run_status(standing) in ("interrupted", ""):
-            return _make_failure_result("Cancelled", "the run was cancelled before it ended")
+            return _make_failure_result(responses.CANCELLED, "the run was cancelled before it ended")
         if run.state == FAILED:
             error = responses.run_error(run)
             return _make_failure_result(error["error"], error["message"])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import quote, urlencode
 
 from fastapi import Query, Request, Response
@@ -15,7 +15,7 @@ from pydantic import Field
 from perdure.database.base import handle_of
 from perdure.errors import Conflict, NotFound, PerdureError, RunInProgress, Unavailable
 from perdure.langgraph.reading.readable_states import aread_state, select_outputs
-from perdure.model.runs.messages import FAILED, OPEN, WAITING
+from perdure.model.runs.messages import FAILED, OPEN, WAITING, Run
 from perdure.runtime import Standing
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.json_encoding import to_json
@@ -26,11 +26,11 @@ from perdure.server import responses, thread_ids
 from perdure.server.auth.identity import Refusal
 from perdure.server.error_handlers import sentence
 from perdure.server.openapi import make_router
-from perdure.server.requests import RUN_MODES, Body, Contents, Ids, NewRun, Page
+from perdure.server.requests import RUN_MODES, Body, Contents, NewRun, Page, RunId, RunIds
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
 from perdure.server.runs.run_creation import AcceptedRun, accept, check, require_storable, submit
-from perdure.server.runs.run_values import last_of, read_start, start_of
+from perdure.server.runs.run_values import read_left, start_of
 from perdure.server.runs.temporary_threads import remove_after_run, remove_thread, wait_for_end
 from perdure.server.state_snapshots import config_of, graph_id_of
 from perdure.server.streaming import streams
@@ -42,6 +42,9 @@ from perdure.server.thread_ids import NAMES
 router = make_router("runs", GatedRoute)
 
 _PAGE = 100
+_NAMED_MAX = 10
+"""Maximum number of ids in the text of an error."""
+_ID_LENGTH = 36
 _DEFAULT_MODES: tuple[StreamMode, ...] = ("values",)
 
 Action = Literal["interrupt", "rollback"]
@@ -51,14 +54,14 @@ Status = Literal["pending", "running", "error", "success", "timeout", "interrupt
 class _CancelMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids | None = None
+    run_ids: RunIds | None = None
     status: Literal["pending", "running", "all"] | None = None
 
 
 class _RetryMany(Body):
     thread_id: str | None = None
     context_id: str | None = None
-    run_ids: Ids | None = None
+    run_ids: RunIds | None = None
     status: Literal["error"] | None = None
     metadata: Contents = Field(default_factory=dict[str, Any])
     limit: int = Field(default=100, ge=1, le=1000)
@@ -232,7 +235,7 @@ async def list_runs(
 
 
 @router.get("/threads/{thread_id}/runs/{run_id}")
-async def get(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+async def get(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Return a run with its current status."""
     await caller.thread(thread_id, "read")
     return Json(responses.run(await _find_standing(caller, thread_id, run_id), thread_id))
@@ -243,7 +246,7 @@ async def join(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """Wait for a run's end and return its values."""
@@ -261,7 +264,7 @@ async def join_stream(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     *,
     stream_mode: QueriedNames = None,
     cancel_on_disconnect: bool = False,
@@ -308,7 +311,7 @@ async def cancel(
     caller: CallerNow,
     request: Request,
     thread_id: ThreadId,
-    run_id: str,
+    run_id: RunId,
     wait: bool = False,
     action: Action = "interrupt",
 ) -> Response:
@@ -327,11 +330,13 @@ async def cancel(
 async def cancel_many(
     caller: CallerNow, request: Request, asked: _CancelMany, action: Action = "interrupt"
 ) -> Response:
-    """Cancel several runs: those of a thread by their ids, or all with a status."""
+    """Cancel several runs: those of a thread by their ids, or all with a status. Nothing is cancelled if the
+    thread does not have all of them; those that have ended stay as they are."""
     thread_id = thread_ids.only(await thread_ids.in_request(request))
     named = _find_named_runs(thread_id, asked, "a status")
     if named is not None:
         await caller.thread(named[0], "update", action=action)
+        await _require_runs(caller, *named)
         for run_id in named[1]:
             await _cancel(caller, named[0], run_id, action)
         return Response(status_code=204)
@@ -362,7 +367,7 @@ def _find_named_runs(
 
 
 @router.post("/threads/{thread_id}/runs/{run_id}/retry")
-async def retry(caller: CallerNow, thread_id: ThreadId, run_id: str) -> Json:
+async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Run a failed run again from its last stored step, as a run of its own. The record of the failure
     stays."""
     await caller.thread(thread_id, "create_run", run_id=run_id)
@@ -402,7 +407,7 @@ async def _retry_one(caller: Caller, thread_id: str, run_id: str) -> dict[str, A
 
 @router.delete("/threads/{thread_id}/runs/{run_id}", status_code=204)
 async def delete(
-    caller: CallerNow, thread_id: ThreadId, run_id: str, checkpoints: Literal["keep", "delete"] = "keep"
+    caller: CallerNow, thread_id: ThreadId, run_id: RunId, checkpoints: Literal["keep", "delete"] = "keep"
 ) -> Response:
     """Remove a run. Its checkpoints stay by default."""
     await caller.thread(thread_id, "delete", run_id=run_id)
@@ -435,6 +440,23 @@ async def _find_standing(caller: Caller, thread_id: str, run_id: str) -> Standin
     return standing
 
 
+async def _require_runs(caller: Caller, thread_id: str, run_ids: Sequence[str]) -> None:
+    """Raise ``NotFound``, with their ids, if a thread does not have some of the runs that a request names."""
+    missing: list[str] = []
+    for run_id in run_ids:
+        standing = await caller.runtime.find(thread_id, run_id)
+        if standing is None or not responses.run_status(standing):
+            missing.append(run_id)
+        else:
+            _require_own_run(standing)
+    if missing:
+        named = ", ".join(repr(run_id[:_ID_LENGTH]) for run_id in missing[:_NAMED_MAX])
+        raise NotFound(
+            f"Thread {thread_id!r} does not have {len(missing)} of these runs: {named}; nothing was "
+            "cancelled. Leave their ids out"
+        )
+
+
 def _require_own_run(standing: Standing) -> None:
     """Raise ``Conflict`` if a message was taken up by an open run, so that it has no run of its own."""
     if responses.is_taken_up(standing) and standing.run is not None:
@@ -455,12 +477,13 @@ async def _await_outcome(caller: Caller, thread_id: str, run_id: str, *, removes
 
 async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes: bool) -> bytes:
     standing = await wait_for_end(caller, thread_id, run_id)
-    if standing.run is not None and standing.run.state == FAILED:
-        result = to_json({"__error__": responses.run_error(standing.run)})
+    if (error := responses.end_error(standing)) is not None:
+        result = to_json({"__error__": error})
     elif isinstance(standing, Ended) and standing.values is not None:
         result = standing.values
     else:
-        result = to_json(await _read_values(caller, thread_id, standing))
+        # A run without an error has begun.
+        result = to_json(await _read_values(caller, thread_id, standing, cast(Run, standing.run)))
     if removes and standing.message.channel:
         caller.host.in_background(remove_thread(caller, standing, thread_id))
     elif removes:
@@ -468,21 +491,19 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
     return result.encode()
 
 
-async def _read_values(caller: Caller, thread_id: str, standing: Standing) -> Any:
+async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: Run) -> Any:
     """Return the outputs that a run left: those of the thread's current state, unless another run has
     continued the thread since, or the run started from an earlier checkpoint and stored none of its own."""
-    run_id = standing.message.id if standing.run is None else standing.run.id
     row = await caller.threads.get(thread_id)
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return {}
     async with caller.graph(graph_id, "threads.read", thread_id) as graph:
         state = await aread_state(graph, config_of(thread_id))
-        is_later = row.run is not None and row.run.id != run_id
-        is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run_id
+        is_later = row.run is not None and row.run.id != run.id
+        is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run.id
         if is_later or is_on_branch:
-            last = await last_of(graph, thread_id, run_id)
-            state = last or await read_start(graph, thread_id, standing) or state
+            return select_outputs(graph, await read_left(caller.runtime, graph, thread_id, run))
         if state.created_at is None:
             return {}
         return select_outputs(graph, responses.outcome(state, row.waits))

@@ -18,9 +18,10 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.openapi import make_router
 from perdure.server.resources import Caller, CallerNow, GatedRoute, QueriedNames, ThreadId
 from perdure.server.responses import Json
-from perdure.server.runs.checkpoint_references import NoCheckpoint, require
+from perdure.server.runs.checkpoint_references import NoCheckpoint, choose_id, require
 from perdure.server.state_snapshots import config_of, graph_id_of, show_snapshot
 from perdure.server.streaming.json_list import json_list
+from perdure.server.thread_ids import require_same
 
 router = make_router("threads", GatedRoute)
 
@@ -71,8 +72,9 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
     row = await caller.visible(thread_id, conditions)
     ref = asked.checkpoint or requests.Ref()
-    named_checkpoint = {"checkpoint_id": ref.checkpoint_id or asked.checkpoint_id}
-    await require(caller, thread_id, ref.model_copy(update=named_checkpoint))
+    chosen = {"checkpoint_id": choose_id(ref.checkpoint_id, asked.checkpoint_id)}
+    ref = ref.model_copy(update=chosen)
+    await require(caller, thread_id, ref)
     if row.status == "busy":
         raise RunInProgress(f"Thread {thread_id!r} has a run under way; wait for it, or cancel it.")
     if await caller.runtime.list_postponed(thread_id, limit=1):
@@ -82,7 +84,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
         raise Refusal(
             400, f"Thread {thread_id!r} has no graph; set metadata.graph_id, or run one on it first."
         )
-    config = config_of(thread_id, asked.checkpoint, asked.checkpoint_id)
+    config = config_of(thread_id, ref)
     async with caller.graph(graph_id, "threads.update", thread_id) as graph:
         nodes = (*graph.nodes, "__input__", "__copy__", "__end__")
         if asked.as_node is not None and asked.as_node not in nodes:
@@ -112,21 +114,24 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
     """List a thread's states of all branches, newest first, with filters."""
     row = await caller.thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
+    config, before = config_of(thread_id, asked.checkpoint), _parse_before(thread_id, asked.before)
     if graph_id is None:
         return Json([])
-    return await json_list(
-        _stream_past_states(caller, row, graph_id, asked, _parse_before(thread_id, asked.before))
-    )
+    return await json_list(_stream_past_states(caller, row, graph_id, asked, (config, before)))
 
 
 async def _stream_past_states(
-    caller: Caller, row: ThreadRow, graph_id: str, asked: requests.History, before: RunnableConfig | None
+    caller: Caller,
+    row: ThreadRow,
+    graph_id: str,
+    asked: requests.History,
+    configs: tuple[RunnableConfig, RunnableConfig | None],
 ) -> AsyncGenerator[str, None]:
-    thread_id = row.thread_id
-    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+    config, before = configs
+    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
         found = aread_history(
             graph,
-            config_of(thread_id, asked.checkpoint),
+            config,
             filter=asked.metadata or None,
             before=before,
             limit=asked.limit,
@@ -147,4 +152,5 @@ def _parse_before(thread_id: str, given: str | dict[str, Any] | None) -> Runnabl
         requests.check_text(ref)
     except ValueError as error:
         raise Refusal(422, f"before: {error}") from None
+    require_same(thread_id, ref.get("thread_id"))
     return cast(RunnableConfig, {"configurable": {**ref, "thread_id": thread_id}})

@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from typing import Any, Literal, TypeVar
 
 from fastapi import Header, Request, Response
+from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot, StateUpdate
 
 from perdure.errors import Conflict, Corrupt, NotFound, PerdureError
 from perdure.langgraph.loop_state import mark_scan
 from perdure.langgraph.reading.readable_states import aread_state
+from perdure.runtime.agents.agent import describe_unknown_nodes, parse_command
 from perdure.runtime.failures.unfit_updates import describe_unfitness
 from perdure.runtime.json_encoding import plain, to_json
 from perdure.runtime.threads.index import contains
@@ -82,12 +84,13 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     if steps:
         try:
             async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
+                _require_nodes(graph, steps)
                 await graph.abulk_update_state(config_of(thread_id), steps)
                 made = await aread_state(graph, config_of(thread_id))
         except Exception as error:
             # A refused state leaves no thread behind, unless a message was accepted for it meanwhile.
             await caller.threads.remove_resting(thread_id, only_unused=True)
-            if isinstance(error, PerdureError):
+            if isinstance(error, PerdureError | Refusal):
                 raise
             raise Refusal(400, describe_unfitness(error)) from error
         await caller.threads.note_edit(thread_id, None, goes_on=bool(made.next))
@@ -95,28 +98,34 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     return Json(await _show(caller, row))
 
 
-def _parse_supersteps(caller: Caller, given: list[dict[str, Any]], graph_id: Any) -> list[list[StateUpdate]]:
-    """Return the updates with which a thread begins, by step. ``Refusal`` if they are not valid, or if the
+def _parse_supersteps(
+    caller: Caller, given: list[requests.Superstep], graph_id: Any
+) -> list[list[StateUpdate]]:
+    """Return the updates with which a thread begins, by step. ``Refusal`` if there are too many, or if the
     graph that they are for is not served."""
     if given and graph_id is None:
         raise Refusal(422, "supersteps need metadata.graph_id, to know which graph they are for")
     if given and (not isinstance(graph_id, str) or graph_id not in caller.host.runtime.graphs):
         raise Refusal(422, f"metadata.graph_id is the name of a graph that is served, not {graph_id!r}")
-    try:
-        steps = [[_parse_update(update) for update in step.get("updates", [])] for step in given]
-    except (TypeError, AttributeError):
-        raise Refusal(
-            422, "supersteps are objects with updates, a list of objects with as_node and values or command"
-        ) from None
-    if (count := sum(map(len, steps))) > requests.IDS_MAX:
+    if (count := sum(len(step.updates) for step in given)) > requests.IDS_MAX:
         raise Refusal(422, f"supersteps hold {count} updates, and a request has at most {requests.IDS_MAX}")
-    return steps
+    return [[_parse_update(update) for update in step.updates] for step in given]
 
 
-def _parse_update(given: dict[str, Any]) -> StateUpdate:
-    command = given.get("command")
-    values = Command(**command) if command else given.get("values")
-    return StateUpdate(values=values, as_node=given.get("as_node"))  # type: ignore[arg-type]
+def _require_nodes(graph: Pregel[Any, Any, Any, Any], steps: Sequence[Sequence[StateUpdate]]) -> None:
+    """Raise ``Refusal`` if a command of the steps goes to a node that the graph does not have."""
+    for update in (each for step in steps for each in step):
+        command: Any = update.values
+        if isinstance(command, Command) and (unknown := describe_unknown_nodes(graph, command)) is not None:
+            raise Refusal(400, unknown)
+
+
+def _parse_update(given: requests.SuperstepUpdate) -> StateUpdate:
+    if given.command is None:
+        values = given.values
+    else:
+        values = parse_command(given.command.dump_sent())
+    return StateUpdate(values=values, as_node=given.as_node)
 
 
 @router.post("/threads/search")

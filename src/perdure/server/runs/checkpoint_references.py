@@ -1,7 +1,7 @@
 """Checks of the checkpoints that requests name.
 
-A checkpoint that is not stored, or belongs to another thread, causes a 404 before anything is changed. If
-it is removed later, while the run is queued, the run fails.
+A checkpoint that is not stored, or belongs to another thread, causes a 404 before anything is changed, and a
+reference that names another thread a 422. If it is removed later, while the run is queued, the run fails.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from perdure.server.auth.identity import Refusal
 from perdure.server.requests import NewRun, Ref, check_text
 from perdure.server.resources import Caller
+from perdure.server.thread_ids import require_same
 
 
 class NoCheckpoint(Refusal):
@@ -18,9 +19,9 @@ class NoCheckpoint(Refusal):
         super().__init__(404, f"Thread {thread_id!r} has no checkpoint {checkpoint_id!r}.")
 
 
-def start_of(new: NewRun) -> Ref | None:
+def start_of(new: NewRun, thread_id: str) -> Ref | None:
     """Return the checkpoint that a run is to start from, None for the latest. A client may name it beside
-    the input, or in ``config.configurable``."""
+    the input, or in ``config.configurable``. ``Refusal`` if it names another thread."""
     configured = (new.config.get("configurable") or {}).get("checkpoint_id")
     if not isinstance(configured, str | None):
         raise Refusal(422, "config.configurable.checkpoint_id is the id of a checkpoint, which is text")
@@ -28,18 +29,31 @@ def start_of(new: NewRun) -> Ref | None:
         check_text({"config.configurable.checkpoint_id": configured})
     except ValueError as error:
         raise Refusal(422, str(error)) from None
-    for ref in (new.checkpoint, Ref(checkpoint_id=new.checkpoint_id), Ref(checkpoint_id=configured)):
-        if ref is not None and ref.checkpoint_id:
-            return ref
-    return None
+    ref = new.checkpoint or Ref()
+    require_same(thread_id, ref.thread_id)
+    chosen = choose_id(ref.checkpoint_id, new.checkpoint_id, configured)
+    if chosen is None:
+        return None
+    return ref.model_copy(update={"checkpoint_id": chosen})
+
+
+def choose_id(*named: str | None) -> str | None:
+    """Return the checkpoint's id that a request names in several places, None if it names none. ``Refusal``
+    if it names two."""
+    different = set(filter(None, named))
+    if len(different) > 1:
+        raise Refusal(
+            422, "the request names two checkpoints, by checkpoint and checkpoint_id; send one of them"
+        )
+    return next(iter(different), None)
 
 
 async def require(caller: Caller, thread_id: str, ref: Ref) -> None:
-    """Raise ``NoCheckpoint`` unless the thread has the checkpoint that a reference names, if it names one."""
+    """Raise ``NoCheckpoint`` unless the thread has the checkpoint that a reference names, if it names one.
+    ``Refusal`` if it names another thread."""
+    require_same(thread_id, ref.thread_id)
     if not ref.checkpoint_id:
         return
-    if ref.thread_id not in (None, thread_id):
-        raise NoCheckpoint(thread_id, ref.checkpoint_id)
     if not await caller.threads.has_checkpoint(thread_id, ref.checkpoint_ns or "", ref.checkpoint_id):
         raise NoCheckpoint(thread_id, ref.checkpoint_id)
 

@@ -191,7 +191,7 @@ async def check(
     }
     conditions = await caller.may("threads", "create_run", value)
     new = as_authorized(caller, new, value["kwargs"], is_stateless=is_alone)
-    start = start_of(new)
+    start = start_of(new, thread_id)
     terms = RunTerms.of(headers, new, key, start, interrupt_id)
     assistant = await caller.find_assistant_to_run(new.assistant_id)
     # A new id needs no look-up: the commit that creates the thread fails if there is one.

@@ -25,7 +25,7 @@ async def values_of(runtime: TenantRuntime, thread_id: str, run: Run) -> Any:
     checkpoint, with its questions. A run that stored nothing, or was rolled back, left the values that it
     started from."""
     async with runtime.open_graph(run.graph, "threads.read") as graph:
-        return select_outputs(graph, await _values_of(runtime, graph, thread_id, run))
+        return select_outputs(graph, await read_left(runtime, graph, thread_id, run))
 
 
 class RunResult(NamedTuple):
@@ -40,7 +40,7 @@ class RunResult(NamedTuple):
 async def result_of(runtime: TenantRuntime, thread_id: str, first: Run, last: Run) -> RunResult:
     """Return the result of a chain of runs, each of which answers the question of the one before."""
     async with runtime.open_graph(last.graph, "threads.read") as graph:
-        after = await _values_of(runtime, graph, thread_id, last)
+        after = await read_left(runtime, graph, thread_id, last)
         before = await _read_values_before(runtime, graph, thread_id, first)
         named = graph.output_channels
         return RunResult(after, before, frozenset([named] if isinstance(named, str) else named))
@@ -65,18 +65,17 @@ async def _read_values_before(
     return {}
 
 
-async def _values_of(
+async def read_left(
     runtime: TenantRuntime, graph: Pregel[Any, Any, Any, Any], thread_id: str, run: Run
 ) -> Any:
+    """Return the values that a run left, as ``values_of`` does, with the graph that is given."""
     current = await aread_state(graph, config_of(thread_id))
     if (current.metadata or {}).get("run_id") == run.id:
         return responses.outcome(current, read_waits(run.note))
     if (last := await last_of(graph, thread_id, run.id)) is not None:
         return responses.outcome(last, read_waits(run.note))
-    if (start := start_of(await runtime.find(thread_id, run.id))) is not None:
-        return responses.outcome(
-            await aread_state(graph, config_of(thread_id, None, start)), read_waits(run.note)
-        )
+    if (start := await _read_start(graph, thread_id, await runtime.find(thread_id, run.id))) is not None:
+        return responses.outcome(start, read_waits(run.note))
     # The runs are read after the state: if this run is still the latest, the state is not of a later one.
     (latest,) = await runtime.runs(thread_id, limit=1)
     if latest.id == run.id:
@@ -104,7 +103,7 @@ def start_of(standing: Standing | None) -> str | None:
     return options.checkpoint_id
 
 
-async def read_start(
+async def _read_start(
     graph: Pregel[Any, Any, Any, Any], thread_id: str, standing: Standing | None
 ) -> StateSnapshot | None:
     """Return the state of the checkpoint that a run named to start from, with the questions that are open

@@ -31,6 +31,7 @@ from perdure.server.runs.checkpoint_references import NoCheckpoint
 from perdure.server.runs.run_creation import submit
 from perdure.server.state_snapshots import config_of, graph_id_of, snapshot
 from perdure.server.streaming import streams
+from perdure.server.thread_ids import require_same
 from perdure.server.validation_faults import fault_text
 
 _MODES: tuple[StreamMode, ...] = ("protocol",)
@@ -142,6 +143,7 @@ async def _run_start(caller: Caller, headers: Headers, thread_id: str, params: P
         raise _CommandError("invalid_argument", "params.assistant_id names no assistant")
     fork = params.get("forkFrom") or params.get("fork_from")
     if isinstance(fork, Mapping):
+        require_same(thread_id, fork.get("thread_id") or fork.get("threadId"))
         fork = fork.get("checkpoint_id") or fork.get("checkpointId")
     strategy = params.get("multitaskStrategy") or params.get("multitask_strategy")
     config = _StartParams.model_validate(params).config
@@ -280,7 +282,7 @@ async def _get_tree(caller: Caller, headers: Headers, thread_id: str, params: Pa
     row = await _find_row(caller, thread_id, "read", "invalid_argument")
     run_id = params.get("run_id")
     if run_id is not None:
-        found = await caller.runtime.find(thread_id, str(run_id))
+        found = await caller.runtime.find(thread_id, requests.read_run_id(str(run_id)))
         if found is None or not shapes.run_status(found):
             raise _CommandError("no_such_run", f"thread {thread_id!r} has no run {run_id!r}")
     state = await snapshot(caller, row, subgraphs=True)

@@ -192,7 +192,7 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     for thread in ("one", "two", HOSTILE_ID):
         stage.say(thread, f"fail {thread}")
     page.goto(f"{address}#/runs")
-    page.locator("#main").get_by_text("3 runs in 3 threads.").wait_for()
+    page.locator("#main").get_by_text("3 runs in 3 threads, of 3 examined.").wait_for()
     page.get_by_text("3 × ValueError").wait_for()
     first = page.locator("details.channel").first
     first.locator("summary").focus()
@@ -207,12 +207,14 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     wait_for("the repetition", lambda: stage.states(HOSTILE_ID) == ["done", "failed"])
     page.get_by_label("Error", exact=True).fill("after")
     page.get_by_role("button", name="Search").click()
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
     assert "error=after" in page.url
     page.reload()
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
-    page.get_by_role("button", name="Run again what failed").click()
-    page.locator("#main").get_by_text("2 accepted again").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
+    page.get_by_role("button", name="Run these again, which failed with ValueError").click()
+    page.get_by_text("Run 2 failed runs again, also what is not shown here?").wait_for()
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
     for thread in ("one", "two"):
         wait_for("the repetition", lambda name=thread: stage.states(name) == ["done", "failed"])  # type: ignore[misc]
 
@@ -222,14 +224,79 @@ def test_all_that_failed_since_noon_runs_again(page: Page, stage: Stage, address
     stage.say("two", "break")
     page.goto(f"{address}#/runs")
     page.get_by_label("Changed in").select_option(label="since noon")
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
     stage.agent.is_down = False
     page.get_by_role("button", name="Run all 2 again").click()
-    page.locator("#main").get_by_text("2 accepted again.").wait_for()
+    page.get_by_role("button", name="Leave them").click()
+    assert [stage.states(name) for name in ("one", "two")] == [["failed"], ["failed"]]
+    page.get_by_role("button", name="Run all 2 again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
     wait_for("the repetition", lambda: [stage.states(name)[0] for name in ("one", "two")] == ["done", "done"])
     page.get_by_role("button", name="Look again").click()
     page.get_by_text("No run matches.").wait_for()
     sound(page)
+
+
+def test_running_again_goes_on_in_other_views_and_says_how_far_it_came(
+    page: Page, stage: Stage, address: str
+) -> None:
+    for thread in ("one", "two", "three"):
+        stage.say(thread, "fail")
+    held: list[Any] = []
+    page.route("**/actions/rerun-failed", lambda route: held.append(route))
+    part = {"reruns": [{"outcome": "accepted", "reason": None}], "cursor": "1/x"}
+    page.goto(f"{address}#/runs")
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 3 again").click()
+    page.locator("#main").get_by_text("Running failed runs again: 0 of 3 …").wait_for()
+
+    def answer(**more: Any) -> None:
+        wait_for("a request", lambda: page.wait_for_timeout(20) or held)
+        held.pop().fulfill(json={**part, **more})
+
+    answer()
+    page.locator("#main").get_by_text("Running failed runs again: 1 of 3 …").wait_for()
+    sound(page)
+    page.get_by_role("link", name="Limits").click()
+    page.get_by_role("heading", name="Limits", level=1).wait_for()
+    answer()
+    page.locator("#bulk").get_by_text("Running failed runs again: 2 of 3 …").wait_for()
+    sound(page)
+    asked: list[str] = []
+    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+    page.reload()
+    assert asked == ["beforeunload"]
+    left = (
+        "The page was left before this was over: Running failed runs again: 2 of 3 … The rest was not begun."
+    )
+    page.locator("#bulk").get_by_text(left).wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.locator("#bulk").get_by_text(left).wait_for(state="detached")
+    page.reload()
+    assert (len(asked), page.locator("#bulk").inner_text()) == (1, "")
+
+
+def test_running_again_is_stopped_between_its_parts(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "fail")
+    stage.say("two", "fail")
+    held: list[Any] = []
+    page.route("**/actions/rerun-failed", lambda route: held.append(route))
+    page.goto(f"{address}#/runs")
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    wait_for("a request", lambda: page.wait_for_timeout(20) or held)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    held.pop().fulfill(json={"reruns": [{"outcome": "stays", "reason": HOSTILE}], "cursor": "1/x"})
+    page.locator("#main").get_by_text("1 of 2 … Stopped: the rest was not begun.").wait_for()
+    sound(page)
+    page.get_by_role("button", name="Look again").click()
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    wait_for("a request", lambda: page.wait_for_timeout(20) or held)
+    held.pop().fulfill(status=503, json={"detail": "away"})
+    page.locator("#main").get_by_text("away").wait_for()
+    assert held == []
 
 
 def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:

@@ -75,6 +75,12 @@ export function long(text) {
   return make("details", {}, make("summary", {}, `${text.slice(0, LONG)}…`), text);
 }
 
+// The beginning of a text, on one line.
+export function cut(text, most = 100) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
+}
+
 export function field(label, input) {
   return make("label.field", {}, make("span", {}, label), input);
 }

@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 from playwright.sync_api import ViewportSize
 
 import perdure
+from perdure.cli.runs import span
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
 from perdure.model.ops import Commit, Put
@@ -297,6 +298,23 @@ def test_running_again_is_stopped_between_its_parts(page: Page, stage: Stage, ad
     held.pop().fulfill(status=503, json={"detail": "away"})
     page.locator("#main").get_by_text("away").wait_for()
     assert held == []
+
+
+def test_a_list_of_runs_shows_the_beginning_of_each_error(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", f"fail {'x' * 5000}")
+    page.goto(f"{address}#/runs")
+    line = page.locator(".error-line")
+    line.wait_for()
+    assert len(line.inner_text()) < 130
+    page.locator("details.channel summary").click()
+    page.locator("pre.problem").get_by_text(HOSTILE).wait_for()
+
+
+def test_durations_are_written_as_the_command_line_writes_them(page: Page, address: str) -> None:
+    page.goto(address)
+    sizes = (0, 15, 1_500, 9_999, 13_900, 999_999, 1_250_000, 59_990_000, 3_599_700_000, 200_000 * 10**6)
+    script = "sizes => import('./dom.js').then((all) => sizes.map(all.duration))"
+    assert page.evaluate(script, list(sizes)) == [span(each) for each in sizes]
 
 
 def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:

@@ -500,7 +500,7 @@ def span(micros: int) -> str:
             return f"{micros / 1000:.3g} ms"
         return f"{micros // 1000} ms"
     if micros < _MINUTE:
-        return f"{micros / _SECOND:.1f} s"
+        return f"{micros // 100_000 / 10:.1f} s"
     if micros < _HOUR:
         return f"{micros // _MINUTE} min {micros % _MINUTE // _SECOND} s"
     return f"{micros // _HOUR} h {micros % _HOUR // _MINUTE} min"

@@ -4,7 +4,7 @@ import { act, get } from "./api.js";
 import { address } from "./address.js";
 import { inParts } from "./bulk.js";
 import { savedFilters } from "./filters.js";
-import { announce, cut, facts, field, fill, make, number, shortId, span, status, time } from "./dom.js";
+import { announce, cut, duration, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
 
 const STATES = [["stands", "failed, not made good"], ["failed", "all failed, made good or not"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
 const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["6h", "the last 6 hours"], ["noon", "since noon"], ["midnight", "today"], ["1d", "the last 24 hours"], ["7d", "the last week"]];
@@ -230,8 +230,8 @@ const nodeShown = (node) => node.replaceAll("|", " › ");
 
 function runShown(each, mayRetry, again) {
   const detail = make("div");
-  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${span((each.updated_at - each.started_at) / 1e6)}`),
-    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${each.error.kind}: ${each.error.message}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
+  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${duration(each.updated_at - each.started_at)}`),
+    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${cut(`${each.error.kind}: ${each.error.message}`)}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
   const box = make("details.channel", {}, summary, detail);
   box.addEventListener("toggle", async () => {
     if (!box.open || detail.childNodes.length) return;

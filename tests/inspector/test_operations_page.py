@@ -430,6 +430,7 @@ def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, addres
     page.get_by_role("link", name="ValueError").first.focus()
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("1 run in").wait_for()
+    page.get_by_role("button", name="Run these again").wait_for()
 
 
 def test_failures_since_a_deploy_are_found_from_the_numbers(page: Page, stage: Stage, address: str) -> None:

@@ -59,7 +59,7 @@ function period(title, sums, since) {
     facts([["Latency to the end", latency(sums.end)], ["To the first token of a model", latency(sums.first)]]),
     sums.graphs.length ? table(`By graph, ${name}`, ["Graph", "Runs", "Failed", "To the end", "To the first token", ...USAGE], sums.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first), ...usage(each)])) : make("p.quiet", {}, "No run has ended."),
     sums.users.length ? table(`By user, ${name}, the most tokens first`, ["User", "Runs", "Failed", ...USAGE], sums.users.map((each) => [each.user === null ? "all others" : make("a", { href: address("user", { user: each.user }) }, each.user), number(each.runs), number(each.failed), ...usage(each)])) : null,
-    sums.errors.length ? table(`By error, ${name}`, ["Error", "Runs"], sums.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since }) }, each.kind), number(each.runs)])) : null,
+    sums.errors.length ? table(`By error, ${name}`, ["Error", "Runs"], sums.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { error: each.kind, since }) }, each.kind), number(each.runs)])) : null,
   ];
 }
 
@@ -73,7 +73,7 @@ function versionShown(each) {
   const link = (state, text) => make("a", { href: address("runs", { version: each.version, state, since: "1d" }) }, text);
   return [each.graph ?? "all others", each.version === null ? "all others" : link("any", each.version),
     make("time", { dateTime: began }, began.slice(0, 16).replace("T", " ")), number(each.runs),
-    each.failed && each.version !== null ? link("failed", number(each.failed)) : number(each.failed)];
+    each.failed && each.version !== null ? link("", number(each.failed)) : number(each.failed)];
 }
 
 const big = (words) => make("span.big", {}, words);

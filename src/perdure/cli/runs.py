@@ -473,15 +473,16 @@ def _format_run(found: FoundRun, now: int) -> str:
         else:
             line += "  (the thread went on)"
     if failure is not None:
-        message = " ".join(make_legible(failure.message, keep="\n").split())
-        if len(message) <= _MESSAGE_MAX:
-            cut = message
-        else:
-            cut = f"{message[: _MESSAGE_MAX - 1]}…"
-        line += f"\n         {make_legible(failure.kind)}: {cut}"
+        line += f"\n         {make_legible(failure.kind)}: {cut_message(failure.message)}"
         if failure.node is not None:
             line += f"  in {_show_node(failure.node)}"
     return line
+
+
+def cut_message(text: str) -> str:
+    """Return the beginning of an error's text on one line."""
+    message = " ".join(make_legible(text, keep="\n").split())
+    return message if len(message) <= _MESSAGE_MAX else f"{message[: _MESSAGE_MAX - 1]}…"
 
 
 def age(micros: int) -> str:

@@ -316,6 +316,10 @@ def rerun(
             "--failed", help="All failed runs that were not run again, and whose thread has not gone on"
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Count what --failed would run again, by error, and change nothing"),
+    ] = False,
     thread: Annotated[str | None, typer.Option(help="The thread of the run, if you know it")] = None,
     since: Since = None,
     error: ErrorText = None,
@@ -338,6 +342,8 @@ def rerun(
         raise typer.BadParameter("name one run by its id, or pass --failed for all")
     if run_id is not None and (since or error or user or prefix):
         raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
+    if run_id is not None and dry_run:
+        raise typer.BadParameter("--dry-run is for --failed; `perdure runs show` says what one run would do")
     if failed and thread is not None:
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
     with open_walk(place, prefix) as found:
@@ -347,6 +353,13 @@ def rerun(
             print_rerun(repeat_one(found.database, one, run_id), as_json)
             return
         query = run_search.RunQuery(user=user, since=parse_since(since, found.now), error=error)
+        if dry_run:
+            groups = run_coroutine(_load_groups(found.walk, query._replace(state="failed", stands=True)))
+            print_all(groups, as_json, _print_group, "No failed run would run again.")
+            if groups and not as_json:
+                count = sum(group["runs"] for group in groups)
+                out.print(f"{several(count, 'run')} would run again; nothing was changed.")
+            return
         counts = run_coroutine(_rerun_standing(found, query, as_json))
     if not as_json:
         out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")

@@ -124,6 +124,7 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
     counted = shell("runs", "ls", "--by-error").stdout
     assert "2 runs  ConnectionError" in counted
     assert "\n  in answer\n" in counted
+    assert "2 failed runs, those that were run again or whose thread went on too.\n" in counted
     assert "  in answer\n" in shell("runs", "ls", "--status", "failed").stdout
 
     run_id = failed[0]["run_id"]

@@ -193,6 +193,10 @@ def list_runs(
         if by_error:
             groups = run_coroutine(_load_groups(found.walk, query))
             print_all(groups[:limit], as_json, _print_group, "No run has failed.")
+            if groups and not as_json:
+                count = several(sum(group["runs"] for group in groups), "failed run")
+                out.print(f"{count}, those that were run again or whose thread went on too.")
+                out.print("`perdure runs rerun --failed --dry-run` counts those that need attention.")
             return
         faults: list[str] = []
         first = slowest if by_duration else newest

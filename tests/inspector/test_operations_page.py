@@ -30,7 +30,7 @@ from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.server.browsing import browsing, launched, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PHONE = ViewportSize(width=390, height=844)
@@ -175,6 +175,28 @@ def page(browser: Browser) -> Iterator[Page]:
         yield shown
 
 
+class Held:
+    """Requests that wait until they are answered, one by one."""
+
+    def __init__(self, page: Page, pattern: str) -> None:
+        self._page = page
+        self._routes: list[Route] = []
+        page.route(pattern, self._hold)
+
+    def _hold(self, route: Route) -> None:
+        self._routes.append(route)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 60
+        while not self._routes:
+            assert time.monotonic() < until
+            self._page.wait_for_timeout(20)
+
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+        self.wait()
+        self._routes.pop().fulfill(status=status, json=body)
+
+
 def sound(page: Page) -> None:
     """Nothing that people wrote has become markup or script, and everybody can use the page, on a phone,
     too."""
@@ -244,28 +266,27 @@ def test_running_again_goes_on_in_other_views_and_says_how_far_it_came(
 ) -> None:
     for thread in ("one", "two", "three"):
         stage.say(thread, "fail")
-    held: list[Any] = []
-    page.route("**/actions/rerun-failed", lambda route: held.append(route))
+    held = Held(page, "**/actions/rerun-failed")
     part = {"reruns": [{"outcome": "accepted", "reason": None}], "cursor": "1/x"}
     page.goto(f"{address}#/runs")
     page.get_by_role("button", name="Run these again").click()
     page.get_by_role("button", name="Run 3 again").click()
     page.locator("#main").get_by_text("Running failed runs again: 0 of 3 …").wait_for()
-
-    def answer(**more: Any) -> None:
-        wait_for("a request", lambda: page.wait_for_timeout(20) or held)
-        held.pop().fulfill(json={**part, **more})
-
-    answer()
+    held.answer(part)
     page.locator("#main").get_by_text("Running failed runs again: 1 of 3 …").wait_for()
     sound(page)
     page.get_by_role("link", name="Limits").click()
     page.get_by_role("heading", name="Limits", level=1).wait_for()
-    answer()
+    held.answer(part)
     page.locator("#bulk").get_by_text("Running failed runs again: 2 of 3 …").wait_for()
     sound(page)
     asked: list[str] = []
-    page.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+
+    def agree(dialog: Dialog) -> None:
+        asked.append(dialog.type)
+        dialog.accept()
+
+    page.on("dialog", agree)
     page.reload()
     assert asked == ["beforeunload"]
     left = (
@@ -281,23 +302,20 @@ def test_running_again_goes_on_in_other_views_and_says_how_far_it_came(
 def test_running_again_is_stopped_between_its_parts(page: Page, stage: Stage, address: str) -> None:
     stage.say("one", "fail")
     stage.say("two", "fail")
-    held: list[Any] = []
-    page.route("**/actions/rerun-failed", lambda route: held.append(route))
+    held = Held(page, "**/actions/rerun-failed")
     page.goto(f"{address}#/runs")
     page.get_by_role("button", name="Run these again").click()
     page.get_by_role("button", name="Run 2 again").click()
-    wait_for("a request", lambda: page.wait_for_timeout(20) or held)
+    held.wait()
     page.get_by_role("button", name="Stop", exact=True).click()
-    held.pop().fulfill(json={"reruns": [{"outcome": "stays", "reason": HOSTILE}], "cursor": "1/x"})
+    held.answer({"reruns": [{"outcome": "stays", "reason": HOSTILE}], "cursor": "1/x"})
     page.locator("#main").get_by_text("1 of 2 … Stopped: the rest was not begun.").wait_for()
     sound(page)
     page.get_by_role("button", name="Look again").click()
     page.get_by_role("button", name="Run these again").click()
     page.get_by_role("button", name="Run 2 again").click()
-    wait_for("a request", lambda: page.wait_for_timeout(20) or held)
-    held.pop().fulfill(status=503, json={"detail": "away"})
+    held.answer({"detail": "away"}, 503)
     page.locator("#main").get_by_text("away").wait_for()
-    assert held == []
 
 
 def test_a_list_of_runs_shows_the_beginning_of_each_error(page: Page, stage: Stage, address: str) -> None:
@@ -514,6 +532,25 @@ def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: 
     sound(page)
     page.get_by_role("link", name="Log").click()
     page.locator("tbody td", has_text="delete-user").wait_for()
+
+
+def test_times_of_nodes_that_are_not_whole_say_so(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    stage.say("two", "fail")
+    held = Held(page, "**/api/nodes?*")
+    page.goto(f"{address}#/overview")
+    page.get_by_role("button", name="Measure nodes").click()
+    node = {"graph": "agent", "node": "answer", "count": 1, "failed": 0, "longest": 5, "classes": {"1": 1}}
+    part = {"nodes": [node], "examined": 1, "unreadable": 0}
+    held.answer({**part, "cursor": "x"})
+    note = page.locator("#main .notice")
+    note.get_by_text("So far, 1 thread of at most 2: the numbers below are not whole.").wait_for()
+    page.get_by_role("region", name="Nodes so far, the slowest first").wait_for()
+    sound(page)
+    held.answer({**part, "cursor": None})
+    page.locator("#main").get_by_text("2 threads examined, which are all that changed since.").wait_for()
+    page.get_by_role("region", name="Nodes, the slowest first").wait_for()
+    assert note.count() == 0
 
 
 def test_the_times_of_nodes_are_measured_by_keys(page: Page, stage: Stage, address: str) -> None:

@@ -124,6 +124,7 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
     counted = shell("runs", "ls", "--by-error").stdout
     assert "2 runs  ConnectionError" in counted
     assert "\n  in answer\n" in counted
+    assert "2 failed runs, those that were run again or whose thread went on too.\n" in counted
     assert "  in answer\n" in shell("runs", "ls", "--status", "failed").stdout
 
     run_id = failed[0]["run_id"]
@@ -138,6 +139,14 @@ def test_failed_runs_are_listed_shown_and_run_again(shell: Shell) -> None:
     again = shell("runs", "rerun", run_id)
     assert "b: run" in again.stdout
     assert "had been scheduled to run again" in shell("runs", "rerun", run_id).stdout
+    counted = shell("runs", "rerun", "--failed", "--dry-run").stdout
+    assert "1 run  ConnectionError" in counted
+    assert counted.endswith("1 run would run again; nothing was changed.\n")
+    (group,) = shell("runs", "rerun", "--failed", "--dry-run", "--json").rows
+    assert (group["runs"], group["example"]["thread_id"]) == (1, "a")
+    assert shell("runs", "rerun", "--failed", "--dry-run", "--user", "nobody").stdout == (
+        "No failed run would run again.\n"
+    )
     rest = shell("runs", "rerun", "--failed", "--since", "1h")
     assert rest.stdout.splitlines()[-1] == "1 run accepted again, 0 stay."
     assert shell("runs", "rerun", "--failed").stdout == "0 runs accepted again, 0 stay.\n"
@@ -161,6 +170,7 @@ def test_what_cannot_be_run_again_stays_with_its_reason(shell: Shell) -> None:
         (("rerun",), "name one run by its id, or pass --failed"),
         (("rerun", "x", "--failed"), "name one run by its id, or pass --failed"),
         (("rerun", "x", "--since", "1h"), "are for --failed"),
+        (("rerun", "x", "--dry-run"), "--dry-run is for --failed"),
         (("rerun", "none"), "there is no run 'none'"),
         (("show", "none", "--thread", "a"), "thread 'a' has no run 'none'"),
         (("ls", "--status", "broken"), "rolled_back, not 'broken'"),

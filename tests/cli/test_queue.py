@@ -58,6 +58,8 @@ def answer(state: MessagesState) -> dict[str, Any]:
     said = state["messages"][-1].text
     if said == "fail":
         raise RuntimeError("the model is [gone]")
+    if said == "fail at length":
+        raise RuntimeError("the model\nis gone " * 500)
     if said == "ask":
         interrupt("really?")
     return {"messages": [AIMessage(f"answer to {said}")]}
@@ -208,6 +210,26 @@ def test_what_was_given_up_is_found_in_every_thread_of_the_tenant(
     assert [row["thread"] for row in shell("dead", "ada", "--json").rows] == ["ada"]
     assert [row["thread"] for row in shell("dead", "--json", "--tenant", "other").rows] == ["refused"]
     assert shell("dead", "--tenant", "nobody").stdout == "Nothing was given up.\n"
+
+
+def test_what_was_given_up_takes_a_line_each_without_what_was_run_again(shell: Shell) -> None:
+    talk(("ada", "fail at length"), ("bob", "fail"), ("refused", "hello"))
+    runs = {row["thread"]: row for row in shell("dead", "--json").rows}
+    assert runs["ada"]["error"].count("\n") > 200
+    lines = shell("dead").stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["ada", "run"], ["bob", "run"], ["refused", "reply"]]
+    assert max(map(len, lines)) < 250
+    assert "RuntimeError: the model is gone the model" in lines[0]
+    assert "…" in lines[0]
+    assert max(map(len, shell("runs", "ada").stdout.splitlines())) < 250
+    assert len(shell("runs", "ada").stdout.splitlines()) < 30
+    shell("retry", "ada", "--run", runs["ada"]["run"])
+    assert [line.split()[0] for line in shell("dead").stdout.splitlines()] == ["bob", "refused"]
+    assert [row["thread"] for row in shell("dead", "--json").rows] == ["bob", "refused"]
+    assert "(run again)" in shell("dead", "--repeated").stdout.splitlines()[0]
+    asked = shell("dead", "ada", "--repeated", "--json").rows
+    assert [(row["thread"], row["is_repeated"]) for row in asked] == [("ada", True)]
+    assert shell("dead", "ada").stdout == "Nothing was given up.\n"
 
 
 def test_a_reply_that_was_given_up_is_sent_again_under_its_key(shell: Shell) -> None:

@@ -16,6 +16,7 @@ from langgraph.types import interrupt
 from playwright.sync_api import ViewportSize
 
 import perdure
+from perdure.cli.runs import span
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
 from perdure.model.ops import Commit, Put
@@ -29,7 +30,7 @@ from tests.inspector.staging import HOSTILE, HOSTILE_ID
 from tests.server.browsing import browsing, launched, wait_for
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page, Route
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PHONE = ViewportSize(width=390, height=844)
@@ -174,6 +175,28 @@ def page(browser: Browser) -> Iterator[Page]:
         yield shown
 
 
+class Held:
+    """Requests that wait until they are answered, one by one."""
+
+    def __init__(self, page: Page, pattern: str) -> None:
+        self._page = page
+        self._routes: list[Route] = []
+        page.route(pattern, self._hold)
+
+    def _hold(self, route: Route) -> None:
+        self._routes.append(route)
+
+    def wait(self) -> None:
+        until = time.monotonic() + 60
+        while not self._routes:
+            assert time.monotonic() < until
+            self._page.wait_for_timeout(20)
+
+    def answer(self, body: dict[str, Any], status: int = 200) -> None:
+        self.wait()
+        self._routes.pop().fulfill(status=status, json=body)
+
+
 def sound(page: Page) -> None:
     """Nothing that people wrote has become markup or script, and everybody can use the page, on a phone,
     too."""
@@ -192,7 +215,7 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     for thread in ("one", "two", HOSTILE_ID):
         stage.say(thread, f"fail {thread}")
     page.goto(f"{address}#/runs")
-    page.locator("#main").get_by_text("3 runs in 3 threads.").wait_for()
+    page.locator("#main").get_by_text("3 runs in 3 threads, of 3 examined.").wait_for()
     page.get_by_text("3 × ValueError").wait_for()
     first = page.locator("details.channel").first
     first.locator("summary").focus()
@@ -207,12 +230,14 @@ def test_failed_runs_are_found_by_error_and_run_again(page: Page, stage: Stage, 
     wait_for("the repetition", lambda: stage.states(HOSTILE_ID) == ["done", "failed"])
     page.get_by_label("Error", exact=True).fill("after")
     page.get_by_role("button", name="Search").click()
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
     assert "error=after" in page.url
     page.reload()
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
-    page.get_by_role("button", name="Run again what failed").click()
-    page.locator("#main").get_by_text("2 accepted again").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
+    page.get_by_role("button", name="Run these again, which failed with ValueError").click()
+    page.get_by_text("Run 2 failed runs again, also what is not shown here?").wait_for()
+    page.keyboard.press("Enter")
+    page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
     for thread in ("one", "two"):
         wait_for("the repetition", lambda name=thread: stage.states(name) == ["done", "failed"])  # type: ignore[misc]
 
@@ -222,14 +247,92 @@ def test_all_that_failed_since_noon_runs_again(page: Page, stage: Stage, address
     stage.say("two", "break")
     page.goto(f"{address}#/runs")
     page.get_by_label("Changed in").select_option(label="since noon")
-    page.locator("#main").get_by_text("2 runs in 2 threads.").wait_for()
+    page.locator("#main").get_by_text("2 runs in 2 threads, of 2 examined.").wait_for()
     stage.agent.is_down = False
     page.get_by_role("button", name="Run all 2 again").click()
-    page.locator("#main").get_by_text("2 accepted again.").wait_for()
+    page.get_by_role("button", name="Leave them").click()
+    assert [stage.states(name) for name in ("one", "two")] == [["failed"], ["failed"]]
+    page.get_by_role("button", name="Run all 2 again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    page.locator("#main").get_by_text("2 of 2 failed runs accepted again.").wait_for()
     wait_for("the repetition", lambda: [stage.states(name)[0] for name in ("one", "two")] == ["done", "done"])
     page.get_by_role("button", name="Look again").click()
     page.get_by_text("No run matches.").wait_for()
     sound(page)
+
+
+def test_running_again_goes_on_in_other_views_and_says_how_far_it_came(
+    page: Page, stage: Stage, address: str
+) -> None:
+    for thread in ("one", "two", "three"):
+        stage.say(thread, "fail")
+    held = Held(page, "**/actions/rerun-failed")
+    part = {"reruns": [{"outcome": "accepted", "reason": None}], "cursor": "1/x"}
+    page.goto(f"{address}#/runs")
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 3 again").click()
+    page.locator("#main").get_by_text("Running failed runs again: 0 of 3 …").wait_for()
+    held.answer(part)
+    page.locator("#main").get_by_text("Running failed runs again: 1 of 3 …").wait_for()
+    sound(page)
+    page.get_by_role("link", name="Limits").click()
+    page.get_by_role("heading", name="Limits", level=1).wait_for()
+    held.answer(part)
+    page.locator("#bulk").get_by_text("Running failed runs again: 2 of 3 …").wait_for()
+    sound(page)
+    asked: list[str] = []
+
+    def agree(dialog: Dialog) -> None:
+        asked.append(dialog.type)
+        dialog.accept()
+
+    page.on("dialog", agree)
+    page.reload()
+    assert asked == ["beforeunload"]
+    left = (
+        "The page was left before this was over: Running failed runs again: 2 of 3 … The rest was not begun."
+    )
+    page.locator("#bulk").get_by_text(left).wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.locator("#bulk").get_by_text(left).wait_for(state="detached")
+    page.reload()
+    assert (len(asked), page.locator("#bulk").inner_text()) == (1, "")
+
+
+def test_running_again_is_stopped_between_its_parts(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "fail")
+    stage.say("two", "fail")
+    held = Held(page, "**/actions/rerun-failed")
+    page.goto(f"{address}#/runs")
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    held.wait()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    held.answer({"reruns": [{"outcome": "stays", "reason": HOSTILE}], "cursor": "1/x"})
+    page.locator("#main").get_by_text("1 of 2 … Stopped: the rest was not begun.").wait_for()
+    sound(page)
+    page.get_by_role("button", name="Look again").click()
+    page.get_by_role("button", name="Run these again").click()
+    page.get_by_role("button", name="Run 2 again").click()
+    held.answer({"detail": "away"}, 503)
+    page.locator("#main").get_by_text("away").wait_for()
+
+
+def test_a_list_of_runs_shows_the_beginning_of_each_error(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", f"fail {'x' * 5000}")
+    page.goto(f"{address}#/runs")
+    line = page.locator(".error-line")
+    line.wait_for()
+    assert len(line.inner_text()) < 130
+    page.locator("details.channel summary").click()
+    page.locator("pre.problem").get_by_text(HOSTILE).wait_for()
+
+
+def test_durations_are_written_as_the_command_line_writes_them(page: Page, address: str) -> None:
+    page.goto(address)
+    sizes = (0, 15, 1_500, 9_999, 13_900, 999_999, 1_250_000, 59_990_000, 3_599_700_000, 200_000 * 10**6)
+    script = "sizes => import('./dom.js').then((all) => sizes.map(all.duration))"
+    assert page.evaluate(script, list(sizes)) == [span(each) for each in sizes]
 
 
 def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:
@@ -345,6 +448,7 @@ def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, addres
     page.get_by_role("link", name="ValueError").first.focus()
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("1 run in").wait_for()
+    page.get_by_role("button", name="Run these again").wait_for()
 
 
 def test_failures_since_a_deploy_are_found_from_the_numbers(page: Page, stage: Stage, address: str) -> None:
@@ -428,6 +532,25 @@ def test_a_user_is_shown_and_removed_by_keys(page: Page, stage: Stage, address: 
     sound(page)
     page.get_by_role("link", name="Log").click()
     page.locator("tbody td", has_text="delete-user").wait_for()
+
+
+def test_times_of_nodes_that_are_not_whole_say_so(page: Page, stage: Stage, address: str) -> None:
+    stage.say("one", "hello")
+    stage.say("two", "fail")
+    held = Held(page, "**/api/nodes?*")
+    page.goto(f"{address}#/overview")
+    page.get_by_role("button", name="Measure nodes").click()
+    node = {"graph": "agent", "node": "answer", "count": 1, "failed": 0, "longest": 5, "classes": {"1": 1}}
+    part = {"nodes": [node], "examined": 1, "unreadable": 0}
+    held.answer({**part, "cursor": "x"})
+    note = page.locator("#main .notice")
+    note.get_by_text("So far, 1 thread of at most 2: the numbers below are not whole.").wait_for()
+    page.get_by_role("region", name="Nodes so far, the slowest first").wait_for()
+    sound(page)
+    held.answer({**part, "cursor": None})
+    page.locator("#main").get_by_text("2 threads examined, which are all that changed since.").wait_for()
+    page.get_by_role("region", name="Nodes, the slowest first").wait_for()
+    assert note.count() == 0
 
 
 def test_the_times_of_nodes_are_measured_by_keys(page: Page, stage: Stage, address: str) -> None:

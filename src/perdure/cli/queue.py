@@ -26,8 +26,9 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
+    several,
 )
-from perdure.cli.runs import print_rerun, repeat_one
+from perdure.cli.runs import cut_message, print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import THREADS, Partition
 from perdure.model.times import to_datetime
@@ -121,17 +122,23 @@ def dead(
         str | None, typer.Argument(help="The thread's id; by default all threads of the tenant")
     ] = None,
     *,
+    repeated: Annotated[
+        bool, typer.Option("--repeated", help="List failed runs that were run again, too")
+    ] = False,
     place: DataPlace,
     text: Text = False,
     as_json: AsJson = False,
 ) -> None:
-    """List failed runs, and replies that are dead or held in doubt.
+    """List failed runs that were not run again, and replies that are dead or held in doubt.
+
+    The beginning of each error is shown; --json and `perdure runs show` have all of it.
 
     Send a reply again, or run a run again, with `perdure threads retry`.
     """
     from rich.progress import track
 
     from perdure.engine.queue import inbox as inboxes
+    from perdure.engine.queue.retries import find_repeated
 
     rows: list[dict[str, Any]] = []
     with open_database(place) as database:
@@ -142,12 +149,40 @@ def dead(
             if thread_id is not None:
                 _refuse_unknown(database, partition, [*found.runs, *found.replies])
             name = partition.thread
-            rows += [{"thread": name, "what": "run", **_describe_run(run)} for run in found.runs]
+            again = handle_in(database).run(find_repeated(partition, [run.id for run in found.runs]))
+            rows += [
+                {"thread": name, "what": "run", **_describe_run(run), "is_repeated": run.id in again}
+                for run in found.runs
+                if repeated or run.id not in again
+            ]
             rows += [
                 {"thread": name, "what": "reply", **_describe_reply(reply, text)} for reply in found.replies
             ]
-    headings = ("thread", "what", "number", "run", "state", "channel", "attempts", "since", "error")
-    _print(rows, headings, "Nothing was given up.", as_json, text)
+    if as_json:
+        _print(rows, (), "", as_json)
+        return
+    for row in rows:
+        say(_format_given_up(row, text))
+    if not rows:
+        out.print("Nothing was given up.")
+
+
+def _format_given_up(row: dict[str, Any], text: bool) -> str:
+    """Return a failed run or a reply on one line."""
+    line = f"{quote_id(row['thread'])}  "
+    if row["what"] == "reply":
+        line += f"reply {row['number']} of "
+    line += f"run {row['run']}  {row['state']}  {several(row['attempts'], 'attempt')}"
+    line += f"  {_format_cell(row.get('updated', row.get('created')))}"
+    if row["channel"]:
+        line += f"  to {quote_id(row['channel'])}"
+    if row.get("is_repeated"):
+        line += "  (run again)"
+    if row["error"]:
+        line += f"  {cut_message(row['error'])}"
+    if text and "payload" in row:
+        line += f"  {make_legible(json_text(row['payload'], ascii_only=False))}"
+    return line
 
 
 def stuck(
@@ -374,6 +409,8 @@ def _print(
     for row in rows:
         shown = {"since": row.get("updated", row.get("created")), **row}
         cells = [shown.get(heading) for heading in headings]
+        if "error" in headings and shown.get("error"):
+            cells[headings.index("error")] = cut_message(shown["error"])
         if text:
             cells.append(json_text(row["payload"], ascii_only=False) if "payload" in row else None)
         table.add_row(*(escape(_format_cell(cell)) for cell in cells))

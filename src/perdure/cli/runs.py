@@ -193,6 +193,10 @@ def list_runs(
         if by_error:
             groups = run_coroutine(_load_groups(found.walk, query))
             print_all(groups[:limit], as_json, _print_group, "No run has failed.")
+            if groups and not as_json:
+                count = several(sum(group["runs"] for group in groups), "failed run")
+                out.print(f"{count}, those that were run again or whose thread went on too.")
+                out.print("`perdure runs rerun --failed --dry-run` counts those that need attention.")
             return
         faults: list[str] = []
         first = slowest if by_duration else newest
@@ -316,6 +320,10 @@ def rerun(
             "--failed", help="All failed runs that were not run again, and whose thread has not gone on"
         ),
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Count what --failed would run again, by error, and change nothing"),
+    ] = False,
     thread: Annotated[str | None, typer.Option(help="The thread of the run, if you know it")] = None,
     since: Since = None,
     error: ErrorText = None,
@@ -338,6 +346,8 @@ def rerun(
         raise typer.BadParameter("name one run by its id, or pass --failed for all")
     if run_id is not None and (since or error or user or prefix):
         raise typer.BadParameter("--since, --error, --user and --prefix are for --failed")
+    if run_id is not None and dry_run:
+        raise typer.BadParameter("--dry-run is for --failed; `perdure runs show` says what one run would do")
     if failed and thread is not None:
         raise typer.BadParameter("--thread is for one run; with --failed pass --prefix")
     with open_walk(place, prefix) as found:
@@ -347,6 +357,13 @@ def rerun(
             print_rerun(repeat_one(found.database, one, run_id), as_json)
             return
         query = run_search.RunQuery(user=user, since=parse_since(since, found.now), error=error)
+        if dry_run:
+            groups = run_coroutine(_load_groups(found.walk, query._replace(state="failed", stands=True)))
+            print_all(groups, as_json, _print_group, "No failed run would run again.")
+            if groups and not as_json:
+                count = sum(group["runs"] for group in groups)
+                out.print(f"{several(count, 'run')} would run again; nothing was changed.")
+            return
         counts = run_coroutine(_rerun_standing(found, query, as_json))
     if not as_json:
         out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")
@@ -473,15 +490,16 @@ def _format_run(found: FoundRun, now: int) -> str:
         else:
             line += "  (the thread went on)"
     if failure is not None:
-        message = " ".join(make_legible(failure.message, keep="\n").split())
-        if len(message) <= _MESSAGE_MAX:
-            cut = message
-        else:
-            cut = f"{message[: _MESSAGE_MAX - 1]}…"
-        line += f"\n         {make_legible(failure.kind)}: {cut}"
+        line += f"\n         {make_legible(failure.kind)}: {cut_message(failure.message)}"
         if failure.node is not None:
             line += f"  in {_show_node(failure.node)}"
     return line
+
+
+def cut_message(text: str) -> str:
+    """Return the beginning of an error's text on one line."""
+    message = " ".join(make_legible(text, keep="\n").split())
+    return message if len(message) <= _MESSAGE_MAX else f"{message[: _MESSAGE_MAX - 1]}…"
 
 
 def age(micros: int) -> str:
@@ -500,7 +518,7 @@ def span(micros: int) -> str:
             return f"{micros / 1000:.3g} ms"
         return f"{micros // 1000} ms"
     if micros < _MINUTE:
-        return f"{micros / _SECOND:.1f} s"
+        return f"{micros // 100_000 / 10:.1f} s"
     if micros < _HOUR:
         return f"{micros // _MINUTE} min {micros % _MINUTE // _SECOND} s"
     return f"{micros // _HOUR} h {micros % _HOUR // _MINUTE} min"

@@ -25,6 +25,7 @@ _COMMANDS = (
     ("inspect", "inspector", "ui", "console", "dashboard"),
     ("prune", "clean", "trim", "gc"),
     ("retry", "rerun", "redo"),
+    ("runs", "run"),
     ("worker", "work", "run"),
 )
 """Rows of synonyms; some of the words in a row are names of commands."""
@@ -52,7 +53,7 @@ class Group(TyperGroup):
         """Return the command that the first word names; the usage error for another word has a suggestion."""
         word = args[0]
         if not (word.startswith("-") or ctx.resilient_parsing or self.get_command(ctx, word)):
-            ctx.fail(f"No such command {word!r}. {_find_meant_command(ctx, word)}")
+            ctx.fail(f"No such command {word!r}. {_find_meant_command(ctx, word, args[1:2])}")
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -72,9 +73,11 @@ class Group(TyperGroup):
             raise
 
 
-def _find_meant_command(ctx: Any, word: str) -> str:
+def _find_meant_command(ctx: Any, word: str, then: list[str]) -> str:
     here, root = _list_names(ctx.command), ctx.find_root()
-    found = [f"{ctx.command_path} {name}" for name in _find_synonyms(word, here, _COMMANDS)]
+    names = _find_synonyms(word, here, _COMMANDS)
+    with_next = [name for name in names if {*then} & {*_list_names(ctx.command.commands[name])}]
+    found = [f"{ctx.command_path} {name}" for name in with_next or names]
     found += [f"{root.command_path} {name}" for name in _list_names(root.command) if name == word]
     found = found or [f"{ctx.command_path} {name}" for name in _find_similar(word, here, _COMMANDS)]
     if found:
@@ -139,8 +142,8 @@ def _list_options_below(group: Any) -> set[str]:
 
 def _find_synonyms(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:
     """Return the names that are synonyms of a word, or the word itself."""
-    row = next((row for row in words if word.lower() in row), (word,))
-    return [name for name in names if name in row]
+    meant = {word, *(name for row in words if word.lower() in row for name in row)}
+    return [name for name in names if name in meant]
 
 
 def _find_similar(word: str, names: list[str], words: tuple[tuple[str, ...], ...]) -> list[str]:

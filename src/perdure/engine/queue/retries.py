@@ -41,6 +41,17 @@ def make_repetition_key(run_id: str) -> bytes:
     return dedupe_digest(f"retry {run_id}")
 
 
+def find_repeated(partition: Partition, run_ids: Sequence[str]) -> Program[set[str]]:
+    """Return which of a thread's failed runs were run again."""
+    found: set[str] = set()
+    for at in range(0, len(run_ids), PAGE):
+        part = run_ids[at : at + PAGE]
+        keys = tuple(Get(DEDUPE, (make_repetition_key(run_id),)) for run_id in part)
+        answers = yield from ask(Fetch(partition, keys))
+        found.update(run_id for run_id, records in zip(part, answers, strict=True) if records)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Request to run a failed run again.

@@ -31,12 +31,12 @@ export async function get(view, asked = {}) {
   return answerOf(await fetch(`api/${view}?${query}`, { headers: headers() }));
 }
 
-async function post(path, given) {
-  const body = tenant() ? { ...given, tenant: tenant() } : given;
+async function post(path, given, whose = tenant()) {
+  const body = whose ? { ...given, tenant: whose } : given;
   const sent = { method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body) };
   return answerOf(await fetch(path, sent));
 }
 
-export const act = (name, body) => post(`api/actions/${name}`, body);
+export const act = (name, body, whose) => post(`api/actions/${name}`, body, whose);
 
 export const replay = (body) => post("api/replay", body);

@@ -56,13 +56,12 @@ export function span(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-// A duration in microseconds.
+// A duration in microseconds, as the command line writes it.
 export function duration(micros) {
-  if (micros < 1e6) return micros < 1e4 ? `${(micros / 1000).toPrecision(2)} ms` : `${Math.round(micros / 1000)} ms`;
-  if (micros < 6e7) return `${(micros / 1e6).toFixed(1)} s`;
-  if (micros < 3.6e9) return `${Math.floor(micros / 6e7)} min ${Math.round((micros % 6e7) / 1e6)} s`;
-  if (micros < 1.728e11) return `${Math.floor(micros / 3.6e9)} h ${Math.round((micros % 3.6e9) / 6e7)} min`;
-  return `${Math.round(micros / 8.64e10)} days`;
+  if (micros < 1e6) return `${micros < 1e4 ? Number((micros / 1000).toPrecision(3)) : Math.floor(micros / 1000)} ms`;
+  if (micros < 6e7) return `${(Math.floor(micros / 1e5) / 10).toFixed(1)} s`;
+  if (micros < 3.6e9) return `${Math.floor(micros / 6e7)} min ${Math.floor((micros % 6e7) / 1e6)} s`;
+  return `${Math.floor(micros / 3.6e9)} h ${Math.floor((micros % 3.6e9) / 6e7)} min`;
 }
 
 export const status = (name) => make(`span.status.is-${/^[a-z_]+$/.test(name || "") ? name : "other"}`, {}, name || "unknown");
@@ -73,6 +72,12 @@ export const shortId = (id) => (id && id.length > 16 ? `…${id.slice(-12)}` : i
 export function long(text) {
   if (!text || text.length <= LONG) return text;
   return make("details", {}, make("summary", {}, `${text.slice(0, LONG)}…`), text);
+}
+
+// The beginning of a text, on one line.
+export function cut(text, most = 100) {
+  const line = text.replace(/\s+/g, " ").trim();
+  return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
 export function field(label, input) {

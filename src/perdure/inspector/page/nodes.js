@@ -19,8 +19,11 @@ export function nodeTimes() {
     const mine = ++turn;
     const nodes = new Map();
     let [examined, unreadable, cursor] = [0, 0, null];
-    note.className = "quiet";
+    note.className = "notice";
+    note.textContent = "Reading …";
+    fill(list);
     stop.hidden = false;
+    const all = await countThreads();
     do {
       const part = await get("nodes", { since: since.value, cursor });
       if (mine !== turn || !form.isConnected) return;
@@ -28,9 +31,11 @@ export function nodeTimes() {
       examined += part.examined;
       unreadable += part.unreadable;
       cursor = part.cursor;
-      note.textContent = `${number(examined)} ${examined === 1 ? "thread" : "threads"} examined${cursor === null ? ", which are all that changed since" : " so far"}.${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
+      const threads = `${number(examined)} ${examined === 1 ? "thread" : "threads"}`;
+      note.textContent = `${cursor === null ? `${threads} examined, which are all that changed since.` : `So far, ${threads}${all === null ? "" : ` of at most ${number(Math.max(all, examined))}`}: the numbers below are not whole.`}${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
       fill(list, shown([...nodes.values()], cursor === null));
     } while (cursor !== null);
+    note.className = "quiet";
     hideStop();
     announce(note.textContent);
   }
@@ -56,6 +61,12 @@ export function nodeTimes() {
   return make("section", {}, make("h2", {}, "Nodes"), make("p.quiet", {}, "How often each node ran and how long it took, from the steps that are stored. Every thread that changed since then is read."), form, note, list);
 }
 
+// Null where the number is not known.
+async function countThreads() {
+  const found = await get("growth");
+  return found.samples.at(-1).threads;
+}
+
 function add(nodes, each) {
   const key = JSON.stringify([each.graph, each.node]);
   const sum = nodes.get(key) ?? { graph: each.graph, node: each.node, count: 0, failed: 0, longest: 0, classes: new Map() };
@@ -79,5 +90,5 @@ function percentile({ classes, count, longest }, part) {
 function shown(nodes, isWhole) {
   if (!nodes.length) return make("p.quiet", {}, isWhole ? "No node ran." : "None so far.");
   const rows = nodes.map((each) => ({ ...each, p50: percentile(each, 0.5), p95: percentile(each, 0.95) })).sort((a, b) => b.p95 - a.p95);
-  return table("Nodes, the slowest first", ["Graph", "Node", "Ran", "Failed", "Half within", "95% within", "Longest"], rows.map((each) => [each.graph ?? "", each.node.replaceAll("|", " › "), number(each.count), number(each.failed), duration(each.p50), duration(each.p95), duration(each.longest)]));
+  return table(isWhole ? "Nodes, the slowest first" : "Nodes so far, the slowest first", ["Graph", "Node", "Ran", "Failed", "Half within", "95% within", "Longest"], rows.map((each) => [each.graph ?? "", each.node.replaceAll("|", " › "), number(each.count), number(each.failed), duration(each.p50), duration(each.p95), duration(each.longest)]));
 }

@@ -32,7 +32,7 @@ function parts(found) {
       ["Under way", big(number(queue.under_way))],
       ["Replies to send", queue.replies ? big(number(queue.replies)) : null],
       ["Scheduled", queue.scheduled ? big(number(queue.scheduled)) : null],
-      ["Failed threads", threads.failed === null ? null : make("a.big", { href: address("runs") }, most(threads.failed))],
+      ["Threads that stand failed now", threads.failed === null ? null : make("a.big", { href: address("runs") }, most(threads.failed))],
       [threads.asleep === null ? "Wait for an answer, a time or a signal" : "Wait for an answer", threads.interrupted === null ? null : make("a.big", { href: address("questions") }, most(threads.interrupted - threads.asleep))],
       ["Wait for a time or a signal", threads.asleep ? make("a.big", { href: address("queue") }, number(threads.asleep)) : null],
     ]),
@@ -40,6 +40,7 @@ function parts(found) {
     make("div.charts", {},
       chart("The last hour, by minute", found.minutes, hour, "minute"),
       chart("The last 24 hours", found.hours, day, "hour")),
+    make("p.quiet", {}, "Runs count when they end: one that failed stays counted as failed when it is run again, and its repetition is counted, too."),
     ...period("In the last hour", hour, "1h"),
     ...period("In the last 24 hours", day, "1d"),
     day.versions.length ? table("By version of the graph, in the last 24 hours", ["Graph", "Version", "Since about", "Runs", "Failed"], day.versions.map(versionShown)) : null,
@@ -59,7 +60,7 @@ function period(title, sums, since) {
     facts([["Latency to the end", latency(sums.end)], ["To the first token of a model", latency(sums.first)]]),
     sums.graphs.length ? table(`By graph, ${name}`, ["Graph", "Runs", "Failed", "To the end", "To the first token", ...USAGE], sums.graphs.map((each) => [each.graph ?? "all others", number(each.runs), number(each.failed), latency(each.end), latency(each.first), ...usage(each)])) : make("p.quiet", {}, "No run has ended."),
     sums.users.length ? table(`By user, ${name}, the most tokens first`, ["User", "Runs", "Failed", ...USAGE], sums.users.map((each) => [each.user === null ? "all others" : make("a", { href: address("user", { user: each.user }) }, each.user), number(each.runs), number(each.failed), ...usage(each)])) : null,
-    sums.errors.length ? table(`By error, ${name}`, ["Error", "Runs"], sums.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { state: "failed", error: each.kind, since }) }, each.kind), number(each.runs)])) : null,
+    sums.errors.length ? table(`By error, ${name}`, ["Error", "Runs that failed"], sums.errors.map((each) => [each.kind === null ? "all others" : make("a", { href: address("runs", { error: each.kind, since }) }, each.kind), number(each.runs)])) : null,
   ];
 }
 
@@ -73,7 +74,7 @@ function versionShown(each) {
   const link = (state, text) => make("a", { href: address("runs", { version: each.version, state, since: "1d" }) }, text);
   return [each.graph ?? "all others", each.version === null ? "all others" : link("any", each.version),
     make("time", { dateTime: began }, began.slice(0, 16).replace("T", " ")), number(each.runs),
-    each.failed && each.version !== null ? link("failed", number(each.failed)) : number(each.failed)];
+    each.failed && each.version !== null ? link("", number(each.failed)) : number(each.failed)];
 }
 
 const big = (words) => make("span.big", {}, words);

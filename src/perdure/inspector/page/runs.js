@@ -2,10 +2,11 @@
 
 import { act, get } from "./api.js";
 import { address } from "./address.js";
+import { inParts } from "./bulk.js";
 import { savedFilters } from "./filters.js";
-import { announce, facts, field, fill, make, number, shortId, span, status, time } from "./dom.js";
+import { announce, cut, duration, facts, field, fill, make, number, shortId, status, time } from "./dom.js";
 
-const STATES = [["stands", "failed, not made good"], ["failed", "all failed"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
+const STATES = [["stands", "failed, not made good"], ["failed", "all failed, made good or not"], ["", "any"], ["open", "open"], ["waiting", "waiting"], ["done", "done"], ["interrupted", "interrupted"], ["rolled_back", "rolled back"]];
 const SPANS = [["", "any time"], ["15m", "the last 15 minutes"], ["1h", "the last hour"], ["6h", "the last 6 hours"], ["noon", "since noon"], ["midnight", "today"], ["1d", "the last 24 hours"], ["7d", "the last week"]];
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
@@ -41,6 +42,7 @@ export async function showRuns(main, asked) {
   let cursor = null;
   let examined = 0;
   let unreadable = 0;
+  let asking = {}; // What the list shows; the form may have been changed since.
   let turn = 0;
   let found = [];
   let errors = new Map();
@@ -58,10 +60,10 @@ export async function showRuns(main, asked) {
   async function load(goesOn) {
     const mine = ++turn;
     const wanted = goesOn ? found.length + 50 : 50;
-    if (!goesOn) [cursor, examined, unreadable, found, errors] = [null, 0, 0, [], new Map()];
+    if (!goesOn) [cursor, examined, unreadable, found, errors, asking] = [null, 0, 0, [], new Map(), query()];
     note.className = "quiet";
     for (let part = 0; part < PARTS_MAX; part += 1) {
-      const page = await get("runs", { ...query(), cursor });
+      const page = await get("runs", { ...asking, cursor });
       if (mine !== turn) return;
       examined += page.examined;
       unreadable += page.unreadable;
@@ -76,70 +78,104 @@ export async function showRuns(main, asked) {
 
   function show() {
     more.hidden = cursor === null;
-    note.textContent = `${number(found.length)} ${found.length === 1 ? "run" : "runs"} in ${number(examined)} ${examined === 1 ? "thread" : "threads"}${cursor === null ? "" : " so far"}.${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
+    note.textContent = `${several(found.length, "run")} in ${several(new Set(found.map((each) => each.thread_id)).size, "thread")}, of ${number(examined)} examined${cursor === null ? "" : " so far"}.${unreadable ? ` ${number(unreadable)} cannot be read: run perdure fsck.` : ""}`;
     const all = [...errors.values()].sort((a, b) => b.runs - a.runs || b.last_at - a.last_at);
     groups.hidden = !all.length;
     const rest = make("p.quiet", { role: "status" });
-    const every = make("button", { type: "button", onclick: () => repeatAll({ group: "" }, every, rest) }, `Run all ${number(found.length)}${cursor === null ? "" : " and the rest"} again`);
-    fill(groups, make("h2", {}, "By error"), mayRetry && state.value === "stands" && all.length > 1 ? make("div.row", {}, every, rest) : null, all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);
-    fill(list, make("h2", {}, "Newest first"), mayCancel && state.value === "open" && found.length ? stopShown() : null, found.length ? found.map((each) => runShown(each, mayRetry, again)) : make("p.quiet", {}, cursor === null ? "No run matches." : "None so far."));
+    const every = make("button", { type: "button", onclick: () => repeatAll({}, every, rest) }, `Run all ${number(found.length)}${cursor === null ? "" : " and the rest"} again`);
+    fill(groups, make("h2", {}, "By error"), mayRetry && asking.stands && all.length > 1 ? make("div.row", {}, every, rest) : null, all.map(groupShown), group ? make("p", {}, make("button", { type: "button", onclick: () => choose("") }, "Show all errors")) : null);
+    fill(list, make("h2", {}, "Newest first"), mayCancel && asking.state === "open" && found.length ? stopShown() : null, found.length ? found.map((each) => runShown(each, mayRetry, again)) : make("p.quiet", {}, cursor === null ? "No run matches." : "None so far."));
   }
 
   function groupShown(each) {
     const outcome = make("p.quiet", { role: "status" });
     const repeat = make("button", { type: "button", onclick: () => repeatAll(each, repeat, outcome) }, "Run these again");
-    repeat.setAttribute("aria-label", `Run again what failed with ${each.kind}: ${each.message}`);
+    repeat.setAttribute("aria-label", `Run these again, which failed with ${cut(`${each.kind}: ${each.message}`)}`);
     return make("div.channel", {},
-      make("p", {}, make("strong", {}, `${number(each.runs)} × ${each.kind}`), " ", make("span", {}, each.message), each.nodes.length ? ` in ${each.nodes.map(nodeShown).join(", ")}` : ""),
+      make("p", {}, make("strong", {}, `${number(each.runs)}${cursor === null ? "" : " so far"} × ${each.kind}`), " ", make("span", {}, each.message), each.nodes.length ? ` in ${each.nodes.map(nodeShown).join(", ")}` : ""),
       make("p.mark", {}, "last ", time(each.last_at), ", first ", time(each.first_at), ...versionsShown(each)),
-      make("div.row", {}, group ? null : make("button", { type: "button", onclick: () => choose(each.group) }, "Show only these"), mayRetry && state.value === "stands" ? repeat : null), outcome);
+      make("div.row", {}, group ? null : make("button", { type: "button", onclick: () => choose(each.group) }, "Show only these"), mayRetry && asking.stands ? repeat : null), outcome);
   }
 
-  // The rest of a filter is kept, so that only what is shown is run again.
-  async function repeatAll(each, button, outcome) {
+  // The rest of a filter is kept, so that only what is shown is run again, and what the list has not loaded yet.
+  async function repeatAll({ group: name = asking.group }, button, outcome) {
+    const wanted = { ...asking, group: name };
+    outcome.className = "quiet";
     button.disabled = true;
-    const { error: part, user: whose, since: from, id: beginning, version: name } = query();
-    let [accepted, stay, place] = [0, [], ""];
     try {
-      do {
-        const done = await act("rerun-failed", { group: each.group, error: part, user: whose, since: from, id: beginning, version: name, cursor: place });
-        accepted += done.reruns.filter((one) => one.outcome === "accepted").length;
-        stay.push(...done.reruns.filter((one) => one.outcome === "stays"));
-        place = done.cursor;
-        outcome.textContent = `${number(accepted)} accepted again${stay.length ? `, ${number(stay.length)} stay: ${stay[0].reason}` : "."}`;
-      } while (place !== null);
-      announce(outcome.textContent);
-      outcome.append(" ", make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again"));
+      const total = await count(wanted, outcome);
+      if (total === null) return;
+      if (!total) return ended(outcome, "None of them stands failed any more.");
+      const sure = make("button", { type: "button" }, `Run ${number(total)} again`);
+      const not = make("button", { type: "button" }, "Leave them");
+      not.onclick = () => {
+        fill(outcome);
+        button.disabled = false;
+        button.focus();
+      };
+      sure.onclick = () => repeat(wanted, total, outcome);
+      fill(outcome, `Run ${several(total, "failed run")} again, also what is not shown here? `, sure, " ", not);
+      sure.focus();
     } catch (problem) {
+      button.disabled = false;
       outcome.textContent = problem.message;
       outcome.className = "problem";
     }
+  }
+
+  // Returns null if the view was left.
+  async function count(wanted, outcome) {
+    let [runs, place] = [0, null];
+    do {
+      outcome.textContent = `Counting: ${number(runs)} so far …`;
+      const page = await get("runs", { ...wanted, cursor: place });
+      if (!outcome.isConnected) return null;
+      runs += page.runs.length;
+      place = page.cursor;
+    } while (place !== null);
+    return runs;
+  }
+
+  async function repeat(wanted, total, outcome) {
+    const done = { accepted: 0, "repeated before": 0, stays: 0 };
+    let reason = "";
+    const add = (part) => {
+      for (const one of part.reruns) {
+        done[one.outcome] += 1;
+        if (one.outcome === "stays") reason ||= one.reason;
+      }
+    };
+    const words = (isOver) => {
+      const tried = done.accepted + done["repeated before"] + done.stays;
+      const before = done["repeated before"] ? ` ${number(done["repeated before"])} had been run again before.` : "";
+      const stay = done.stays ? ` ${number(done.stays)} ${done.stays === 1 ? "stays as it was" : "stay as they were"}: ${cut(reason, 300)}.` : "";
+      return isOver ? `${number(done.accepted)} of ${several(tried, "failed run")} accepted again.${before}${stay}` : `Running failed runs again: ${number(tried)} of ${number(Math.max(total, tried))} …`;
+    };
+    const { error: part, user: whose, since: from, id: beginning, version: name, group: of } = wanted;
+    await inParts("rerun-failed", { error: part, user: whose, since: from, id: beginning, version: name, group: of }, outcome, add, words);
+    ended(outcome);
+  }
+
+  function ended(outcome, words) {
+    if (words) outcome.textContent = words;
+    const look = make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again");
+    outcome.append(" ", look);
+    if (document.activeElement === document.body && outcome.isConnected) look.focus();
   }
 
   // The open runs that the filter finds, and what waits on their threads.
   function stopShown() {
     const [outcome, sure] = [make("p.quiet", { role: "status" }), make("input", { type: "checkbox" })];
     const stop = make("button", { type: "button", disabled: true }, "Stop these runs");
+    const { user: name, id: beginning } = asking;
+    let stopped = 0;
     sure.onchange = () => (stop.disabled = !sure.checked);
     stop.onclick = async () => {
       stop.disabled = true;
-      let count = 0;
-      try {
-        let more = true;
-        while (more) {
-          const done = await act("stop-runs", { user: user.value.trim(), id: id.value.trim() });
-          count += done.stopped.length;
-          more = done.more;
-          outcome.textContent = `${number(count)} ${count === 1 ? "run" : "runs"} stopped.`;
-        }
-        announce(outcome.textContent);
-        outcome.append(" ", make("button", { type: "button", onclick: () => load(false).catch(failed) }, "Look again"));
-      } catch (problem) {
-        outcome.textContent = problem.message;
-        outcome.className = "problem";
-      }
+      await inParts("stop-runs", { user: name, id: beginning }, outcome, (part) => (stopped += part.stopped.length), () => `${several(stopped, "run")} stopped.`);
+      ended(outcome);
     };
-    const whose = user.value.trim() ? `of ${user.value.trim()}` : id.value.trim() ? `of threads ${id.value.trim()}…` : "of everybody";
+    const whose = name ? `of ${name}` : beginning ? `of threads ${beginning}…` : "of everybody";
     return make("div.row", {}, make("label.check", {}, sure, ` all open and waiting runs ${whose}`), stop, outcome);
   }
 
@@ -188,12 +224,14 @@ function versionsShown(each) {
   return all.length ? [", version ", all.map(([name, runs]) => (all.length > 1 ? `${name} (${number(runs)})` : name)).join(", ")] : [];
 }
 
+const several = (count, what) => `${number(count)} ${what}${count === 1 ? "" : "s"}`;
+
 const nodeShown = (node) => node.replaceAll("|", " › ");
 
 function runShown(each, mayRetry, again) {
   const detail = make("div");
-  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${span((each.updated_at - each.started_at) / 1e6)}`),
-    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${each.error.kind}: ${each.error.message}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
+  const summary = make("summary", {}, status(each.state), " ", make("strong", {}, each.thread_id), each.user ? ` of ${each.user}` : "", ` · ${each.graph} · `, each.state === "open" ? make("span", {}, "since ", time(each.started_at)) : make("span", {}, time(each.updated_at), `, took ${duration(each.updated_at - each.started_at)}`),
+    each.is_repeated ? " (run again)" : each.state === "failed" && !each.stands ? " (the thread went on)" : "", each.error ? make("span.error-line", {}, `${cut(`${each.error.kind}: ${each.error.message}`)}${each.error.node ? ` in ${nodeShown(each.error.node)}` : ""}`) : null);
   const box = make("details.channel", {}, summary, detail);
   box.addEventListener("toggle", async () => {
     if (!box.open || detail.childNodes.length) return;

@@ -1,6 +1,7 @@
 // A user: the threads, what their calls of models used, and removing everything of the user.
 
-import { act, get } from "./api.js";
+import { get } from "./api.js";
+import { inParts } from "./bulk.js";
 import { announce, facts, field, fill, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
 import { money, total } from "./steps.js";
@@ -68,21 +69,14 @@ export async function showUser(main, asked) {
       turn += 1; // The list below is not read any further.
       stop.hidden = true;
       button.disabled = true;
-      outcome.className = "";
       const sum = { threads: 0, crons: 0, entries: 0, refused: 0 };
-      let cursor = "";
-      try {
-        do {
-          const done = await act("delete-user", { user, confirm: confirm.value, cursor });
-          for (const name of Object.keys(sum)) sum[name] += done[name];
-          cursor = done.cursor;
-          outcome.textContent = `${number(sum.threads)} threads, ${number(sum.crons)} crons and ${number(sum.entries)} entries of what was known are removed${cursor === null ? "" : " so far"}.${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
-        } while (cursor !== null && form.isConnected);
+      const add = (part) => {
+        for (const name of Object.keys(sum)) sum[name] += part[name];
+      };
+      const words = (isOver) => `${number(sum.threads)} threads, ${number(sum.crons)} crons and ${number(sum.entries)} entries of what was known are removed${isOver ? "" : " so far"}.${sum.refused ? ` ${number(sum.refused)} threads stay: you may not delete them.` : ""}`;
+      if (await inParts("delete-user", { user, confirm: confirm.value }, outcome, add, words)) {
         confirm.value = "";
-        if (form.isConnected) await load();
-      } catch (error) {
-        outcome.textContent = error.message;
-        outcome.className = "problem";
+        if (form.isConnected) await load().catch(failed);
       }
       button.disabled = false;
       outcome.focus();

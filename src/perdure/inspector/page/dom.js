@@ -20,6 +20,19 @@ export function make(name, properties = {}, ...children) {
 
 export const fill = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
 
+// Moves the focus to what came in place of an element that had it and is gone or cannot be used.
+export function focusIfLost(element) {
+  if (!element || (document.activeElement !== document.body && !document.activeElement.disabled && !document.activeElement.hidden)) return;
+  if (!element.matches("a, button, input, select, textarea, summary")) element.tabIndex = -1;
+  element.focus();
+}
+
+export function hide(button, instead) {
+  const hadFocus = document.activeElement === button;
+  button.hidden = true;
+  if (hadFocus) focusIfLost(instead);
+}
+
 export function announce(words) {
   at("announcer").textContent = words;
 }
@@ -74,6 +87,14 @@ export function long(text) {
   if (!text || text.length <= LONG) return text;
   return make("details", {}, make("summary", {}, `${text.slice(0, LONG)}…`), text);
 }
+
+// The beginning of a text in a list; its whole is on the page that the list links to.
+export function brief(text) {
+  const shown = String(text ?? "");
+  return shown ? make("span.brief", {}, shown.length > LONG ? `${shown.slice(0, LONG)}…` : shown) : "";
+}
+
+export const count = (amount, one, many) => `${number(amount)} ${amount === 1 ? one : many}`;
 
 export function field(label, input) {
   return make("label.field", {}, make("span", {}, label), input);

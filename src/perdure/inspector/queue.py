@@ -39,8 +39,8 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     minute.
 
     At most 100 threads of a kind are returned, those that are found in less than half a second. ``cut`` names
-    the lists of which more may exist: ``stuck``, ``work``, ``interrupted`` (also of those that wait for a time
-    or a signal) and ``failed``. ``is_surveyed`` is false where the viewer is not shown what is stuck.
+    the lists of which more may exist: ``stuck``, ``work``, ``interrupted`` (with ``waiting``) and ``failed``.
+    ``is_surveyed`` is false where the viewer is not shown what is stuck.
 
     Args:
         access: The viewer's rights.

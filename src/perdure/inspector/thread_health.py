@@ -65,8 +65,8 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``what``: ``sizes``, ``dead``, ``replies``, ``fsck`` or ``retention`` (with ``keep_last`` or ``keep_for``);
-            ``cursor``, where the last request ended.
+        asked: ``what``: ``sizes``, ``dead``, ``replies``, ``fsck`` or ``retention`` (with ``keep_last`` or
+            ``keep_for``); ``cursor``, where the last request ended.
 
     Returns:
         ``rows``, the number of threads ``examined``, and the ``cursor`` to go on from, ``None`` at the end.

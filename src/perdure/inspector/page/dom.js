@@ -111,6 +111,37 @@ export function table(caption, headings, rows) {
   return make("div.scroll", { role: "region", tabIndex: 0, "aria-label": caption }, make("table", {}, make("caption.unseen", {}, caption), head, body));
 }
 
+// A list that is loaded page by page: a line that says how much of it is shown, with a button for more, which comes by
+// scrolling, too. `load` returns whether there is more, `words` the text of the line.
+export function pages(load, list, words) {
+  const button = make("button", { type: "button", hidden: true }, "Earlier");
+  const text = make("span.quiet", {});
+  const line = make("p.loaded", {}, text, " ", button);
+  const end = make("p.end");
+  let going = null;
+  let goesOn = true;
+  const more = () => {
+    going ??= load().then((isMore) => (goesOn = isMore)).finally(() => (going = null)).then(draw);
+    return going;
+  };
+  const draw = () => {
+    fill(text, words());
+    button.hidden = !goesOn;
+    return goesOn;
+  };
+  const links = () => [...list.querySelectorAll("a[data-checkpoint]")];
+  button.onclick = async () => {
+    const known = new Set(links().map((each) => each.dataset.checkpoint));
+    try {
+      await more();
+      links().find((each) => !known.has(each.dataset.checkpoint))?.focus();
+    } catch (error) {
+      line.append(make("span.problem", { role: "alert" }, error.message));
+    }
+  };
+  return { line, end, watch: async () => ((await more()) ? whenSeen(end, more) : null) };
+}
+
 // Calls `more` when the element comes into view, again and again until it returns false.
 export function whenSeen(element, more) {
   let busy = false;

@@ -196,7 +196,7 @@ def test_a_thread_goes_on_from_a_tag_and_a_copy_leaves_it_as_it_is(shell: Shell,
     assert "'again' already has checkpoints" in taken.stderr
     missing = shell("threads", "fork", "ada", "none", **url)
     assert missing.returncode == 1
-    assert "no checkpoint or tag 'none'" in missing.stderr
+    assert "no checkpoint, tag or step 'none'" in missing.stderr
 
 
 def test_a_copy_that_could_not_be_forked_stays_and_is_named(
@@ -240,7 +240,7 @@ def test_a_checkpoint_is_shown_as_it_was(shell: Shell, tmp_path: Path) -> None:
     assert "question 1" not in shell("threads", "show", "ada", "--checkpoint", first, **url).stdout
     missing = shell("threads", "show", "ada", "--checkpoint", "1ef", **url)
     assert missing.returncode == 1
-    assert "has no checkpoint 1ef" in missing.stderr
+    assert "has no checkpoint, tag or step '1ef'" in missing.stderr
     assert json.loads(shell("threads", "digest", "ada", "--json", **url).stdout)["thread_id"] == "ada"
 
 

@@ -51,3 +51,16 @@ def test_threads_of_the_runtime_itself_are_left_out(shell: Shell, tmp_path: Path
     # Their bytes count.
     assert len(shell("threads", "top", "--json", *db).stdout.splitlines()) == 2 + 1
     assert shell("fsck", *db).stdout == "1 thread and 1 thread of the runtime itself are sound\n"
+
+
+def test_a_thread_that_is_found_by_words_is_shown_with_them(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 2)
+    db = ("--db", "sqlite:///t.db")
+    shown = shell("threads", "ls", "--words", "question 1", *db).stdout.splitlines()
+    assert shown[-1] == "  question 1 [bold]"
+    (found,) = map(
+        json.loads, shell("threads", "ls", "--words", "1 question", "--json", *db).stdout.splitlines()
+    )
+    assert found["excerpt"] == "question 1 [bold]"
+    (plain,) = map(json.loads, shell("threads", "ls", "--json", *db).stdout.splitlines())
+    assert "excerpt" not in plain

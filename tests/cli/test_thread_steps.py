@@ -54,6 +54,35 @@ def test_a_thread_is_shown_with_its_way_times_tokens_and_costs(shell: Shell, tmp
     assert all(task["began_at"] <= task["ended_at"] for task in answers)
 
 
+def test_steps_have_the_numbers_of_their_checkpoints(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path, 2)
+    lines = shell("threads", "show", "ada", **URL).stdout.splitlines()
+    heading = next(place for place, line in enumerate(lines) if line.startswith("step  node"))
+    numbers = [line.split()[:2] for line in lines[heading + 1 : heading + 7]]
+    assert numbers == [
+        ["-1", "input"],
+        ["1", "[bold]"],
+        ["2", "answer"],
+        ["3", "input"],
+        ["5", "[bold]"],
+        ["6", "answer"],
+    ]
+
+
+def test_at_a_checkpoint_the_path_ends_there_and_the_rest_is_called_that_of_now(
+    shell: Shell, tmp_path: Path
+) -> None:
+    converse(tmp_path, 2)
+    shown = shell("threads", "show", "ada", "--checkpoint", "1", **URL).stdout
+    assert "ada  title now: a question" in shown
+    assert "path [bold]\n" in shown
+    assert "source loop  step 1\n" in shown
+    assert "tokens now 2,000,000 in" in shown
+    found = json.loads(shell("threads", "show", "ada", "--checkpoint", "1", "--json", **URL).stdout)
+    assert [step["step"] for step in found["steps"]] == [-1, 0, 1]
+    assert found["steps"][-1]["checkpoint_id"] == found["checkpoint_id"]
+
+
 def test_the_newest_steps_are_shown(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path, 2)
     assert "path … → answer\n" in shell("threads", "show", "ada", "--steps", "1", **URL).stdout

@@ -375,7 +375,9 @@ async def test_what_is_stuck_is_shown_to_who_may_see_all_threads(monkeypatch: py
         async with site(kind=kind) as found:
             await found.wait_with("t1", "ada")
             await found.wait_with("t2", "bob")
-            stuck = (await found.get("queue"))["stuck"]
+            page = await found.get("queue")
+            stuck = page["stuck"]
+            assert page["is_surveyed"] == (kind is LocalAccess)
             assert [each["threads"] for each in stuck] == counts
             assert all("start one with the graph 'agent'" in each["advice"] for each in stuck)
 
@@ -399,10 +401,10 @@ async def test_the_queue_page_looks_for_a_moment(monkeypatch: pytest.MonkeyPatch
     async with site("sqlite") as found:
         await found.say("t1", "fail")
         page = await found.get("queue")
-        assert ([each["thread_id"] for each in page["failed"]], page["is_whole"]) == (["t1"], True)
+        assert ([each["thread_id"] for each in page["failed"]], page["cut"]) == (["t1"], [])
         monkeypatch.setattr(queue_views, "_SECONDS", 0.0)
         page = await found.get("queue")
-        assert (page["failed"], page["is_whole"]) == ([], False)
+        assert (page["failed"], page["cut"]) == ([], ["interrupted", "failed"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -368,6 +368,7 @@ def test_questions_are_answered_by_their_forms(page: Page, stage: Stage, address
     arguments.fill('{"to": "ada"}')
     review.get_by_role("button", name="Approve with changes").click()
     review.get_by_text("Decided: edit").wait_for()
+    assert page.evaluate("() => document.activeElement.textContent") == "Approve"
     review.get_by_role("button", name="Reject").focus()
     page.keyboard.press("Enter")
     page.keyboard.type("too many")
@@ -379,7 +380,10 @@ def test_questions_are_answered_by_their_forms(page: Page, stage: Stage, address
     schema.get_by_role("button", name="Answer", exact=True).first.click()
     card("open").get_by_label("Your answer").fill("as you like")
     card("open").get_by_role("button", name="Answer").click()
-    card("human").get_by_role("button", name="Approve").click()
+    card("open").get_by_text("Answered.").wait_for()
+    card("human").get_by_role("button", name="Approve").press("Enter")
+    page.wait_for_function("() => document.activeElement.matches('h2')")
+    assert page.evaluate("() => document.activeElement.textContent") == "human"
     answers = {
         "review": [
             {"type": "edit", "edited_action": {"name": HOSTILE, "args": {"to": "ada"}}},
@@ -410,8 +414,9 @@ def test_threads_are_searched_and_filters_are_kept(page: Page, stage: Stage, add
     stage.say("one", f"the moon {HOSTILE}")
     stage.say(HOSTILE_ID, "the sun")
     page.goto(address)
-    page.get_by_text("Words, error, tag, cost, time").click()
-    page.get_by_label("Words").fill("MOON the")
+    page.keyboard.press("/")
+    assert page.evaluate("() => document.activeElement.name") == "words"
+    page.keyboard.type("MOON the")
     page.keyboard.press("Enter")
     page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
     page.locator(".excerpt", has_text="the moon").wait_for()
@@ -430,6 +435,10 @@ def test_threads_are_searched_and_filters_are_kept(page: Page, stage: Stage, add
     page.evaluate("() => localStorage.setItem('perdure.inspector.filters', '{\"a\": 1}')")
     page.reload()
     page.locator("#main").get_by_text("1 found in 2 threads, which are all.").wait_for()
+    # A hit opens at the message that has the words.
+    page.get_by_role("link", name="one", exact=True).press("Enter")
+    page.wait_for_function("() => document.activeElement.matches('.bubble[data-found]')")
+    assert "the moon" in page.evaluate("() => document.activeElement.textContent")
 
 
 def test_the_numbers_of_the_last_hour_are_shown(page: Page, stage: Stage, address: str) -> None:

@@ -142,10 +142,11 @@ def test_the_largest_threads_come_first(page: Page, address: str) -> None:
     assert measured == sorted(measured, reverse=True)
     page.get_by_label("Status").select_option("interrupted")
     page.locator('tbody tr[data-id="plain"]').wait_for(state="detached")
-    page.get_by_role("status").get_by_text("4 threads measured, which is all:").wait_for()
+    matching = page.get_by_role("status").get_by_text("4 threads examined, which is all; 1 matches, with ")
+    matching.wait_for()
     assert rows(page) == ["waiting"]
     page.reload()
-    page.get_by_role("status").get_by_text("4 threads measured, which is all:").wait_for()
+    matching.wait_for()
     assert findings(page) == []
     page.set_viewport_size(PHONE)
     assert findings(page) == []
@@ -228,7 +229,7 @@ def test_another_tenant_is_chosen_by_keys(page: Page, address: str) -> None:
 def test_a_waiting_thread_shows_its_question(page: Page, address: str) -> None:
     page.goto(f"{address}#/thread?id=waiting&view=timeline")
     page.locator(".tag.is-asked", has_text="interrupt").wait_for()
-    page.get_by_role("button", name="Writes (1)").click()
+    page.get_by_role("button", name="Written by the next step (1)").click()
     page.get_by_text("May I send it?").wait_for()
 
 
@@ -255,12 +256,14 @@ def test_all_of_it_works_by_keys_alone(page: Page, address: str) -> None:
     page.goto(address)
     rows(page)
     page.keyboard.press("/")
+    page.keyboard.press("Tab")
     page.keyboard.type("pl")
     page.keyboard.press("Enter")
     page.locator('tbody tr[data-id="answered"]').wait_for(state="detached")
     tab_to(page, "plain")
     page.keyboard.press("Enter")
     page.locator("a[data-checkpoint]").first.wait_for()
+    page.wait_for_function("() => document.activeElement.matches('h1.name-of-thread')")
     tab_to(page, "Conversation")
     page.keyboard.press("Enter")
     page.locator(".bubble").first.wait_for()
@@ -315,7 +318,7 @@ def test_axe_finds_nothing_serious(page: Page, address: str, scheme: str, place:
     if "thread?" in place and "view" not in place:
         page.locator("a[data-checkpoint]").first.click()
         page.locator(".detail h2").wait_for()
-        for name in ("State", "Writes"):
+        for name in ("State", "Written by"):
             page.get_by_role("button", name=name).click()
             assert findings(page) == []
     assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
@@ -339,7 +342,7 @@ def test_an_unknown_thread_is_an_error(page: Page, address: str) -> None:
 def test_queue_and_care_are_shown(page: Page, address: str) -> None:
     page.goto(f"{address}#/queue")
     page.get_by_text("Nothing is due, and no run is open.").wait_for()
-    page.get_by_role("link", name="waiting", exact=True).wait_for()
+    page.get_by_role("link", name="1 thread waits for an answer.").wait_for()
     page.get_by_role("link", name="Care").click()
     page.get_by_text("which is this release's").wait_for()
     page.get_by_role("button", name="Largest threads").click()

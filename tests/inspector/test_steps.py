@@ -119,6 +119,29 @@ def test_every_figure_of_a_thread_is_in_a_view() -> None:
     asyncio.run(main())
 
 
+def test_a_page_of_steps_is_found_by_the_number_of_a_step() -> None:
+    async def main() -> None:
+        async with opened() as (database, access):
+            app = counting().compile(checkpointer=database.checkpointer())
+            for _ in range(30):
+                await app.ainvoke({"messages": [HumanMessage("hi")]}, staging.at("t"))
+            page = await api.view(access, "steps", {"id": "t", "step": "10"})
+            numbers = [step["step"] for step in page["steps"]]
+            assert (numbers[0], numbers[8], numbers[-1], page["newest"]) == (18, 10, -1, 88)
+            assert (await api.view(access, "steps", {"id": "t"}))["newest"] == 88
+            made = next(step for step in page["steps"] if step["step"] == 10)
+            shown = await api.view(access, "checkpoint", {"id": "t", "checkpoint": made["checkpoint_id"]})
+            assert shown["nodes"] == made["nodes"] == ["answer"]
+            assert (shown["began_at"], shown["ended_at"]) == (made["began_at"], made["ended_at"])
+            for wrong, error in (("9999", NotFound), ("soon", BadSetting), ("1" * 30, BadSetting)):
+                with pytest.raises(error):
+                    await api.view(access, "steps", {"id": "t", "step": wrong})
+            diff = await api.view(access, "diff", {"id": "t", "before": "9", "after": "10"})
+            assert diff["after"] == made["checkpoint_id"]
+
+    asyncio.run(main())
+
+
 def test_a_title_of_the_metadata_comes_first() -> None:
     async def main() -> None:
         async with (

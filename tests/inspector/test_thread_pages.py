@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -106,6 +107,47 @@ def test_names_that_every_object_has_are_names_in_every_view(browser: Browser, t
 
 def has_more(links: Locator, shown: int) -> bool:
     return links.count() > shown
+
+
+def test_a_step_is_gone_to_by_its_number(browser: Browser, tmp_path: Path) -> None:
+    url, steps = f"sqlite:///{tmp_path / 'threads.db'}", 260
+
+    async def fill() -> None:
+        async with perdure.connect(url, migrate=True) as database:
+            await many_threads.lengthen(database, steps)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(fill())).result()
+    reading = open_for_reading(url)
+    with (
+        served(LocalAccess(handle_of(reading), "")) as address,
+        browsing(browser, viewport=PHONE, reduced_motion="reduce") as page,
+    ):
+        page.goto(f"{address}#/thread?id={many_threads.LONG}")
+        newest = steps - 2
+        page.get_by_text(re.compile(rf"Steps \d+ to {newest} of {newest}")).wait_for()
+        earlier = page.get_by_role("button", name="Earlier")
+        shown = page.locator("a.step").count()
+        earlier.press("Enter")
+        wait_for("earlier steps", partial(has_more, page.locator("a.step"), shown))
+        page.wait_for_function("() => document.activeElement.matches('a.step')")
+        page.get_by_label("Go to step").fill("20")
+        page.keyboard.press("Enter")
+        facts = page.locator(".detail .facts")
+        facts.get_by_text("20, loop").wait_for()
+        assert facts.locator("dt").all_inner_texts()[3:6] == ["Step", "Node", "Took"]
+        assert page.url.endswith("&step=20")
+        page.get_by_role("button", name="Written by the next step").wait_for()
+        # An address with a step opens there, too; one that is not there is an error beside the newest ones.
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.reload()
+        page.locator("a.step[aria-current]", has_text="step 20").wait_for()
+        assert page.get_by_text(f"Steps -1 to 28 of {newest}").is_visible()
+        page.get_by_label("Go to step").fill("9999")
+        page.get_by_role("button", name="Go", exact=True).press("Enter")
+        page.get_by_text("has no step 9999").wait_for()
+        page.get_by_text(re.compile(rf"Steps \d+ to {newest} of {newest}")).wait_for()
+    reading.close()
 
 
 def test_the_calls_of_a_thread_of_many_pages_are_counted_by_keys(browser: Browser, tmp_path: Path) -> None:

@@ -123,6 +123,8 @@ def list_threads(
                 entry = _make_entry(row, size, sizes)
                 if match.cost is not None:
                     entry |= {"cost": match.cost, "currency": prices.currency}
+                if words is not None:
+                    entry["excerpt"] = match.excerpt
                 print_json(entry)
                 return
             if number == 1:
@@ -134,6 +136,8 @@ def list_threads(
             if match.cost is not None:
                 line += f"  cost {money(match.cost, prices.currency)}"
             typer.echo(line)
+            if match.excerpt:
+                typer.echo(f"  {make_legible(match.excerpt)}")
 
         count = run_coroutine(_list_matching(walk, query, limit, show))
     if not count and not as_json:

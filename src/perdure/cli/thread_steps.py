@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 _UNPRICED_MAX = 3
 
 
-def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int) -> dict[str, Any]:
-    """Return the newest steps of a thread, oldest first, with their path through the nodes, the nodes that
-    wrote its last messages, by the messages' ids, and the usage of models in the whole thread."""
+def read_way(
+    database: SyncDatabase, thread_id: str, namespace: str, limit: int, checkpoint: str | None = None
+) -> dict[str, Any]:
+    """Return the newest steps of a thread, or those up to a checkpoint, oldest first, with their path through
+    the nodes, the nodes that wrote its last messages, by the messages' ids, and the usage of models in the
+    whole thread."""
+    from perdure.engine.threads import history
     from perdure.langgraph.reading.thread_calls import load_all_calls
     from perdure.langgraph.reading.thread_messages import load_messages, load_title
     from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
@@ -31,7 +35,11 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
-    page = handle.run(load_steps(partition, handle.digest, namespace, limit=limit))
+    before = None
+    if checkpoint is not None:
+        record = handle.run(history.find(partition, namespace, checkpoint))
+        before = None if record is None else record.seq + 1
+    page = handle.run(load_steps(partition, handle.digest, namespace, before, limit))
     messages = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
     row = handle.run(look(partition))
     open_now = None
@@ -48,8 +56,10 @@ def read_way(database: SyncDatabase, thread_id: str, namespace: str, limit: int)
     }
 
 
-def print_way(found: Mapping[str, Any]) -> None:
-    """Print what ``read_way`` returned."""
+def print_way(found: Mapping[str, Any], *, is_latest: bool = True) -> None:
+    """Print what ``read_way`` returned. Without ``is_latest`` it is that of an earlier checkpoint, and what
+    holds for the thread now is called so."""
+    now = "" if is_latest else " now"
     steps = [step for step in found["steps"] if step["tasks"] or step["source"] != "loop"]
     if not steps:
         return
@@ -58,7 +68,7 @@ def print_way(found: Mapping[str, Any]) -> None:
         out.print(
             f"\n[bold]path[/] {'… → ' if found['has_earlier_steps'] else ''}{escape(way)}", soft_wrap=True
         )
-    table = Table("step", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
+    table = Table("step", "node", "took", "tokens in", "out", "cost", "", box=None, pad_edge=False)
     notes = {"asked": "waits for an answer", "failed": "failed", "open": "not over"}
     if found["waits"] and not found["asks"]:
         notes["asked"] = "waits"
@@ -69,23 +79,33 @@ def print_way(found: Mapping[str, Any]) -> None:
         until = ""
         if wait["until"]:
             until = f"  until {when(wait['until'])}"
-        out.print(f"[bold]waits[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
+        out.print(f"[bold]waits{now}[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
-        out.print(f"[bold]tokens[/] {escape(_describe_usage(usage))}", soft_wrap=True)
+        out.print(f"[bold]tokens{now}[/] {escape(_describe_usage(usage))}", soft_wrap=True)
 
 
 def _add_step(table: Table, step: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
     if not step["tasks"]:
         if step["source"] != "loop" or step["nodes"]:
             name = _join_nodes(step["nodes"]) or quote_id(str(step["source"]))
-            table.add_row(f"{'  ' * depth}{escape(name)}", "", "", "", "", "")
+            table.add_row(_format_number(step, depth), f"{'  ' * depth}{escape(name)}", "", "", "", "", "")
         return
     for task in step["tasks"]:
-        _add_task(table, task, depth + bool(task["is_call"]), notes)
+        number = _format_number(step, depth)
+        _add_task(table, task, number, depth + bool(task["is_call"]), notes)
 
 
-def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[str, str]) -> None:
+def _format_number(step: Mapping[str, Any], depth: int) -> str:
+    """Return the number of a step, but not of one in a subgraph, which counts its own."""
+    if depth or step["step"] is None:
+        return ""
+    return str(step["step"])
+
+
+def _add_task(
+    table: Table, task: Mapping[str, Any], number: str, depth: int, notes: Mapping[str, str]
+) -> None:
     began, ended, usage = task["began_at"], task["ended_at"], task["usage"]
     if began is None or ended is None:
         took = ""
@@ -93,6 +113,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
         took = span(ended - began)
     name = quote_id(task["node"] or "a task")
     table.add_row(
+        number,
         f"{'  ' * depth}{escape(name)}",
         took,
         f"{usage['input']:,}" if usage["calls"] else "",
@@ -103,7 +124,7 @@ def _add_task(table: Table, task: Mapping[str, Any], depth: int, notes: Mapping[
     for step in task["steps"]:
         _add_step(table, step, depth + 1, notes)
     if task["is_cut"]:
-        table.add_row(f"{'  ' * (depth + 1)}… more with --namespace", "", "", "", "", "")
+        table.add_row("", f"{'  ' * (depth + 1)}… more with --namespace", "", "", "", "", "")
 
 
 def _join_nodes(nodes: list[str]) -> str:

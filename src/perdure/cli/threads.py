@@ -56,7 +56,9 @@ for command in (top, diff, files, inbox, runs, outbox, dead, retry, stuck, signa
 def show(
     thread_id: ThreadId,
     *,
-    checkpoint: Annotated[str | None, typer.Option(help="The checkpoint's id; the latest without it")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The checkpoint's id, tag or step; the latest without it")
+    ] = None,
     namespace: Namespace = "",
     steps: Annotated[int, typer.Option(min=1, max=1000, help="The newest steps to show")] = 20,
     place: DataPlace,
@@ -65,11 +67,14 @@ def show(
     """Show a thread: its state, now or at a checkpoint, messages, to-dos and subagents, and its path through
     the nodes with the times of their tasks and the tokens of their models.
 
-    Costs are shown if the table "prices" of perdure.toml has the models.
+    At a checkpoint the path ends with the step that made it. The title, the waits and the tokens are those of
+    the thread now. Costs are shown if the table "prices" of perdure.toml has the models.
     """
     with open_database(place) as database:
+        if checkpoint is not None:
+            checkpoint = checkpoint_id(database, thread_id, checkpoint, namespace)
         view = database.show(thread_id, checkpoint, namespace)
-        way = read_way(database, thread_id, namespace, steps)
+        way = read_way(database, thread_id, namespace, steps, checkpoint)
         agents = read_agents(database, thread_id, namespace, checkpoint)
     if as_json:
         entry = collect_fields(view)
@@ -78,7 +83,7 @@ def show(
         return
     title = ""
     if way["title"]:
-        title = f"  {escape(quote_id(way['title']))}"
+        title = f"  {'' if checkpoint is None else 'title now: '}{escape(quote_id(way['title']))}"
     out.print(f"[bold]{escape(quote_id(thread_id))}[/]{title}", soft_wrap=True)
     say(f"checkpoint {view.checkpoint_id}")
     tags = ""
@@ -94,8 +99,8 @@ def show(
         table.add_row(escape(quote_id(channel.name)), f"{channel.size:,}", length)
     out.print(table)
     for task, name, _ in view.pending:
-        out.print(f"pending write of task {task} to {escape(quote_id(name))}")
-    print_way(way)
+        out.print(f"written by the next step: task {task} to {escape(quote_id(name))}")
+    print_way(way, is_latest=checkpoint is None)
     print_agents(agents)
     for channel in view.channels:
         _print_messages(channel, way["authors"])

@@ -255,7 +255,13 @@ async def _list_by_size(
     found += await _measure(access, group)
     found.sort(key=lambda each: -1 if each["bytes"] is None else each["bytes"], reverse=True)
     total = sum(each["bytes"] or 0 for each in found)
-    return {"threads": found[:PAGE], "bytes": total, "examined": examined, "cursor": cursor}
+    return {
+        "threads": found[:PAGE],
+        "bytes": total,
+        "examined": examined,
+        "measured": len(found),
+        "cursor": cursor,
+    }
 
 
 async def _measure(access: Access, rows: Sequence[ThreadRow]) -> list[dict[str, Any]]:

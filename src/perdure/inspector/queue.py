@@ -10,7 +10,7 @@ from typing import Any
 from perdure.engine.decoding import read_each
 from perdure.engine.queue import inbox, outbox
 from perdure.engine.queue.scheduled import list_postponed
-from perdure.engine.queue.stuck import Stuck, survey
+from perdure.engine.queue.stuck import Survey, survey
 from perdure.inspector.access import Access, Sees
 from perdure.inspector.listing import describe_run, describe_thread
 from perdure.inspector.timeline import describe_lane, number, read_inbox, read_thread, waits_of
@@ -38,8 +38,9 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     wait for a signal, those that failed, and, for a viewer of all threads, what has been ``stuck`` for over a
     minute.
 
-    At most 100 threads of a kind are returned, those that are found in less than half a second. ``is_whole``
-    is false if more may exist.
+    At most 100 threads of a kind are returned, those that are found in less than half a second. ``cut`` names
+    the lists of which more may exist: ``stuck``, ``work``, ``interrupted`` (with ``waiting``) and ``failed``.
+    ``is_surveyed`` is false where the viewer is not shown what is stuck.
 
     Args:
         access: The viewer's rights.
@@ -52,19 +53,26 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     work = [each for each in looked if each is not None]
     interrupted, has_all_interrupted = await _find_with_status(access, "interrupted", sees)
     failed, has_all_failed = await _find_with_status(access, "error", sees)
-    stuck: tuple[Stuck, ...] = ()
+    surveyed = Survey((), True)
     if sees is None:  # The survey covers threads that other viewers may not see.
-        stuck = (await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))).stuck
+        surveyed = await access.handle.arun(survey(access.tenant, _OVERDUE_US, _THREADS))
+    is_whole = {
+        "stuck": surveyed.is_whole,
+        "work": len(hits) < _DUE and len(names) <= _THREADS,
+        "interrupted": has_all_interrupted,
+        "failed": has_all_failed,
+    }
     holders = Counter(each["queue"]["owner"] for each in work if each["queue"]["owner"])
     return {
         "now": now,
-        "stuck": [entries.make_stuck_entry(each) for each in stuck],
+        "stuck": [entries.make_stuck_entry(each) for each in surveyed.stuck],
         "work": work,
         "workers": [{"name": name, "runs": count} for name, count in sorted(holders.items())],
         "interrupted": [each for each in interrupted if each["asks"]],
         "waiting": [each for each in interrupted if each["waits"]],
         "failed": failed,
-        "is_whole": len(hits) < _DUE and len(names) <= _THREADS and has_all_interrupted and has_all_failed,
+        "cut": [name for name, has_all in is_whole.items() if not has_all],
+        "is_surveyed": sees is None,
     }
 
 

@@ -13,6 +13,7 @@ from perdure.inspector.access import Access
 from perdure.inspector.timeline import number, read_thread, require_parameter
 from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.plain_reading import ChannelView, CheckpointView
+from perdure.langgraph.reading.thread_steps import load_step
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.runtime.failures.failure_location import write_text_for_clients
@@ -30,7 +31,8 @@ _DIFF_MOST = 200
 
 
 async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
-    """Return the state at a checkpoint: channels with sizes, metadata and pending writes by task.
+    """Return the state at a checkpoint: channels with sizes, metadata, pending writes by task, and the nodes
+    and times of the step that made it.
 
     Of a long list only the last items are returned, and of a large value only the beginning.
 
@@ -40,7 +42,15 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     """
     partition, _ = await read_thread(access, asked)
     view = await _load_view(access, partition, asked.get("checkpoint") or None, asked.get("namespace") or "")
-    return await in_own_thread(_describe, view)
+    program = load_step(partition, access.handle.digest, view.namespace, view.checkpoint_id)
+    step = await access.handle.arun(program)
+    times = (step.began_at, step.ended_at) if step is not None and step.source == "loop" else (None, None)
+    return {
+        **await in_own_thread(_describe, view),
+        "nodes": [] if step is None else list(step.nodes),
+        "began_at": times[0],
+        "ended_at": times[1],
+    }
 
 
 async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -70,8 +80,8 @@ async def find_difference(access: Access, asked: Mapping[str, str]) -> dict[str,
 
     Args:
         access: The viewer's rights.
-        asked: ``id`` of the thread, ``after`` (a checkpoint or a tag, by default the latest), ``before`` (by
-            default the parent) and ``namespace``.
+        asked: ``id`` of the thread, ``after`` (a checkpoint, tag or step, by default the latest), ``before``
+            (by default the parent) and ``namespace``.
 
     Raises:
         NotFound: There is no such checkpoint.
@@ -101,10 +111,10 @@ async def _load_view(
 
 
 async def _find_id(access: Access, partition: Partition, named: str | None, namespace: str) -> str | None:
-    """Return the id of a checkpoint that is named by its id or a tag."""
+    """Return the id of a checkpoint that is named by its id, a tag or its step."""
     if not named:
         return None
-    return (await access.handle.arun(plain_reading.read_tags(partition, namespace))).get(named, named)
+    return await access.handle.arun(plain_reading.find_named(partition, namespace, named))
 
 
 def _find_changes(before: CheckpointView | None, after: CheckpointView) -> dict[str, diff.Change]:

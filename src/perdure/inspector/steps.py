@@ -4,10 +4,12 @@ graph."""
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from perdure.engine.threads import history
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.errors import BadSetting, GraphLoadError, NotAllowed, NotFound
 from perdure.inspector.access import Access
@@ -17,12 +19,16 @@ from perdure.langgraph.reading.thread_calls import load_calls
 from perdure.langgraph.reading.thread_messages import load_messages
 from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
 from perdure.model.model_calls import ModelCall, dedupe_calls, show_call, total
+from perdure.model.records import Partition
 from perdure.runtime.json_encoding import plain
 from perdure.runtime.threads.user_and_title import find_title
 from perdure.storage.own_threads import in_own_thread
 
 _SECONDS = 0.4
 _CURSOR_MAX = 4096
+_STEP = re.compile(r"-?[0-9]{1,9}")
+_LATER = 8
+"""Steps above one that was asked for."""
 
 
 async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -31,15 +37,40 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     Args:
         access: The viewer's rights.
         asked: ``id`` of the thread; ``namespace``, the root by default; ``before``, the cursor of the
-            previous page.
+            previous page, or ``step``, the number of a step near the beginning of the page.
+
+    Returns:
+        ``steps``, their ``way``, the number of the ``newest`` step (on a page without ``before``), and the
+        ``cursor`` of the next page.
+
+    Raises:
+        NotFound: There is no such step.
     """
     (partition, _), namespace = await read_thread(access, asked), asked.get("namespace") or ""
-    program = load_steps(partition, access.handle.digest, namespace, number(asked, "before"))
-    page = await access.handle.arun(program)
+    before = number(asked, "before")
+    newest = None
+    if asked.get("step"):
+        before = await _locate_step(access, partition, namespace, asked["step"])
+        for record in await access.handle.arun(history.page(partition, namespace, below=None, limit=1)):
+            newest = record.step
+    page = await access.handle.arun(load_steps(partition, access.handle.digest, namespace, before))
+    if before is None:
+        newest = next((step.step for step in page.steps if step.checkpoint_id is not None), None)
     if not page.steps and namespace and not asked.get("before"):
         raise NotFound(f"thread {partition.thread!r} has no checkpoint in namespace {namespace[:80]!r}")
     shown = [show_step(step, access.prices) for step in page.steps]
-    return {"steps": shown, "way": way_of(reversed(page.steps)), "cursor": page.cursor}
+    return {"steps": shown, "way": way_of(reversed(page.steps)), "newest": newest, "cursor": page.cursor}
+
+
+async def _locate_step(access: Access, partition: Partition, namespace: str, step: str) -> int:
+    """Return the cursor of a page that has a step, with some later ones above it; if several branches have a
+    step of this number, the newest one."""
+    if not _STEP.fullmatch(step):
+        raise BadSetting(f"a step is a number, not {step[:40]!r}")
+    found = await access.handle.arun(history.find_step(partition, namespace, int(step)))
+    if not found:
+        raise NotFound(f"thread {partition.thread!r} has no step {step}")
+    return found[0][1] + 1 + _LATER
 
 
 async def usage(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:

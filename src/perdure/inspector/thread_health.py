@@ -65,8 +65,8 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         access: The viewer's rights.
-        asked: ``what``: ``sizes``, ``dead``, ``fsck`` or ``retention`` (with ``keep_last`` or ``keep_for``);
-            ``cursor``, where the last request ended.
+        asked: ``what``: ``sizes``, ``dead``, ``replies``, ``fsck`` or ``retention`` (with ``keep_last`` or
+            ``keep_for``); ``cursor``, where the last request ended.
 
     Returns:
         ``rows``, the number of threads ``examined``, and the ``cursor`` to go on from, ``None`` at the end.
@@ -141,6 +141,12 @@ async def _list_dead(access: Access, partition: Partition, asked: Mapping[str, s
     ]
 
 
+async def _list_replies(
+    access: Access, partition: Partition, asked: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    return [each for each in await _list_dead(access, partition, asked) if each["kind"] == "reply"]
+
+
 async def _list_faults(
     access: Access, partition: Partition, asked: Mapping[str, str]
 ) -> list[dict[str, Any]]:
@@ -172,6 +178,7 @@ async def _show_retention(
 LOOKS: Mapping[str, Look] = {
     "sizes": _list_sizes,
     "dead": _list_dead,
+    "replies": _list_replies,
     "fsck": _list_faults,
     "retention": _show_retention,
 }

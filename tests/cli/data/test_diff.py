@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import perdure
 from tests.cli.test_commands import Shell, converse, shell
 
 __all__ = ["shell"]
@@ -46,4 +48,29 @@ def test_an_unknown_checkpoint_is_named(shell: Shell, tmp_path: Path) -> None:
     converse(tmp_path / "t.db", "ada", 1)
     done = shell("threads", "diff", "ada", "absent", "--db", "sqlite:///t.db")
     assert done.returncode == 1
-    assert "no checkpoint or tag 'absent'" in done.stderr
+    assert "no checkpoint, tag or step 'absent'" in done.stderr
+
+
+def test_checkpoints_are_named_by_the_numbers_of_their_steps(shell: Shell, tmp_path: Path) -> None:
+    converse(tmp_path / "t.db", "ada", 2)
+    db = ("--db", "sqlite:///t.db")
+    listed = shell("threads", "history", "ada", "--json", *db).stdout.splitlines()
+    views = [json.loads(line) for line in listed]
+    (first,) = [view["checkpoint_id"] for view in views if view["step"] == 0]
+    (second,) = [view["checkpoint_id"] for view in views if view["step"] == 1]
+    done = shell("threads", "diff", "ada", "0", "1", *db)
+    assert done.stdout.startswith(f"ada  {first} → {second}\n")
+    shown = shell("threads", "show", "ada", "--checkpoint", "1", *db)
+    assert f"checkpoint {second}\n" in shown.stdout
+    # A number that two branches have names none of them.
+    with perdure.connect_sync(f"sqlite:///{tmp_path / 't.db'}") as database:
+        saver = database.checkpointer()
+        config: Any = {"configurable": {"thread_id": "ada", "checkpoint_ns": "", "checkpoint_id": first}}
+        found = saver.get_tuple(config)
+        assert found is not None
+        branch = {**found.checkpoint, "id": f"{second[:-12]}{'f' * 12}"}
+        saver.put(config, branch, {"source": "loop", "step": 1, "parents": {}}, {})  # type: ignore[arg-type]
+    done = shell("threads", "diff", "ada", "0", "1", *db)
+    assert done.returncode == 1
+    assert "has 2 checkpoints of step 1, on different branches" in done.stderr
+    assert second in done.stderr

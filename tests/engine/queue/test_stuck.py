@@ -45,16 +45,16 @@ def message(graph: str, at: int) -> tuple[Op, ...]:
     return lane.put(1), Message("m", "hi", graph, seq=1, accepted_at=at).put()
 
 
-def attempted(graph: str, attempts: int, again_at: int) -> tuple[Op, ...]:
-    """An inbox with an open run that is to be tried again."""
+def attempted(graph: str, attempts: int, again_at: int, age: int = 3 * MINUTE) -> tuple[Op, ...]:
+    """An inbox with an open run that is to be tried again, begun before that time."""
     lane = Lane("inbox").accept(again_at, Debounce()).take("run", 1, None).postpone(again_at)
-    run = Run("run", 1, 1, OPEN, graph, "", 1, attempts, None, again_at - MINUTE, again_at)
+    run = Run("run", 1, 1, OPEN, graph, "", 1, attempts, None, again_at - age, again_at)
     return lane.put(1), run.put()
 
 
 def reply(channel: str, at: int, attempts: int = 0) -> tuple[Op, ...]:
     lane = Lane("outbox").append(at, 1)
-    return lane.put(1), Reply(1, "run", 0, channel, "hi", attempts=attempts, created_at=at - MINUTE).put()
+    return lane.put(1), Reply(1, "run", 0, channel, "hi", attempts=attempts, created_at=at - 3 * MINUTE).put()
 
 
 def found(storage: Storage, *, most: int = 1000, **how: Any) -> tuple[Stuck, ...]:
@@ -69,6 +69,7 @@ def test_what_waits_and_what_fails_is_counted_by_name(storage: Storage) -> None:
         keep(storage, f"renamed {n}", *message("chat v1", start - (10 + n) * MINUTE))
     keep(storage, "fresh", *message("chat v2", start))
     keep(storage, "tried", *attempted("agent", 4, start + MINUTE))
+    keep(storage, "tried of late", *attempted("agent", 9, start + MINUTE, MINUTE + 3_000_000))
     keep(storage, "tried once", *attempted("agent", 1, start + MINUTE))
     keep(storage, "left", *attempted("gone", 3, start - 2 * MINUTE))
     keep(storage, "letter", *reply("pigeon", start - 5 * MINUTE))
@@ -81,9 +82,9 @@ def test_what_waits_and_what_fails_is_counted_by_name(storage: Storage) -> None:
     assert found(storage) == (
         Stuck("waiting", "graph", "chat v1", 3, start - 12 * MINUTE, 0, at("renamed 2")),
         Stuck("waiting", "channel", "pigeon", 1, start - 5 * MINUTE, 0, at("letter")),
+        Stuck("failing", "channel", "phone", 1, start - 2 * MINUTE, 7, at("call")),
+        Stuck("failing", "graph", "agent", 1, start - 2 * MINUTE, 4, at("tried")),
         Stuck("waiting", "graph", "gone", 1, start - 2 * MINUTE, 3, at("left")),
-        Stuck("failing", "channel", "phone", 1, start, 7, at("call")),
-        Stuck("failing", "graph", "agent", 1, start, 4, at("tried")),
     )
     everybody = found(storage, all_tenants=True)
     assert everybody[0] == Stuck(

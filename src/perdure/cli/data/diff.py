@@ -13,6 +13,7 @@ from perdure.cli.app import (
     AsJson,
     DataPlace,
     ThreadId,
+    handle_in,
     json_text,
     make_legible,
     open_database,
@@ -21,7 +22,6 @@ from perdure.cli.app import (
     quote_id,
     say,
 )
-from perdure.errors import NotFound
 
 if TYPE_CHECKING:
     from perdure.database.blocking import SyncDatabase
@@ -34,10 +34,10 @@ def diff(
     *,
     before: Annotated[
         str | None,
-        typer.Argument(help="A checkpoint's id or a tag; by default the parent of the other one"),
+        typer.Argument(help="A checkpoint's id, tag or step; by default the parent of the other one"),
     ] = None,
     after: Annotated[
-        str | None, typer.Argument(help="A checkpoint's id or a tag; by default the latest")
+        str | None, typer.Argument(help="A checkpoint's id, tag or step; by default the latest")
     ] = None,
     namespace: Annotated[str, typer.Option(help="A subgraph's namespace; empty for the graph itself")] = "",
     place: DataPlace,
@@ -83,15 +83,11 @@ def diff(
 
 
 def checkpoint_id(database: SyncDatabase, thread_id: str, name: str, namespace: str) -> str:
-    """Return the id of a checkpoint named by its id or a tag; raise ``NotFound`` if there is none."""
-    named = database.tags(thread_id).get(name, name)
-    try:
-        database.show(thread_id, named, namespace)
-    except NotFound as error:
-        raise NotFound(
-            f"thread {thread_id!r} has no checkpoint or tag {name!r}; `perdure threads history` lists them"
-        ) from error
-    return named
+    """Return the id of a checkpoint named by its id, a tag or its step; raise ``NotFound`` without one."""
+    from perdure.langgraph.reading.plain_reading import find_named
+
+    handle = handle_in(database)
+    return handle.run(find_named(handle.partition(thread_id), namespace, name))
 
 
 def _find_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

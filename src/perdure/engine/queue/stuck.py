@@ -62,7 +62,8 @@ def survey(tenant: str | None, older: int, most: int) -> Program[Survey]:
 
     Args:
         tenant: the tenant, ``None`` for all.
-        older: microseconds for which work must have been due to count as waiting.
+        older: microseconds for which work must have been due to count as waiting, and have been under way to
+            count as failing.
         most: most queues to examine, those due longest first.
     """
     now = yield from ask(Now())
@@ -142,8 +143,8 @@ def _examine(partition: Partition, name: str, now: int, overdue_at: int) -> Prog
     attempts: int = row.fields.get("attempts", 0)
     if is_overdue:
         return Stuck("waiting", what, row.fields[what], 1, due_at, attempts, partition)
-    if attempts >= _AGAIN:
-        began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
+    began: int = row.fields["started_at" if row.kind is RUN else "created_at"]
+    if attempts >= _AGAIN and began <= overdue_at:
         return Stuck("failing", what, row.fields[what], 1, began, attempts, partition)
     return None
 

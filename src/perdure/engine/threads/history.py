@@ -22,6 +22,8 @@ from perdure.model.removal_plan import ORIGIN
 from perdure.model.write_records import read_writes
 
 PAGE = 64
+_LIGHT_PAGE = 2_000
+"""Checkpoints that are read at once without their bodies."""
 
 
 def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
@@ -90,6 +92,22 @@ def find_all(
         Fetch(partition, tuple(Get(CHECKPOINT, (namespace, one)) for one in checkpoint_ids))
     )
     return [CheckpointRecord.read(record) for answer in answers for record in answer]
+
+
+def find_step(partition: Partition, namespace: str, step: int) -> Program[list[tuple[str, int]]]:
+    """Return the ids and sequence numbers of the checkpoints that have a step's number, newest first:
+    branches of a history have the same numbers."""
+    found: list[tuple[str, int]] = []
+    below: int | None = None
+    while True:
+        wanted = Range(
+            CHECKPOINT, (namespace,), "seq", reverse=True, after=below, limit=_LIGHT_PAGE, bodies=False
+        )
+        (records,) = yield from ask(Fetch(partition, (wanted,)))
+        found += [(r.key[1], r.fields["seq"]) for r in records if r.fields["step"] == step]
+        if len(records) < _LIGHT_PAGE:
+            return found
+        below = records[-1].fields["seq"]
 
 
 def writes_of(

@@ -1,13 +1,13 @@
 // Care: the schema, and examinations that go over all threads, a part at a time, until they are stopped.
 
 import { get } from "./api.js";
-import { bytes, facts, field, fill, make, number, status, table, time } from "./dom.js";
+import { brief, bytes, facts, field, fill, focusIfLost, hide, make, number, status, table, time } from "./dom.js";
 import { address } from "./address.js";
 import { growth } from "./growth.js";
 
 const MOST = 100;
 
-export async function showCare(main) {
+export async function showCare(main, asked) {
   const about = await get("care");
   const schema = about.schema;
   const result = make("div");
@@ -42,12 +42,12 @@ export async function showCare(main) {
     } catch (error) {
       fill(result, make("p.problem", { role: "alert" }, error.message));
     }
-    stop.hidden = true;
+    hide(stop, progress);
   }
   stop.onclick = () => {
     turn += 1;
-    stop.hidden = true;
     progress.textContent += " Stopped.";
+    hide(stop, progress);
   };
   const grown = make("section", {}, make("h2", {}, "Growth"), make("p.quiet", {}, "Loading…"));
   growth().then((shown) => grown.lastChild.replaceWith(shown));
@@ -74,36 +74,41 @@ export async function showCare(main) {
     make("div.row", {},
       button("Largest threads", "sizes", none, (rows) => sizes(rows, about.alert_bytes)),
       button("Failed runs and dead replies", "dead", none, dead),
+      button("Dead replies only", "replies", none, dead),
       button("Check all threads", "fsck", none, findings)),
     make("div.row", {}, field("Keep the newest", keepLast), field("and those younger than", keepFor),
       button("Preview what would go", "retention", () => ({ keep_last: keepLast.value, keep_for: keepFor.value.trim() }), preview)),
     make("div.row", {}, progress, stop), result);
+  if (asked.what === "replies") {
+    run("replies", none(), dead);
+    focusIfLost(progress);
+  }
   return () => {
     turn += 1;
   };
 }
 
-const link = (each) => make("a", { href: address("thread", { id: each.thread_id }) }, each.thread_id);
+const link = (each) => make("a.brief", { href: address("thread", { id: each.thread_id }) }, each.thread_id);
 const nothing = (text) => make("p.quiet", {}, text);
 
 function sizes(rows, alert) {
   if (!rows.length) return nothing("No threads yet.");
   return table("Largest threads", ["Thread", "Size", "Checkpoints", "Largest channels"], rows.map((each) => [link(each),
-    each.problem ? make("span.problem", {}, each.problem) : bytes(each.bytes), each.checkpoints === undefined ? "" : number(each.checkpoints),
+    each.problem ? make("span.problem", {}, brief(each.problem)) : bytes(each.bytes), each.checkpoints === undefined ? "" : number(each.checkpoints),
     make("span", {}, (each.channels || []).map((channel) => make(`span.${channel.bytes > alert ? "problem" : "quiet"}`, {}, `${channel.name} ${bytes(channel.bytes)}  `)))]));
 }
 
 function dead(rows) {
   if (!rows.length) return nothing("Nothing was given up.");
-  return table("Given up", ["Thread", "What", "State", "Attempts", "Since", "Error"], rows.map((each) => [link(each), each.kind === "run" ? `run ${each.run_id}` : each.kind === "reply" ? `reply ${each.number}` : "", each.state ? status(each.state) : "", each.attempts ?? "", time(each.updated_at), each.error || each.problem || ""]));
+  return table("Given up", ["Thread", "What", "State", "Attempts", "Since", "Error"], rows.map((each) => [link(each), each.kind === "run" ? `run ${each.run_id}` : each.kind === "reply" ? `reply ${each.number}` : "", each.state ? status(each.state) : "", each.attempts ?? "", time(each.updated_at), brief(each.error || each.problem)]));
 }
 
 function findings(rows) {
   if (!rows.length) return nothing("No damage was found.");
-  return table("Findings", ["Thread", "Kind", "Finding", "Advice"], rows.map((each) => [link(each), each.kind || "", each.problem, each.advice || ""]));
+  return table("Findings", ["Thread", "Kind", "Finding", "Advice"], rows.map((each) => [link(each), each.kind || "", brief(each.problem), each.advice || ""]));
 }
 
 function preview(rows) {
   if (!rows.length) return nothing("Nothing would be removed.");
-  return table("Preview", ["Thread", "Checkpoints that would go", "Size"], rows.map((each) => [link(each), each.problem || (each.expired ? "the whole thread" : number(each.checkpoints)), bytes(each.bytes)]));
+  return table("Preview", ["Thread", "Checkpoints that would go", "Size"], rows.map((each) => [link(each), each.problem ? brief(each.problem) : (each.expired ? "the whole thread" : number(each.checkpoints)), bytes(each.bytes)]));
 }

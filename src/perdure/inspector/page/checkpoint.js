@@ -1,7 +1,7 @@
 // The checkpoint that is selected: what it changed, its state by channel, and the writes of its tasks.
 
 import { get } from "./api.js";
-import { bytes, facts, field, fill, make, number, shortId } from "./dom.js";
+import { bytes, duration, facts, field, fill, focusIfLost, make, number, shortId } from "./dom.js";
 import { address } from "./address.js";
 import { change, folded, valueShown } from "./values.js";
 
@@ -14,7 +14,7 @@ export async function showCheckpoint(place, about, asked) {
   const found = await get("checkpoint", where);
   if (mine !== turn) return;
   const body = make("div.tab-body", { id: "tab-body" });
-  const tabs = make("div.tabs", { role: "group", "aria-label": "Show" }, [["changes", "Changes"], ["state", "State"], ["writes", `Writes (${found.writes.length})`]].map(([name, text]) => make("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, text)));
+  const tabs = make("div.tabs", { role: "group", "aria-label": "Show" }, [["changes", "Changes"], ["state", "State"], ["writes", `Written by the next step (${found.writes.length})`]].map(([name, text]) => make("button", { type: "button", "data-tab": name, onclick: () => choose(name) }, text)));
   const back = address("thread", { id: about.thread_id, namespace: asked.namespace });
   fill(place,
     make("p.narrow", {}, make("a", { href: back }, "← Back")),
@@ -24,6 +24,8 @@ export async function showCheckpoint(place, about, asked) {
       ["Parent", found.parent_id ? make("a", { href: address("thread", { ...where, checkpoint: found.parent_id }) }, shortId(found.parent_id)) : "none"],
       ["Created", found.created_at.slice(0, 23).replace("T", " ")],
       ["Step", found.step === null ? null : `${found.step}, ${found.source}`],
+      [found.nodes.length > 1 ? "Nodes" : "Node", found.nodes.length ? found.nodes.join(", ") : null],
+      ["Took", found.began_at && found.ended_at ? duration(found.ended_at - found.began_at) : null],
       ["Tags", found.tags.length ? found.tags.join(", ") : null],
       ["Size of the state", bytes(found.channels.reduce((sum, each) => sum + each.bytes, 0))],
     ]),
@@ -41,7 +43,7 @@ export async function showCheckpoint(place, about, asked) {
 
 async function changes(body, about, found, where, before = "", after = found.checkpoint_id) {
   const other = make("input", { type: "text", value: before, placeholder: found.parent_id ? "its parent" : "nothing", autocomplete: "off", spellcheck: false });
-  const form = make("form.row", {}, field("Compare with (a checkpoint or tag)", other), make("button", { type: "submit" }, "Compare"));
+  const form = make("form.row", {}, field("Compare with (a checkpoint, tag or step)", other), make("button", { type: "submit" }, "Compare"));
   const result = make("div");
   fill(body, form, result);
   form.addEventListener("submit", (event) => {
@@ -86,6 +88,7 @@ function list(channel, where) {
       items.prepend(...page.items.map((item) => make("li", {}, valueShown(item))));
       start = items.start = page.start;
       label(start);
+      focusIfLost(items.firstElementChild);
     } catch (error) {
       more.replaceWith(make("p.problem", { role: "alert" }, error.message));
     }

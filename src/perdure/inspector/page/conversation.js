@@ -1,15 +1,17 @@
 // What was said: the messages of the latest state as bubbles, with tool calls, results and reasoning folded.
 
 import { get } from "./api.js";
-import { make, number, time } from "./dom.js";
+import { focusIfLost, make, number, time } from "./dom.js";
 import { money } from "./steps.js";
 
 const ROLES = new Map(Object.entries({ human: "User", user: "User", ai: "Assistant", assistant: "Assistant", system: "System", developer: "Developer", tool: "Tool", function: "Tool" }));
 const LINE = 80;
+const PARTS_MAX = 20;
 
 const json = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 2));
 
-export async function conversation(id, namespace = "") {
+// With words, it is loaded back to a message that has them all, to which the focus goes.
+export async function conversation(id, namespace = "", words = "") {
   const place = make("div.conversation");
   const older = make("button", { type: "button", hidden: true }, "Earlier messages");
   const list = make("ol", { "aria-label": "Conversation" });
@@ -31,8 +33,22 @@ export async function conversation(id, namespace = "") {
       place.prepend(make("p.problem", { role: "alert" }, error.message));
     }
     older.disabled = false;
+    if (older.hidden) focusIfLost(list.firstElementChild);
+    else focusIfLost(older);
   };
   await load();
+  const wanted = words.toLocaleLowerCase().split(/\s+/).filter(Boolean);
+  const has = (each) => wanted.every((word) => each.textContent.toLocaleLowerCase().includes(word));
+  let found = null;
+  for (let part = 0; wanted.length && !found && part < PARTS_MAX; part += 1) {
+    if (part) await load();
+    found = [...list.children].findLast(has);
+    if (cursor === null) break;
+  }
+  if (found) {
+    found.dataset.found = "";
+    found.tabIndex = -1;
+  }
   return place;
 }
 

@@ -20,6 +20,19 @@ export function make(name, properties = {}, ...children) {
 
 export const fill = (element, ...children) => element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
 
+// Moves the focus to what came in place of an element that had it and is gone or cannot be used.
+export function focusIfLost(element) {
+  if (!element || (document.activeElement !== document.body && !document.activeElement.disabled && !document.activeElement.hidden)) return;
+  if (!element.matches("a, button, input, select, textarea, summary")) element.tabIndex = -1;
+  element.focus();
+}
+
+export function hide(button, instead) {
+  const hadFocus = document.activeElement === button;
+  button.hidden = true;
+  if (hadFocus) focusIfLost(instead);
+}
+
 export function announce(words) {
   at("announcer").textContent = words;
 }
@@ -80,6 +93,14 @@ export function cut(text, most = 100) {
   return line.length > most ? `${line.slice(0, most - 1)}…` : line;
 }
 
+// The beginning of a text in a list; its whole is on the page that the list links to.
+export function brief(text) {
+  const shown = String(text ?? "");
+  return shown ? make("span.brief", {}, shown.length > LONG ? `${shown.slice(0, LONG)}…` : shown) : "";
+}
+
+export const count = (amount, one, many) => `${number(amount)} ${amount === 1 ? one : many}`;
+
 export function field(label, input) {
   return make("label.field", {}, make("span", {}, label), input);
 }
@@ -93,6 +114,37 @@ export function table(caption, headings, rows) {
   const head = make("thead", {}, make("tr", {}, headings.map((text) => make("th", { scope: "col" }, text))));
   const body = make("tbody", {}, rows.map((cells) => make("tr", {}, cells.map((cell, index) => make("td", { "data-label": headings[index] }, cell ?? "")))));
   return make("div.scroll", { role: "region", tabIndex: 0, "aria-label": caption }, make("table", {}, make("caption.unseen", {}, caption), head, body));
+}
+
+// A list that is loaded page by page: a line that says how much of it is shown, with a button for more, which comes by
+// scrolling, too. `load` returns whether there is more, `words` the text of the line.
+export function pages(load, list, words) {
+  const button = make("button", { type: "button", hidden: true }, "Earlier");
+  const text = make("span.quiet", {});
+  const line = make("p.loaded", {}, text, " ", button);
+  const end = make("p.end");
+  let going = null;
+  let goesOn = true;
+  const more = () => {
+    going ??= load().then((isMore) => (goesOn = isMore)).finally(() => (going = null)).then(draw);
+    return going;
+  };
+  const draw = () => {
+    fill(text, words());
+    button.hidden = !goesOn;
+    return goesOn;
+  };
+  const links = () => [...list.querySelectorAll("a[data-checkpoint]")];
+  button.onclick = async () => {
+    const known = new Set(links().map((each) => each.dataset.checkpoint));
+    try {
+      await more();
+      links().find((each) => !known.has(each.dataset.checkpoint))?.focus();
+    } catch (error) {
+      line.append(make("span.problem", { role: "alert" }, error.message));
+    }
+  };
+  return { line, end, watch: async () => ((await more()) ? whenSeen(end, more) : null) };
 }
 
 // Calls `more` when the element comes into view, again and again until it returns false.

@@ -2,7 +2,7 @@
 
 import { get, Refused } from "./api.js";
 import { address, tenant } from "./address.js";
-import { at, announce, fill, make } from "./dom.js";
+import { at, announce, fill, focusIfLost, make } from "./dom.js";
 import { showCare } from "./care.js";
 import { showLimits } from "./limits.js";
 import { showLog } from "./log.js";
@@ -34,6 +34,7 @@ async function show() {
     dispatchEvent(new CustomEvent("selected", { detail: asked }));
     return;
   }
+  const isFollowed = current !== "";
   current = name;
   leave();
   leave = () => {};
@@ -48,7 +49,10 @@ async function show() {
   try {
     const left = await VIEWS[view](main, asked);
     leave = left || (() => {});
-    announce(main.querySelector("h1")?.textContent || "");
+    const title = main.querySelector("h1");
+    announce(title?.textContent || "");
+    // The link that was followed is gone with its view: the next key would start at the top of the page.
+    if (isFollowed) focusIfLost(title);
   } catch (error) {
     problem(main, error);
   }

@@ -2,7 +2,7 @@
 
 import { act, get } from "./api.js";
 import { address } from "./address.js";
-import { announce, facts, field, fill, make, number, time } from "./dom.js";
+import { announce, brief, facts, field, fill, focusIfLost, make, number, time } from "./dom.js";
 
 const AGES = [["", "any time"], ["1h", "over an hour ago"], ["1d", "over a day ago"], ["7d", "over a week ago"]];
 const PARTS_MAX = 25;
@@ -36,6 +36,7 @@ export async function showQuestions(main, asked) {
       if (cursor === null || count > before) break;
     }
     more.hidden = cursor === null;
+    if (goesOn) focusIfLost(list.children[before]?.querySelector("h2"));
     note.textContent = count ? `${number(count)} ${count === 1 ? "question waits" : "questions wait"} for an answer${cursor === null ? "" : " so far"}.` : "No thread waits for an answer.";
     announce(note.textContent);
   }
@@ -61,24 +62,31 @@ function shown(question, mayAnswer) {
   const name = question.title || question.thread_id;
   const card = make("section.channel.question", { "aria-label": `Question of ${name}` });
   const head = [
-    make("h2", {}, make("a", { href: address("thread", { id: question.thread_id }) }, name)),
-    facts([["Asked", time(question.since)], ["Deadline", question.deadline ? time(question.deadline) : null], ["Until", question.until ? time(question.until) : null], ["User", question.user], ["Graph", question.graph]]),
+    make("h2", {}, make("a", { href: address("thread", { id: question.thread_id }) }, brief(name))),
+    facts([["Asked", time(question.since)], ["Deadline", question.deadline ? time(question.deadline) : null], ["Until", question.until ? time(question.until) : null], ["User", brief(question.user)], ["Graph", brief(question.graph)]]),
     question.fault ? make("p.problem", {}, question.fault) : null,
     make("pre.asked", {}, question.text),
   ];
   const outcome = make("p", { role: "status", className: "quiet" });
   const body = make("div");
+  // Not from the card of another question, to which the reader went meanwhile.
+  const takeFocus = (element) => {
+    if (document.activeElement === document.body || card.contains(document.activeElement)) focusIfLost(element);
+  };
   const answer = async (value) => {
+    const pressed = document.activeElement;
     for (const control of body.querySelectorAll("button, textarea, input, select")) control.disabled = true;
     outcome.className = "quiet";
     try {
       await act("answer", { id: question.thread_id, value, ...(question.interrupt_id ? { interrupt_id: question.interrupt_id } : {}) });
       body.replaceChildren();
       outcome.textContent = "Answered. The thread goes on.";
+      takeFocus(card.querySelector("h2"));
     } catch (problem) {
       outcome.textContent = problem.message;
       outcome.className = "problem";
       for (const control of body.querySelectorAll("button, textarea, input, select")) control.disabled = false;
+      if (body.contains(pressed)) takeFocus(pressed);
     }
     announce(outcome.textContent);
   };
@@ -107,7 +115,8 @@ function reviewed(actions, answer) {
     const decide = (decision, row) => {
       decisions[place] = decision;
       fill(row, make("p.quiet", {}, `Decided: ${decision.type}`));
-      if (actions.every((_, each) => decisions[each])) answer(decisions);
+      if (actions.every((_, each) => decisions[each])) return void answer(decisions);
+      focusIfLost(row.closest(".question").querySelector("[role=group] button") || row);
     };
     return decision(action, {
       approve: (row) => decide({ type: "approve" }, row),

@@ -2,45 +2,81 @@
 
 import { get } from "./api.js";
 import { address } from "./address.js";
-import { announce, duration, fill, make, number, shortId, status, time, whenSeen } from "./dom.js";
+import { announce, duration, field, fill, long, make, number, pages, shortId, status, time } from "./dom.js";
 
 const WAY = 24;
 const FEW = 12;
 const PAUSE = 1e6;
 const STATES = { asked: ["is-asked", "waits for an answer"], failed: ["is-bad", "failed"], open: ["is-asked", "not over"] };
 
-// Fills the list with a namespace's steps, page by page as they come into view; returns the watcher, if there is more.
+// Fills the list with a namespace's steps, from the step that is selected by its number or else the newest, page by page
+// as they come into view; returns the watcher, if there is more. A step that is selected so becomes the selected checkpoint.
 export async function showSteps(list, about, selected, mark) {
   const id = about.thread_id;
   const sums = make("div.sums");
   const groups = make("div");
-  const end = make("p.end");
-  fill(list, sums, groups, end);
+  const problem = make("p.problem", { role: "alert", hidden: true });
+  const wanted = make("input", { type: "number", name: "step", min: "-1", step: "1", required: true, value: selected.step || "" });
+  const form = make("form.row.go", {}, field("Go to step", wanted), make("button", { type: "submit" }, "Go"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    location.hash = address("thread", { id, namespace: selected.namespace, step: wanted.value });
+  });
   const shown = [];
   let cursor = null;
+  let newest = null;
+  let step = selected.step;
   const load = async () => {
-    const page = await get("steps", { id, namespace: selected.namespace, before: cursor });
-    for (const step of page.steps) add(shown, groups, step, about);
+    let page = null;
+    try {
+      page = await get("steps", { id, namespace: selected.namespace, before: cursor, step });
+    } catch (error) {
+      if (!step) throw error;
+      problem.textContent = error.message;
+      problem.hidden = false;
+      page = await get("steps", { id, namespace: selected.namespace });
+    }
+    newest ??= page.newest;
+    if (step) selected.checkpoint ||= page.steps.find((each) => String(each.step) === step)?.checkpoint_id || "";
+    step = null;
+    add(shown, groups, page.steps, about);
     cursor = page.cursor;
     if (!shown.length) fill(groups, make("p.quiet", {}, "No step is stored yet."));
     sum(sums, shown, id, cursor === null && !selected.namespace && hasAll(shown, Object.keys(about.heads)));
     mark();
     return cursor !== null;
   };
-  return (await load()) ? whenSeen(end, load) : null;
+  const range = () => {
+    const numbers = shown.flatMap((group) => group.steps.map((each) => each.step)).filter((each) => each !== null);
+    if (!numbers.length) return [];
+    const [first, last] = [Math.min(...numbers), Math.max(...numbers)];
+    const most = Math.max(last, newest ?? last);
+    return [`Steps ${number(first)} to ${number(last)} of ${number(most)} `, last < most ? make("a", { href: address("thread", { id, namespace: selected.namespace, step: String(most) }) }, "Latest") : null];
+  };
+  const { line, end, watch } = pages(load, groups, range);
+  fill(list, sums, make("div.row.place", {}, line, form), problem, groups, end);
+  return watch();
 }
 
 // Steps come newest first; those of one run, or up to an input, are one group.
-function add(shown, groups, step, about) {
-  let group = shown.at(-1);
-  if (!group || group.run !== step.run_id || group.isWhole) {
-    group = { run: step.run_id, steps: [], isWhole: false, place: make("section.group", { "data-run": step.run_id || "" }) };
-    shown.push(group);
-    groups.append(group.place);
+function add(shown, groups, steps, about) {
+  const changed = new Set();
+  for (const step of steps) {
+    let group = shown.at(-1);
+    if (!group || group.run !== step.run_id || group.isWhole) {
+      group = { run: step.run_id, steps: [], isWhole: false, place: make("section.group", { "data-run": step.run_id || "" }) };
+      shown.push(group);
+      groups.append(group.place);
+    }
+    group.steps.unshift(step);
+    if (!step.run_id && step.source !== "loop") group.isWhole = true;
+    changed.add(group);
   }
-  group.steps.unshift(step);
-  if (!step.run_id && step.source !== "loop") group.isWhole = true;
-  fill(group.place, ...draw(group, about));
+  for (const group of changed) {
+    const held = group.place.contains(document.activeElement) ? document.activeElement.dataset.checkpoint : null;
+    fill(group.place, ...draw(group, about));
+    if (held) group.place.querySelector(`a[data-checkpoint="${CSS.escape(held)}"]`)?.focus({ preventScroll: true });
+  }
 }
 
 function draw(group, about) {
@@ -54,7 +90,7 @@ function draw(group, about) {
     make("h2.run", {}, title, began ? make("span.when", {}, time(began.began_at || began.ended_at)) : null),
     way(steps),
     make("p.quiet", {}, [scale.total ? duration(scale.total) : null, tokens(usage)].filter(Boolean).join(" · ")),
-    run?.error ? make("p.problem", {}, run.error) : null,
+    run?.error ? make("div.problem", {}, long(run.error)) : null,
     make("ol.waterfall", {}, rows(steps, scale, about, 0)),
   ];
 }
@@ -151,7 +187,8 @@ function subgraph(task, inner, scale, at, about, depth) {
 function link(step, about, words, took, counted, bar) {
   const checkpoint = step.checkpoint_id || step.parent_id;
   const href = address("thread", { id: about.thread_id, namespace: step.namespace, checkpoint });
-  return make("a.step", { href, "data-checkpoint": checkpoint }, make("span.what", {}, words), make("span.took", {}, took), bar ? make("span.track", { "aria-hidden": "true" }, bar) : make("span"), counted ? make("span.quiet.counted", {}, counted) : null);
+  const numbered = step.step === null ? null : make("span.quiet", {}, make("span.unseen", {}, "step "), `${step.step} `);
+  return make("a.step", { href, "data-checkpoint": checkpoint }, make("span.what", {}, numbered, words), make("span.took", {}, took), bar ? make("span.track", { "aria-hidden": "true" }, bar) : make("span"), counted ? make("span.quiet.counted", {}, counted) : null);
 }
 
 // Tokens and costs

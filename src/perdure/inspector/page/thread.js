@@ -1,7 +1,7 @@
 // One thread: its facts, its timeline or branches, and the checkpoint that is selected.
 
 import { get } from "./api.js";
-import { facts, field, fill, long, make, number, shortId, status, time, whenSeen } from "./dom.js";
+import { facts, field, fill, focusIfLost, long, make, number, pages, shortId, status, time } from "./dom.js";
 import { address } from "./address.js";
 import { actions } from "./actions.js";
 import { agent } from "./agent.js";
@@ -41,6 +41,7 @@ export async function showThread(main, asked) {
     const next = link(checkpoint || selected.checkpoint);
     if (checkpoint && location.hash !== next) location.hash = next;
     else await select();
+    focusIfLost(main.querySelector("h1"));
   }
   showTop();
 
@@ -85,7 +86,7 @@ export async function showThread(main, asked) {
     try {
       if (name === "branches") await branches(place);
       else if (name === "messages") fill(place, await messages(id));
-      else if (name === "conversation") fill(place, await conversation(id, selected.namespace));
+      else if (name === "conversation") fill(place, await conversation(id, selected.namespace, selected.words));
       else if (name === "agent") fill(place, await agent({ id, namespace: selected.namespace, checkpoint: selected.checkpoint }));
       else if (name === "files") fill(place, await files({ id, namespace: selected.namespace, checkpoint: selected.checkpoint }));
       else if (name === "graph") fill(place, await picture(id));
@@ -101,11 +102,10 @@ export async function showThread(main, asked) {
   }
 
   async function timeline(place) {
-    const end = make("p.end");
     const groups = make("div");
-    fill(place, groups, end);
     let cursor = null;
     let last = null;
+    let shown = 0;
     const load = async () => {
       const page = await get("timeline", { id, namespace: selected.namespace, before: cursor });
       for (const each of page.checkpoints) {
@@ -117,11 +117,14 @@ export async function showThread(main, asked) {
         if (each.is_cut) last.lastChild.append(make("li.cut", {}, "Older checkpoints between were removed."));
       }
       cursor = page.cursor;
+      shown += page.checkpoints.length;
       if (!page.checkpoints.length && !groups.children.length) fill(groups, make("p.quiet", {}, "No checkpoint is stored yet."));
       mark();
       return cursor !== null;
     };
-    return (await load()) ? whenSeen(end, load) : null;
+    const { line, end, watch } = pages(load, groups, () => (cursor === null ? "" : `The newest ${number(shown)} checkpoints`));
+    fill(place, line, groups, end);
+    return watch();
   }
 
   async function branches(place) {
@@ -149,15 +152,19 @@ export async function showThread(main, asked) {
     } catch (error) {
       fill(detail, make("p.problem", { role: "alert" }, error.message));
     }
+    // Within the list alone: the page stays where its reader is.
+    const step = selected.step && list.querySelector('a[aria-current="true"]');
+    if (step) left.scrollTop += step.getBoundingClientRect().top - left.getBoundingClientRect().top - left.clientHeight / 2;
   }
 
   const follow = async (event) => {
     const before = selected;
     selected = event.detail;
-    const next = VIEWS.some(([name]) => name === selected.view) ? selected.view : view;
+    const isStep = Boolean(selected.step) && selected.step !== before.step;
+    const next = isStep ? "steps" : VIEWS.some(([name]) => name === selected.view) ? selected.view : view;
     const isElsewhere = (before.namespace || "") !== (selected.namespace || "");
     const isEarlier = (next === "files" || next === "agent") && (before.checkpoint || "") !== (selected.checkpoint || "");
-    if (next !== view || isElsewhere || isEarlier) await choose(next);
+    if (next !== view || isElsewhere || isStep || isEarlier) await choose(next);
     await select();
     if (selected.checkpoint && selected.checkpoint !== before.checkpoint) detail.querySelector("h2")?.focus({ preventScroll: !isNarrow() });
     else if (!selected.checkpoint && before.checkpoint) list.querySelector(`a[data-checkpoint="${CSS.escape(before.checkpoint)}"]`)?.focus();
@@ -175,6 +182,7 @@ export async function showThread(main, asked) {
   });
   await choose(view);
   await select();
+  list.querySelector("[data-found]")?.focus();
   return () => {
     removeEventListener("selected", follow);
     watcher?.disconnect();
@@ -215,7 +223,7 @@ function group(runId, run) {
     ? make("h2.run", {}, `Run ${shortId(runId)} `, run ? status(run.state) : null)
     : make("h2.run", {}, "Outside of a run");
   const about = run
-    ? make("p.quiet", {}, [run.graph, run.attempts > 1 ? `${run.attempts} attempts` : "1 attempt", run.last > run.first ? `messages ${run.first} to ${run.last}` : `message ${run.first}`].filter(Boolean).join(" · "), run.error ? make("span.problem", {}, ` ${run.error}`) : null)
+    ? make("p.quiet", {}, [run.graph, run.attempts > 1 ? `${run.attempts} attempts` : "1 attempt", run.last > run.first ? `messages ${run.first} to ${run.last}` : `message ${run.first}`].filter(Boolean).join(" · "), run.error ? make("span.problem", {}, " ", long(run.error)) : null)
     : null;
   return make("section.group", { "data-run": runId || "" }, title, about, make("ol"));
 }

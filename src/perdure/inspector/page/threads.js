@@ -1,7 +1,7 @@
 // The list of threads: search, order, pages that load as one scrolls, and news every few seconds.
 
 import { get } from "./api.js";
-import { announce, bytes, field, fill, make, number, status, time, whenSeen } from "./dom.js";
+import { announce, brief, bytes, count, field, fill, hide, make, number, status, time, whenSeen } from "./dom.js";
 import { address } from "./address.js";
 import { savedFilters } from "./filters.js";
 import { money } from "./steps.js";
@@ -15,7 +15,7 @@ const SEARCHED = ["words", "user", "error", "tag", "cost", "since"]; // Conditio
 const PARTS_MAX = 25; // Requests for one page, where few threads match.
 
 export async function showThreads(main, asked) {
-  const id = make("input", { type: "search", name: "id", value: asked.id || "", autocomplete: "off", spellcheck: false, "data-search": "", placeholder: "beginning of an id" });
+  const id = make("input", { type: "search", name: "id", value: asked.id || "", autocomplete: "off", spellcheck: false, placeholder: "beginning of an id" });
   const title = make("input", { type: "search", name: "title", value: asked.title || "", autocomplete: "off", placeholder: "a part of it" });
   const metadata = make("input", { type: "search", name: "metadata", value: asked.metadata || "", autocomplete: "off", spellcheck: false, placeholder: 'key=value or {"key": …}' });
   const state = make("select", { name: "status" }, STATUSES.map((name) => make("option", { value: name, selected: name === (asked.status || "") }, name || "any")));
@@ -26,7 +26,8 @@ export async function showThreads(main, asked) {
   const since = make("select", { name: "since" }, SPANS.map(([value, label]) => make("option", { value, selected: value === (asked.since || "") }, label)));
   const further = { words, user, error, tag, cost, since };
   let chosen = sort.value; // Threads that are searched by id come by id or by size, whatever was chosen before.
-  for (const each of [id, title, user, metadata]) each.size = 15;
+  for (const each of [words, id, title, user, metadata]) each.size = 15;
+  words.dataset.search = ""; // The key / leads here.
   const orders = () => {
     const isSearched = SEARCHED.some((name) => further[name].value.trim());
     for (const option of sort.options) option.disabled = isSearched ? option.value !== (id.value ? "id" : "activity") : Boolean(id.value) && !["id", "size"].includes(option.value);
@@ -34,10 +35,10 @@ export async function showThreads(main, asked) {
   };
   orders();
   const form = make("form", { role: "search" },
-    make("div.row", {}, field("Id", id), field("Title", title), field("User", user), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
-    make("details", { open: SEARCHED.some((name) => name !== "user" && asked[name]) }, make("summary", {}, "Words, error, tag, cost, time"),
-      make("p.quiet", {}, "Of these, and the user, only the time is indexed: threads are read, the latest activity first."),
-      make("div.row", {}, field("Words", words), field("Error", error), field("Tag", tag), field("Cost", cost), field("Changed in", since))));
+    make("div.row", {}, field("Words", words), field("Id", id), field("Title", title), field("User", user), field("Metadata", metadata), field("Status", state), field("Order", sort), make("button", { type: "submit" }, "Search")),
+    make("details", { open: SEARCHED.some((name) => !["words", "user"].includes(name) && asked[name]) }, make("summary", {}, "Error, tag, cost, time"),
+      make("p.quiet", {}, "Of these, the words and the user, only the time is indexed: threads are read, the latest activity first."),
+      make("div.row", {}, field("Error", error), field("Tag", tag), field("Cost", cost), field("Changed in", since))));
   const filter = () => ({ id: id.value, title: title.value, metadata: metadata.value, status: state.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])), sort: chosen === "activity" ? "" : chosen });
   const go = (event) => {
     event.preventDefault();
@@ -66,6 +67,7 @@ export async function showThreads(main, asked) {
   let pages = 0;
   let turn = 0; // Of the last search: answers to earlier ones are passed over.
   const query = () => ({ id: id.value, title: title.value.trim(), metadata: asJson(metadata.value), status: state.value, sort: sort.value, ...Object.fromEntries(SEARCHED.map((name) => [name, further[name].value.trim()])) });
+  const isLimited = () => [id, title, metadata, state].some((each) => each.value.trim());
   const isSearched = () => SEARCHED.some((name) => further[name].value.trim());
   const failed = (error) => {
     note.textContent = error.message;
@@ -75,6 +77,7 @@ export async function showThreads(main, asked) {
   // Sizes are not kept anywhere: threads are measured a part at a time, and the largest so far are shown.
   async function measured(mine) {
     let examined = 0;
+    let matching = 0;
     let total = 0;
     let place = null;
     let largest = [];
@@ -85,21 +88,24 @@ export async function showThreads(main, asked) {
       const page = await get("threads", { ...query(), cursor: place });
       if (mine !== turn) return;
       examined += page.examined;
+      matching += page.measured;
       total += page.bytes;
       largest = [...largest, ...page.threads].sort((a, b) => (b.bytes ?? -1) - (a.bytes ?? -1)).slice(0, LARGEST);
       place = page.cursor;
       const held = body.contains(document.activeElement) ? document.activeElement.closest("tr").dataset.id : null;
-      body.replaceChildren(...largest.map(row));
+      body.replaceChildren(...largest.map((each) => row(each, words.value.trim())));
       if (held !== null) body.querySelector(`tr[data-id="${CSS.escape(held)}"] a`)?.focus();
-      note.textContent = `${number(examined)} threads measured${place === null ? ", which is all" : " so far"}: ${bytes(total)}.${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
+      const extent = place === null ? ", which is all" : " so far";
+      const sum = isLimited() ? `${number(examined)} threads examined${extent}; ${count(matching, "matches", "match")}, with ${bytes(total)}.` : `${number(examined)} threads measured${extent}: ${bytes(total)}.`;
+      note.textContent = `${sum}${largest.length === LARGEST ? ` The ${LARGEST} largest of them are shown.` : ""}`;
     } while (place !== null);
-    stop.hidden = true;
+    hide(stop, note);
     announce(note.textContent);
   }
   stop.onclick = () => {
     turn += 1;
-    stop.hidden = true;
     note.textContent += " Stopped.";
+    hide(stop, note);
   };
 
   // Threads are read one by one, a part at a time, until a page is full.
@@ -113,11 +119,11 @@ export async function showThreads(main, asked) {
       if (mine !== turn) return;
       examined += page.examined;
       cursor = page.cursor;
-      body.append(...page.threads.map(row));
+      body.append(...page.threads.map((each) => row(each, words.value.trim())));
       note.textContent = `${number(body.children.length)} found in ${number(examined)} threads${cursor === null ? ", which are all" : " so far"}.`;
       if (cursor === null) break;
     }
-    stop.hidden = true;
+    hide(stop, note);
     announce(note.textContent);
   }
 
@@ -141,7 +147,7 @@ export async function showThreads(main, asked) {
     }
     const page = await get("threads", query());
     if (mine !== turn) return;
-    body.replaceChildren(...page.threads.map(row));
+    body.replaceChildren(...page.threads.map((each) => row(each, words.value.trim())));
     cursor = page.cursor;
     pages = 1;
     note.textContent = page.threads.length || cursor ? "" : "No thread matches.";
@@ -155,7 +161,7 @@ export async function showThreads(main, asked) {
       const page = await get("threads", { ...query(), cursor });
       if (mine !== turn) return true;
       const known = new Set([...body.children].map((each) => each.dataset.id));
-      body.append(...page.threads.filter((each) => !known.has(each.thread_id)).map(row));
+      body.append(...page.threads.filter((each) => !known.has(each.thread_id)).map((each) => row(each, words.value.trim())));
       cursor = page.cursor;
       pages += 1;
       if (!cursor && !body.children.length) note.textContent = "No thread matches.";
@@ -180,10 +186,12 @@ export async function showThreads(main, asked) {
   };
 }
 
-function row(thread) {
+// A thread that was found by words opens at the message that has them.
+function row(thread, words = "") {
+  const place = words && thread.excerpt ? { view: "conversation", words } : {};
   const cells = [
-    [make("a", { href: address("thread", { id: thread.thread_id }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
-    [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, thread.fault) : null].filter(Boolean),
+    [make("a", { href: address("thread", { id: thread.thread_id, ...place }) }, thread.thread_id), thread.title ? make("span.title", {}, thread.title) : null, thread.excerpt ? make("span.excerpt", {}, thread.excerpt) : null, thread.cost === undefined ? null : make("span.excerpt", {}, `cost ${money(thread.cost, thread.currency)}`)].filter(Boolean),
+    [status(thread.status), thread.run && thread.run.attempts > 1 ? ` ${thread.run.attempts} attempts` : "", thread.fault ? make("span.problem", {}, brief(thread.fault)) : null].filter(Boolean),
     thread.graph_id || thread.run?.graph || "",
     thread.user === null ? "" : make("a.user", { href: address("user", { user: thread.user }) }, thread.user),
     time(thread.updated_at),

@@ -6,6 +6,7 @@ can inspect and export a thread.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,8 @@ from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import join_tree
 from perdure.model.values.tree import EncodedDict, EncodedList, Tree
 
+_STEP = re.compile(r"-?[0-9]{1,9}")
+_NAMED_MAX = 5
 EXPORT_FORMAT = "perdure.thread/1"
 
 
@@ -101,6 +104,33 @@ def read_tags(partition: Partition, namespace: str = "") -> Program[dict[str, st
         for record in found
         if record.fields["namespace"] == namespace
     }
+
+
+def find_named(partition: Partition, namespace: str, name: str) -> Program[str]:
+    """Return the id of the checkpoint that is named by its id, a tag, or the number of its step.
+
+    Raises:
+        NotFound: There is none, or several branches have a step of this number.
+    """
+    named = (yield from read_tags(partition, namespace)).get(name, name)
+    if (yield from history.find(partition, namespace, named)) is not None:
+        return named
+    found: list[tuple[str, int]] = []
+    if _STEP.fullmatch(name):
+        found = yield from history.find_step(partition, namespace, int(name))
+    if len(found) == 1:
+        return found[0][0]
+    if found:
+        ids = ", ".join(checkpoint_id for checkpoint_id, _ in found[:_NAMED_MAX])
+        more = ", …" if len(found) > _NAMED_MAX else ""
+        raise NotFound(
+            f"thread {partition.thread!r} has {len(found)} checkpoints of step {name}, on different "
+            f"branches; name one by its id: {ids}{more}"
+        )
+    raise NotFound(
+        f"thread {partition.thread!r} has no checkpoint, tag or step {name[:80]!r}; `perdure threads history "
+        "--limit 1000` lists the ids, tags and steps of the newest"
+    )
 
 
 def metadata_of(record: CheckpointRecord) -> dict[str, Any]:

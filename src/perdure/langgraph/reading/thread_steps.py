@@ -173,6 +173,23 @@ def load_steps(
     return (yield from read_undisturbed(partition, read))
 
 
+def load_step(
+    partition: Partition, digest: Digester, namespace: str, checkpoint_id: str
+) -> Program[ThreadStep | None]:
+    """Return the step that made a checkpoint, without messages and subgraphs; ``None`` if the checkpoint is
+    not stored."""
+
+    def read() -> Program[ThreadStep | None]:
+        record = yield from history.find(partition, namespace, checkpoint_id)
+        if record is None:
+            return None
+        reading = _Reading(partition, digest, (), ChunkReader(partition, digest), with_messages=False)
+        page = yield from reading.page(namespace, record.seq + 1, 1, _DEPTH)
+        return next((step for step in page.steps if step.checkpoint_id == checkpoint_id), None)
+
+    return (yield from read_undisturbed(partition, read))
+
+
 @dataclass(slots=True)
 class _Reading:
     """One read of a page. ``namespaces`` are all of the thread, ``None`` if there are too many. ``chunks``

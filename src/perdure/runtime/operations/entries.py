@@ -80,7 +80,15 @@ def _advise(stuck: Stuck) -> str:
     if stuck.problem == "damaged":
         return "A record cannot be read: run `perdure fsck`."
     if stuck.problem == "failing":
-        return "Attempts fail and are repeated: the log of the workers has the error."
+        if stuck.what == "graph":
+            return (
+                "Attempts fail and are repeated: the inspector's page Runs and `perdure runs ls --status "
+                "open` have the error, and the log of the workers has each of them."
+            )
+        return (
+            "Attempts fail and are repeated: the thread's Inbox in the inspector and `perdure threads "
+            "outbox` have the error, and the log of the workers has each of them."
+        )
     if stuck.what == "graph":
         return (
             f"No worker takes them: start one with the graph {stuck.name!r}, or more of them if all are at "

@@ -1,0 +1,141 @@
+"""The page of the queue in Chromium: its verdict, its tables, and texts of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from playwright.sync_api import ViewportSize
+
+import perdure
+from perdure.database.base import handle_of
+from perdure.inspector.access import LocalAccess
+from tests.backends import EMPTY
+from tests.inspector import staging
+from tests.inspector.browsing import served
+from tests.inspector.staging import HOSTILE
+from tests.server.browsing import browsing, launched
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+PHONE = ViewportSize(width=390, height=844)
+NOW = 1_790_000_000_000_000
+LANE = {"pending": 0, "due_at": None, "run_id": None, "owner": None, "retry_at": None}
+RUN = {"run_id": "r", "graph": "agent", "attempts": 2, "error": None, "started_at": NOW, "updated_at": NOW}
+ERROR = f"ValueError: {HOSTILE} {'Donaudampfschifffahrt' * 140}"
+
+
+def thread(name: str, **more: Any) -> dict[str, Any]:
+    about = {"thread_id": name, "user": HOSTILE * 40, "graph_id": "agent", "updated_at": NOW, "fault": None}
+    return {**about, "run": RUN, "asks": False, "waits": [], **more}
+
+
+def work(name: str, lane: dict[str, Any], replies: int = 0) -> dict[str, Any]:
+    outbox = {**LANE, "pending": replies, "states": {"ready": replies} if replies else {}}
+    open_run = RUN if lane.get("run_id") else None
+    return thread(name, queue={**LANE, **lane}, outbox=outbox, later_at=None, open_run=open_run)
+
+
+QUIET = {"now": NOW, "is_surveyed": True, "cut": []} | {
+    name: [] for name in ("stuck", "work", "workers", "interrupted", "waiting", "failed")
+}
+BUSY = {
+    **QUIET,
+    "stuck": [
+        {"problem": "waiting", "what": "graph", "name": HOSTILE, "threads": 2, "since": NOW, "attempts": 0}
+        | {"tenant": "", "example": "late", "advice": "Start one."}
+    ],
+    "work": [
+        work("late", {"pending": 3, "due_at": NOW - 90_000_000}),
+        work("held", {"run_id": "r", "owner": "w" * 4000, "lease_until": NOW}, replies=2),
+        work("again", {"run_id": "r", "retry_at": NOW}),
+    ],
+    "interrupted": [thread("asks", asks=True)],
+    "failed": [thread(f"failed-{n}", run={**RUN, "error": ERROR}) for n in range(100)],
+    "cut": ["failed"],
+}
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Browser]:
+    with launched(chromium) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with EMPTY["sqlite"]() as url, perdure.connect_sync(url, migrate=True) as database:
+        staging.fill(database)
+        with served(LocalAccess(handle_of(database), "")) as found:
+            yield found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with browsing(browser, reduced_motion="reduce") as shown:
+        yield shown
+
+
+def opened(page: Page, address: str, found: dict[str, Any]) -> None:
+    page.route("**/api/queue?*", lambda route: route.fulfill(json=found))
+    page.goto(f"{address}#/queue")
+    page.get_by_role("list", name="Verdict").wait_for()
+
+
+def test_a_quiet_queue_says_first_that_nothing_is_stuck(page: Page, address: str) -> None:
+    opened(page, address, QUIET)
+    lines = page.get_by_role("list", name="Verdict").get_by_role("listitem").all_inner_texts()
+    assert lines == [
+        "Nothing is stuck.",
+        "No message waits for a run.",
+        "No run is under way.",
+        "No reply waits to be sent. Look for replies that were given up",
+        "No thread waits for an answer.",
+        "No thread has failed.",
+    ]
+    assert page.locator("main .notice").count() == 0
+
+
+def test_what_waits_is_counted_first_and_linked_to_its_part(page: Page, address: str) -> None:
+    opened(page, address, BUSY)
+    verdict = page.get_by_role("list", name="Verdict")
+    assert verdict.get_by_role("listitem").all_inner_texts() == [
+        "2 threads are stuck.",
+        "3 messages wait in 1 thread, due for up to 90 s.",
+        "1 run is under way, 1 waits for the next attempt.",
+        "2 replies wait to be sent. Look for replies that were given up",
+        "1 thread waits for an answer.",
+        "At least 100 threads have failed.",
+    ]
+    captions = page.locator("caption").all_inner_texts()
+    assert captions == ["Stuck", "Work", "Failed"]
+    # The note stands where the list ends that is cut, and at no other place.
+    assert page.locator("main .notice").all_inner_texts() == ["There may be more than is shown here."]
+    verdict.get_by_role("link", name="At least 100").press("Enter")
+    page.wait_for_function("() => document.activeElement.textContent === 'Failed'")
+    page.get_by_role("link", name="1 thread waits for an answer.").click()
+    page.get_by_role("heading", name="Questions").wait_for()
+    page.go_back()
+    page.get_by_role("link", name="Look for replies").click()
+    page.get_by_text("4 threads examined, which is all.").wait_for()
+    page.get_by_text("Nothing was given up.").wait_for()
+
+
+def test_long_texts_are_cut_in_lists(page: Page, address: str) -> None:
+    page.set_viewport_size(PHONE)
+    opened(page, address, BUSY)
+    page.get_by_role("link", name="failed-99").wait_for()
+    assert page.title() == "Perdure inspector"
+    assert page.locator("main img, main script").count() == 0
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate("() => document.documentElement.scrollHeight") < 14_000
+    assert ERROR not in page.content()
+
+
+def test_who_sees_a_part_of_the_threads_gets_no_verdict_on_all(page: Page, address: str) -> None:
+    opened(page, address, {**QUIET, "is_surveyed": False})
+    page.get_by_text("No message waits for a run.").wait_for()
+    assert page.get_by_text("Nothing is stuck").count() == 0

@@ -24,7 +24,7 @@ import httpx
 import psycopg
 import pytest
 
-from perdure.config.sources import of_file
+from perdure.config.sources import read_file
 from perdure.errors import BadSetting
 from perdure.storage.url import open_driver
 from tests.docs_pages import ROOT, SHELL, TUTORIALS, Block, all_blocks, commands, script
@@ -227,14 +227,14 @@ def test_the_commands_of_an_example_are_answered(name: str, tmp_path: Path) -> N
 def test_the_settings_of_a_page_are_known(block: Block, tmp_path: Path) -> None:
     file = tmp_path / "perdure.toml"
     file.write_text(block.code, encoding="utf-8")
-    assert of_file(file).entries
+    assert read_file(file).entries
 
 
 def test_a_setting_that_there_is_not_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "perdure.toml"
     file.write_text("[retention]\nkeep_lst = 50\n", encoding="utf-8")
     with pytest.raises(BadSetting, match="keep_last"):
-        of_file(file)
+        read_file(file)
 
 
 @pytest.mark.parametrize("block", [pytest.param(block, id=block.name) for block in all_blocks("json")])
@@ -243,7 +243,7 @@ def test_json_is_valid(block: Block, tmp_path: Path) -> None:
     if 'title="langgraph.json"' in block.info:
         file = tmp_path / "langgraph.json"
         file.write_text(block.code, encoding="utf-8")
-        layer = of_file(file)
+        layer = read_file(file)
         assert layer.entries
         assert not layer.ignored
 

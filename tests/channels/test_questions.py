@@ -10,11 +10,11 @@ from langchain_core.messages import HumanMessage
 from perdure.channels.questions import (
     Button,
     UnusableAnswer,
-    buttons,
     decisions,
     edit_prompt,
+    list_buttons,
+    make_question_reply,
     parse_button,
-    question,
     resume_value,
 )
 
@@ -35,11 +35,16 @@ def human(**config: bool) -> list[dict[str, Any]]:
 
 
 def test_buttons_carry_the_interrupt_and_fit_a_provider() -> None:
-    shown = buttons(question(ID, requests("pay", amount=1)))
+    shown = list_buttons(make_question_reply(ID, requests("pay", amount=1)))
     assert [button.text for button in shown] == ["Approve", "Edit", "Reject"]
     assert all(len(button.data.encode()) <= 64 for button in shown)
     assert [parse_button(button.data) for button in shown] == [(ID, "approve"), (ID, "edit"), (ID, "reject")]
-    assert buttons({"content": "no question"}) == buttons("text") == buttons(question(ID, "why?")) == []
+    assert (
+        list_buttons({"content": "no question"})
+        == list_buttons("text")
+        == list_buttons(make_question_reply(ID, "why?"))
+        == []
+    )
     assert Button("Approve", f"perdure:a:{ID}") == shown[0]
 
 
@@ -155,19 +160,19 @@ def test_an_answer_that_is_not_taken_tells_what_to_send(value: Any, decision: An
     ],
 )
 def test_what_is_shown(value: Any, shown: str) -> None:
-    assert question(ID, value)["content"] == shown
+    assert make_question_reply(ID, value)["content"] == shown
 
 
 def test_a_long_question_is_shown_whole_and_what_is_not_shown_cannot_be_approved() -> None:
     long = requests("sql", query="x" * 10_000)
-    assert question(ID, long)["content"].count("x") == 10_000
+    assert make_question_reply(ID, long)["content"].count("x") == 10_000
     assert "approve" in decisions(long)
     endless = requests("sql", query="y" * 30_000)
-    shown = question(ID, endless)["content"]
+    shown = make_question_reply(ID, endless)["content"]
     assert shown.endswith("y\n\n[10032 more characters are not shown. It cannot be approved here.]")
     assert decisions(endless) == ["reject"]
-    assert [each.text for each in buttons(question(ID, endless))] == ["Reject"]
+    assert [each.text for each in list_buttons(make_question_reply(ID, endless))] == ["Reject"]
     with pytest.raises(UnusableAnswer):
         resume_value(endless, "approve")
     assert resume_value(endless, "reject") == {"decisions": [{"type": "reject"}]}
-    assert question(ID, "z" * 20_001)["content"].endswith("[1 more characters are not shown.]")
+    assert make_question_reply(ID, "z" * 20_001)["content"].endswith("[1 more characters are not shown.]")

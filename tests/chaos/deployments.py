@@ -12,7 +12,7 @@ from typing import Any
 
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.engine.queue import runs
 from perdure.engine.queue.inbox import Strategy
 from perdure.errors import PerdureError
@@ -134,7 +134,7 @@ def simulate(
 
         return send
 
-    database = over(simulation.driver)
+    database = make_database(simulation.driver)
     is_done = partial(_is_done, database, expected, messages)
     with use_seed(seed), simulation:
         for n in range(workers):

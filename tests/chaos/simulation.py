@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar, cast
 from langgraph.checkpoint.base import id as checkpoint_ids
 
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.errors import Unavailable
 from perdure.model.ops import Check, Commit, Committed, Fetch, Get, Now, Put, Refused
 from perdure.model.program import Effect
@@ -156,7 +156,7 @@ class Simulation:
 
     def database(self, process: Process, *, tenant: str = "") -> SyncDatabase:
         """Return the database as a process has it open."""
-        return over(_Driver(self, process), tenant=tenant)
+        return make_database(_Driver(self, process), tenant=tenant)
 
     def spawn(
         self, name: str, main: Callable[[Process], Coroutine[Any, Any, None]], *, skew_s: float = 0.0

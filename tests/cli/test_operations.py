@@ -21,7 +21,7 @@ from rich.text import Text
 
 import perdure
 from perdure.cli.app import quote_id
-from perdure.cli.runs import parse_since, when
+from perdure.cli.runs import format_time, parse_since
 from perdure.cli.top import _column
 from perdure.runtime import Runtime, Settings, ask, wait_for
 from tests.cli.running import run_cli
@@ -392,7 +392,7 @@ def test_what_is_neither_a_span_nor_a_time_is_refused(since: str, shell: Shell) 
 
 
 def test_times_name_their_zone() -> None:
-    assert when(1_700_000_000_000_000) == "2023-11-14 22:13:20Z"
+    assert format_time(1_700_000_000_000_000) == "2023-11-14 22:13:20Z"
 
 
 def test_a_thread_that_waits_is_listed_and_signalled(shell: Shell, tmp_path: Path) -> None:

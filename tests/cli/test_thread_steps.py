@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
-from perdure.cli.runs import span
+from perdure.cli.runs import format_duration
 from tests.cli.test_commands import Shell, shell
 
 __all__ = ["shell"]
@@ -110,4 +110,4 @@ def test_a_price_that_is_none_is_an_error(shell: Shell, tmp_path: Path) -> None:
     ],
 )
 def test_a_duration_is_read_by_people(micros: int, words: str) -> None:
-    assert span(micros) == words
+    assert format_duration(micros) == words

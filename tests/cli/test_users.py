@@ -77,7 +77,7 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
         assert find_roots(database.store(), "ada") == []
         assert find_roots(database.store(), "bob") == [("memories",), ("notes", "of")]
         assert database.store().get(("ada", "facts"), "own") is not None
-        left = handle_of(database).run(crons.everything(crons.place("")))
+        left = handle_of(database).run(crons.read_all_crons(crons.place("")))
     assert [cron.id for cron in left] == ["cron of bob"]
     again = shell("users", "delete", "ada", "--yes")
     assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from perdure.config.settings import SETTINGS
-from perdure.config.sources import of_file
+from perdure.config.sources import read_file
 from perdure.config.unsupported_keys import IGNORED, REFUSED
 from perdure.errors import BadSetting
 from perdure.server.config import load
@@ -59,12 +59,12 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 def test_what_would_change_the_server_and_is_not_there_is_refused_by_name(tmp_path: Path, key: str) -> None:
     file = written(tmp_path, nested(key, {"path": "./own.py:own"}))
     with pytest.raises(BadSetting, match=re.escape(f"{key} in {file} cannot be followed: {REFUSED[key]}")):
-        of_file(file)
+        read_file(file)
 
 
 @pytest.mark.parametrize("key", IGNORED)
 def test_what_changes_nothing_is_passed_over(tmp_path: Path, key: str) -> None:
-    layer = of_file(written(tmp_path, nested(key, "anything")))
+    layer = read_file(written(tmp_path, nested(key, "anything")))
     assert (layer.entries, layer.ignored) == ({}, ())
 
 

@@ -39,11 +39,11 @@ def test_a_message_that_cannot_be_read_is_named_with_its_thread(body: bytes) -> 
     with named:
         queue.claim()
     with named:
-        queue.run(inbox.look(HERE, 1, "id1"))
+        queue.run(inbox.read_standing(HERE, 1, "id1"))
     with named:
         queue.run(inbox.latest(HERE, 10))
     with named:
-        queue.run(inbox.run_id(HERE, 1, "id1", 10))
+        queue.run(inbox.find_run_id(HERE, 1, "id1", 10))
     with named:
         queue.accept(key="k")
     finds(queue, "message 1")

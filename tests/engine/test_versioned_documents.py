@@ -52,7 +52,7 @@ class Shelf:
         return run(versioned_documents.choose(HERE, "c", name, number, *self.tick()), self.driver)
 
     def past(self, name: str) -> list[tuple[int, Any]]:
-        found = run(versioned_documents.past(HERE, "c", name), self.driver)
+        found = run(versioned_documents.list_versions(HERE, "c", name), self.driver)
         return [(one.number, dict(one.body)) for one in found]
 
     def stored(self) -> list[tuple[Any, ...]]:
@@ -80,7 +80,7 @@ def test_every_change_is_a_version_and_an_older_one_may_be_current_again(driver:
     assert shelf.choose("b", 1) is None
     assert shelf.revise("b", n=1) is None
     assert shelf.past("b") == []
-    assert [one.name for one in run(versioned_documents.everything(HERE, "c"), driver)] == ["a"]
+    assert [one.name for one in run(versioned_documents.read_all_current(HERE, "c"), driver)] == ["a"]
 
 
 def test_one_that_is_not_stored_has_a_first_version_too(driver: Driver) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.imports.order import extent, find_missing, find_pruned
+from perdure.imports.order import find_missing, find_pruned, make_extent
 from perdure.imports.source import CheckpointEntry
 
 
@@ -49,13 +49,13 @@ def test_what_was_brought_is_not_brought_again_whatever_was_pruned(
 ) -> None:
     later = [CheckpointEntry("", f"z{n}", data.draw(st.sampled_from([None, "a", "z0"]))) for n in range(2)]
     known = {("", name) for name in data.draw(st.sets(st.sampled_from([e.id for e in tree] or ["none"])))}
-    assert new(tree, known, extent(tree)) == []
-    assert sorted(new([*tree, *later], known, extent(tree))) == ["z0", "z1"]
+    assert new(tree, known, make_extent(tree)) == []
+    assert sorted(new([*tree, *later], known, make_extent(tree))) == ["z0", "z1"]
 
 
 def test_a_source_that_has_lost_or_got_earlier_ones_is_compared_by_ancestry() -> None:
     tree = [CheckpointEntry("", str(n), str(n - 1) if n else None) for n in range(6)]
-    before = extent(tree)
+    before = make_extent(tree)
     late = CheckpointEntry("", "25", "1")
     assert new([*tree, late], {("", "5")}, before) == ["25"]
     assert new([e for e in tree if e.id != "4"], {("", "3")}, before) == ["5"]

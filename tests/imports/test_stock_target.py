@@ -17,7 +17,7 @@ from perdure.database.base import handle_of
 from perdure.errors import BadUrl, Conflict, NotFound
 from perdure.imports.postgres import PostgresSource
 from perdure.imports.sqlite import SqliteSource
-from perdure.imports.stock_target import depart, open_stock_saver
+from perdure.imports.stock_target import export_thread, open_stock_saver
 from perdure.model.records import Partition
 from tests.imports import parity, threads
 from tests.imports.langgraph_server import agent, servers
@@ -49,7 +49,7 @@ def test_what_came_from_a_stock_saver_is_the_same_in_another_one(
     url = f"sqlite:///{tmp_path / 'left.db'}"
     for _ in range(2):  # again changes nothing
         with open_stock_saver(url) as saver:
-            counts = [depart(handle_of(db), Partition("", name), saver) for name in names(db)]
+            counts = [export_thread(handle_of(db), Partition("", name), saver) for name in names(db)]
         assert sum(count.checkpoints for count in counts) > 10
         with perdure.connect_sync("memory://") as back:
             source = SqliteSource(tmp_path / "left.db")
@@ -69,7 +69,7 @@ def test_questions_are_answered_and_turns_go_on_at_the_stock_saver(tmp_path: Pat
             ours.invoke(servers.said(word), threads.config(word))
         with open_stock_saver(url) as saver:
             for word in servers.WORDS:
-                depart(handle_of(db), Partition("", word), saver)
+                export_thread(handle_of(db), Partition("", word), saver)
         with SqliteSaver.from_conn_string(str(tmp_path / "left.db")) as stock:
             theirs = agent.builder.compile(checkpointer=stock)
             for word in servers.WORDS:
@@ -90,7 +90,7 @@ def test_questions_are_answered_and_turns_go_on_at_the_stock_saver(tmp_path: Pat
 def test_postgres_gets_every_checkpoint_as_the_threads_have_it(db: perdure.SyncDatabase) -> None:
     url = postgres_url()
     with open_stock_saver(url) as saver:
-        counts = [depart(handle_of(db), Partition("", name), saver) for name in names(db)]
+        counts = [export_thread(handle_of(db), Partition("", name), saver) for name in names(db)]
     with perdure.connect_sync("memory://") as back:
         source = PostgresSource(url)
         try:
@@ -115,7 +115,7 @@ def test_a_pruned_thread_leaves_with_the_past_of_its_delta_channels(
         db.checkpointer().prune(["ada"], keep_last=2)
         for _ in range(2):  # again changes nothing
             with open_stock_saver(url) as saver:
-                count = depart(handle_of(db), Partition("", "ada"), saver)
+                count = export_thread(handle_of(db), Partition("", "ada"), saver)
         assert count.checkpoints == 3
         with open_stock_saver(url) as saver:
             theirs = graphs.chain(saver, STATES[name])
@@ -135,9 +135,9 @@ def test_another_thread_of_the_same_name_is_left_alone(db: perdure.SyncDatabase,
         before = list(stock.list(threads.config(name)))
     with open_stock_saver(f"sqlite:///{tmp_path / 'left.db'}") as saver:
         with pytest.raises(Conflict, match="delete it there"):
-            depart(handle_of(db), Partition("", name), saver)
+            export_thread(handle_of(db), Partition("", name), saver)
         with pytest.raises(NotFound):
-            depart(handle_of(db), Partition("", "nobody"), saver)
+            export_thread(handle_of(db), Partition("", "nobody"), saver)
     with SqliteSaver.from_conn_string(str(tmp_path / "left.db")) as stock:
         assert list(stock.list(threads.config(name))) == before
     with pytest.raises(BadUrl, match=r"sqlite:///FILE"), open_stock_saver("redis://localhost"):

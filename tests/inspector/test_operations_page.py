@@ -16,7 +16,7 @@ from langgraph.types import interrupt
 from playwright.sync_api import ViewportSize
 
 import perdure
-from perdure.cli.runs import span
+from perdure.cli.runs import format_duration
 from perdure.database.base import handle_of
 from perdure.inspector.access import LocalAccess
 from perdure.model.ops import Commit, Put
@@ -332,7 +332,7 @@ def test_durations_are_written_as_the_command_line_writes_them(page: Page, addre
     page.goto(address)
     sizes = (0, 15, 1_500, 9_999, 13_900, 999_999, 1_250_000, 59_990_000, 3_599_700_000, 200_000 * 10**6)
     script = "sizes => import('./dom.js').then((all) => sizes.map(all.duration))"
-    assert page.evaluate(script, list(sizes)) == [span(each) for each in sizes]
+    assert page.evaluate(script, list(sizes)) == [format_duration(each) for each in sizes]
 
 
 def test_open_runs_of_a_user_are_stopped(page: Page, stage: Stage, address: str) -> None:

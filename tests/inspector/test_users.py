@@ -83,7 +83,7 @@ async def test_nothing_of_a_removed_user_is_left(
         assert [each["thread_id"] for each in (await found.get("threads"))["threads"]] == ["b"]
         assert await Memory(found.runtime.for_tenant("").store(), HOSTILE).afacts() == []
         assert len(await Memory(found.runtime.for_tenant("").store(), "bob").afacts()) == 1
-        left = await handle.arun(crons.everything(crons.place("")))
+        left = await handle.arun(crons.read_all_crons(crons.place("")))
         assert [cron.id for cron in left] == ["cron of bob"]
         log = (await found.get("log"))["entries"]
         assert log[0]["action"] == "delete-user"

@@ -152,7 +152,7 @@ OPERATORS: Mapping[str, Does] = {
     "remove run a": lambda t: t.remove_run("a"),
     "remove run b": lambda t: t.remove_run("b"),
     "delete": lambda t: t.run(thread_removal.delete_thread(t.here)),
-    "delete at rest": lambda t: t.run(thread_removal.remove_resting(t.here)),
+    "delete at rest": lambda t: t.run(thread_removal.remove_if_idle(t.here)),
     "retry the first reply": lambda t: t.retry(1),
 }
 WORKERS: Mapping[str, Does] = {

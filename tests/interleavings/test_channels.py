@@ -21,7 +21,7 @@ from perdure.channels.chat_channel import ChatChannel
 from perdure.channels.incoming import ButtonPress, ChatMessage
 from perdure.channels.options import ChatOptions
 from perdure.channels.receiving import Received, Receiver
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.runtime import Runtime
 from perdure.storage.port import Driver
 from tests.interleavings.explorer import Case, World, check
@@ -75,7 +75,7 @@ def apart(main: Coroutine[Any, Any, Any]) -> Any:
 def receive(world: World, act: Callable[[Receiver], Awaitable[Received]]) -> Any:
     async def main() -> Any:
         bot = Bot("bot", options=OPTIONS, in_doubt="resend")
-        database = over(world.driver, tenant=world.tenant)
+        database = make_database(world.driver, tenant=world.tenant)
         given: Any = {"channels": bot.channels, "settings": settings(), "observers": [], "works": False}
         async with Runtime(database, GRAPH, **given) as runtime:
             received = await act(Receiver(runtime, bot.name, OPTIONS, bot.position))
@@ -93,8 +93,8 @@ def press(button: str, key: str = "") -> Callable[[World], Any]:
     """Return the press of a button below the only question that was shown; ``key`` is another press of it."""
 
     def act(world: World) -> Any:
-        (shown,) = [reply for reply in seen_replies(world) if questions.buttons(reply.payload)]
-        (data,) = [each.data for each in questions.buttons(shown.payload) if each.text == button]
+        (shown,) = [reply for reply in seen_replies(world) if questions.list_buttons(reply.payload)]
+        (data,) = [each.data for each in questions.list_buttons(shown.payload) if each.text == button]
         at = SHOWN + shown.seq
         pressed = ButtonPress(
             chat=CHAT, position=at, key=key or button, data=data, question=str(at), sender="7"
@@ -107,7 +107,7 @@ def press(button: str, key: str = "") -> Callable[[World], Any]:
 def work(world: World) -> None:
     async def main() -> None:
         bot = Bot("bot", options=OPTIONS, in_doubt="resend")
-        database = over(world.driver, tenant=world.tenant)
+        database = make_database(world.driver, tenant=world.tenant)
         given: Any = {"channels": bot.channels, "settings": settings(), "observers": []}
         async with Runtime(database, GRAPH, **given) as runtime:
 
@@ -128,7 +128,7 @@ def threads(world: World) -> list[str]:
 
 
 async def _look(world: World) -> tuple[list[Any], list[Any]]:
-    database = over(world.driver, tenant=world.tenant)
+    database = make_database(world.driver, tenant=world.tenant)
     async with Runtime(database, GRAPH, settings=settings(), observers=[], works=False) as runtime:
         replies: list[Any] = []
         seen: list[Any] = []

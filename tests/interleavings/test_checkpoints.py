@@ -14,7 +14,7 @@ import pytest
 
 from perdure import Retention, RetentionRules
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.engine.threads import schema_pin
 from perdure.errors import Conflict, HeadConflict, NotFound, SchemaTooNew, ThreadPinned
 from perdure.retention.sweeper import RetentionOptions
@@ -43,7 +43,7 @@ class Threads(World):
     state = "plain"
 
     def database(self) -> SyncDatabase:
-        return over(self.driver, tenant=self.tenant)
+        return make_database(self.driver, tenant=self.tenant)
 
     def graph(self, version: int) -> Any:
         saver = self.database().checkpointer(schema=SCHEMAS[version])

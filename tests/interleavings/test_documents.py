@@ -100,7 +100,7 @@ def choose(world: World, number: int) -> Any:
 
 
 def versions(world: World) -> Any:
-    return [versioned(each) for each in world.run(versioned_documents.past(world.here, OF, NAME))]
+    return [versioned(each) for each in world.run(versioned_documents.list_versions(world.here, OF, NAME))]
 
 
 def read_versions(world: World) -> Any:
@@ -193,7 +193,7 @@ def read_crons(world: World) -> Any:
         (found,) = yield from ask(Fetch(world.here, (Get(LANE, (CRONS,)),)))
         return Lane.read(CRONS, found)
 
-    return [cron(each) for each in world.run(crons.everything(world.here))], world.run(lane()).due_at
+    return [cron(each) for each in world.run(crons.read_all_crons(world.here))], world.run(lane()).due_at
 
 
 def with_crons(driver: Driver) -> World:
@@ -225,7 +225,7 @@ CRONS_OF_A_TENANT: Mapping[str, Callable[[World], Any]] = {
     "remove another": lambda w: w.run(crons.remove(w.here, "later")),
     "arm": lambda w: w.run(crons.arm(w.here, new_version())) and None,
     "find due ones": lambda w: [cron(each) for each in w.run(crons.list_due(w.here, NOW, 10)).crons],
-    "list": lambda w: [cron(each) for each in w.run(crons.everything(w.here))],
+    "list": lambda w: [cron(each) for each in w.run(crons.read_all_crons(w.here))],
 }
 SEVERAL_CRONS: Mapping[str, Callable[[World], Any]] = {
     "start": start_due,

@@ -20,7 +20,7 @@ from langgraph.types import Command
 from perdure import Retention, RetentionRules
 from perdure.admin.moving import move
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.transfer import importing
 from perdure.errors import Corrupt, NotFound, Unavailable
@@ -70,7 +70,7 @@ class Target(World):
     kind = "chain"
 
     def database(self) -> SyncDatabase:
-        return over(self.driver, tenant=self.tenant)
+        return make_database(self.driver, tenant=self.tenant)
 
     def saver(self) -> Any:
         return self.database().checkpointer()
@@ -240,7 +240,7 @@ def messages(*texts: str) -> list[dict[str, str]]:
 
 
 def histories(world: World) -> SyncHistories:
-    return over(world.driver, tenant=world.tenant).history()
+    return make_database(world.driver, tenant=world.tenant).history()
 
 
 def bring_session(world: World, *texts: str, replaces: bool = False) -> Any:

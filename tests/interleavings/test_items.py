@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from langgraph.store.base import GetOp, Item, Op, PutOp
 
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.imports.importer import ImportOptions
 from perdure.imports.items import ItemImporter
 from perdure.imports.source import SourceItem
@@ -117,7 +117,7 @@ def bring(minutes: float, world: Items) -> int:
     items = [SourceItem(HOME, key, {"text": f"imported {key}"}, time, time) for key in ("a", "c")]
     options = ImportOptions(tenant=world.tenant)
     now = START + 5 * MINUTE
-    return ItemImporter(over(world.driver, tenant=world.tenant), options, now).run(items).written
+    return ItemImporter(make_database(world.driver, tenant=world.tenant), options, now).run(items).written
 
 
 def search_again(world: Items) -> Any:

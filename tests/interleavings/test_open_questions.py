@@ -15,7 +15,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 from typing_extensions import TypedDict
 
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.engine.queue import questions
 from perdure.engine.queue.retries import Retry
 from perdure.engine.queue.runs import Claim, HeldRun
@@ -51,7 +51,7 @@ class Asking(Thread):
     """The interrupt that was open when the world was set up, if any."""
 
     def _saver(self) -> Any:
-        return over(self.driver, tenant=self.tenant).checkpointer()
+        return make_database(self.driver, tenant=self.tenant).checkpointer()
 
     def graph(self) -> Any:
         builder = StateGraph(Said).add_node(first).add_node(second)

@@ -20,7 +20,7 @@ from langgraph.types import Durability, interrupt
 
 import perdure
 from perdure.errors import HeadConflict, NotFound
-from perdure.langgraph.loop_state import Loop, ThreadId, lease_of
+from perdure.langgraph.loop_state import Loop, ThreadId, without_loop
 from tests.langgraph.files import THREAD, config, put
 from tests.langgraph.graphs import STATES, asking, chain
 from tests.langgraph.session import config as thread
@@ -230,13 +230,13 @@ def test_the_id_of_a_loop_that_a_listing_begins_has_all_of_its_run_but_the_loop(
         raise NotImplementedError
 
     whole = ThreadId.of("ada", loop=object.__new__(Loop), epoch=3, journal=object(), confirm=confirm)
-    found = lease_of(whole)
+    found = without_loop(whole)
     assert found is not None
     assert found.loop is None
     assert found.keeper is None
     assert (found.epoch, found.journal, found.confirm) == (3, whole.journal, confirm)
     assert whole.loop is not None
-    assert lease_of(ThreadId.of("ada")) is None
+    assert without_loop(ThreadId.of("ada")) is None
 
 
 @pytest.mark.parametrize("turns_before", [0, 1])

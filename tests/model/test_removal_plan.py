@@ -13,7 +13,7 @@ from perdure.model.removal_plan import (
     Name,
     Plan,
     find_nearest_survivor,
-    keep_newest,
+    make_newest_rule,
     plan_removal,
     plan_retention,
 )
@@ -146,7 +146,7 @@ def test_the_plan_keeps_what_the_rules_say_and_nothing_else(
     kept = {c.id for c in newest} | {heads[""]} | {i for namespace, i in tags if namespace == ""}
     # A tag in a subgraph keeps the root checkpoint that the subgraph ran under.
     kept |= {c.root for c in found if c.namespace and c.name in tags and c.root in roots}
-    plan = plan_retention(found, heads, tags, keep_newest(last))
+    plan = plan_retention(found, heads, tags, make_newest_rule(last))
     assert_linked(found, plan)
     for c in found:
         # The subgraph may be that of a run whose root checkpoint is still to come.
@@ -163,9 +163,9 @@ def test_pruning_twice_is_pruning_once(
     thread: tuple[list[CheckpointRecord], dict[str, str], set[Name]], last: int
 ) -> None:
     found, heads, tags = thread
-    left = survivors(found, plan_retention(found, heads, tags, keep_newest(last)))
+    left = survivors(found, plan_retention(found, heads, tags, make_newest_rule(last)))
     still = {n: i for n, i in heads.items() if (n, i) in left}
-    again = plan_retention(left.values(), still, tags, keep_newest(last))
+    again = plan_retention(left.values(), still, tags, make_newest_rule(last))
     assert ("", heads[""]) in survivors(list(left.values()), again)
     assert [name for name in again.removed if name[0] == ""] == []
 

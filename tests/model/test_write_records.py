@@ -16,7 +16,7 @@ from perdure.model.records import WRITE, Key, Record
 from perdure.model.values import refs
 from perdure.model.write_records import (
     SHARED,
-    by_record,
+    group_by_record,
     make_new_puts,
     plan_partial_removal,
     plan_puts,
@@ -79,7 +79,7 @@ class Store:
 def test_writes_come_back(writes: list[PendingWrite]) -> None:
     found = read_writes(stored(make_new_puts(writes, Expect.ABSENT)))
     assert plain(found) == plain(writes)
-    assert {record_key(write) for write in found} == set(by_record(writes))
+    assert {record_key(write) for write in found} == set(group_by_record(writes))
 
 
 def test_the_writes_of_a_call_are_one_record_and_reserved_slots_have_their_own() -> None:
@@ -89,7 +89,7 @@ def test_the_writes_of_a_call_are_one_record_and_reserved_slots_have_their_own()
     assert {put.expect for put in puts.values()} == {Expect.ABSENT}
     # Each takes five bytes besides its reference and a channel's name that has no number.
     assert len(puts[0].body) == 2 + 3 * (len(b"\x01w") + 5) + len("x") + len("branch:to:next")
-    assert [len(some) for some in by_record(map(written, range(2 * SHARED + 1))).values()] == [
+    assert [len(some) for some in group_by_record(map(written, range(2 * SHARED + 1))).values()] == [
         SHARED,
         SHARED,
         1,
@@ -142,8 +142,8 @@ def test_any_order_of_calls_and_removals_leaves_what_records_of_their_own_would(
                 slots[write.key] = write._replace(version=there[write.key].version + 1)
         else:
             gone = [write for write in there.values() if random.random() < 0.5]
-            for key, some in by_record(gone).items():
-                kept = plan_partial_removal(by_record(there.values())[key], some)
+            for key, some in group_by_record(gone).items():
+                kept = plan_partial_removal(group_by_record(there.values())[key], some)
                 if kept is None:
                     del store.records[key]
                 else:

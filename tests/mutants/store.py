@@ -126,7 +126,7 @@ def empty_ones_listed(patch: pytest.MonkeyPatch) -> None:
 
 def anything_stored(patch: pytest.MonkeyPatch) -> None:
     """What is not plain is stored as text, as ``json.dumps(default=str)`` would."""
-    real = json_values.plain
+    real = json_values.convert_to_plain
 
     def lenient(value: object, where: str, depth: int = 0) -> Any:
         try:
@@ -134,7 +134,7 @@ def anything_stored(patch: pytest.MonkeyPatch) -> None:
         except Unserialisable:
             return str(value)
 
-    patch.setattr(json_values, "plain", lenient)
+    patch.setattr(json_values, "convert_to_plain", lenient)
 
 
 STORE_MUTANTS = (

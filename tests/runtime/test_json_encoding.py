@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from perdure.runtime.json_encoding import plain
     [("12", 12), ("12.00", 12), ("1.5", 1.5), ("-0.25", -0.25), ("1E+3", 1000), ("NaN", None)],
 )
 def test_a_decimal_is_a_number(value: str, expected: float | None) -> None:
-    assert plain({"price": [Decimal(value)]}) == {"price": [expected]}
+    assert to_plain({"price": [Decimal(value)]}) == {"price": [expected]}
 
 
 @pytest.mark.parametrize("is_list", [True, False])
@@ -22,7 +22,7 @@ def test_of_a_value_that_is_nested_too_deep_the_outer_part_is_shown(is_list: boo
     value: object = "core"
     for _ in range(5000):
         value = [value] if is_list else {"a": value}
-    shown = plain({"deep": value, "n": 1})
+    shown = to_plain({"deep": value, "n": 1})
     assert shown["n"] == 1
     held = shown["deep"]
     while not isinstance(held, str):

@@ -168,9 +168,9 @@ def test_what_is_out_of_date_is_removed_where_it_is_read_with_the_end() -> None:
     async def main(url: str) -> None:
         graph, database = two_nodes(), open_database(url)
         async with working(database, graph, settings=settings(keep=0.000_001)) as runtime:
-            for number in range(queue_retention.EVERY + 1):
+            for number in range(queue_retention.MESSAGES_BETWEEN_REMOVALS + 1):
                 assert (await runtime.wait(await runtime.accept("ada", f"m{number}"), 60)).state == "done"
-        look = queue_retention.look(Partition("", "ada"))
+        look = queue_retention.make_request(Partition("", "ada"))
         _, _, messages, _, runs = await handle_of(database).arun(ask(look))
         # The eighth run is as old as the look after it, and the ninth is newer.
         assert (len(messages), len(runs)) == (2, 2)

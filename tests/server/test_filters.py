@@ -16,9 +16,9 @@ from perdure.server.auth.filters import (
     BadFilter,
     find_patterns,
     matches,
+    may_write_metadata,
     merge,
     parse_conditions,
-    stamp_allowed,
 )
 
 NAMES = st.sampled_from(["owner", "people", "org"])
@@ -198,15 +198,15 @@ def test_ids_are_compared_as_the_text_they_are_stored_as() -> None:
     assert matches(parse_conditions({"owner": someone}), {"owner": str(someone)})
     assert matches(parse_conditions({"people": {"$contains": {someone}}}), {"people": [str(someone)]})
     assert matches(parse_conditions({"owner": {"$eq": Owner(someone)}}), {"owner": {"id": str(someone)}})
-    assert stamp_allowed(parse_conditions({"owner": someone}), {"owner": someone})
+    assert may_write_metadata(parse_conditions({"owner": someone}), {"owner": someone})
 
 
 def test_what_is_written_has_to_be_seen_by_who_writes_it() -> None:
     own = parse_conditions({"owner": "u1"})
-    assert stamp_allowed(None, None)
-    assert stamp_allowed(own, {"owner": "u1", "title": "x"})
-    assert not stamp_allowed(own, {"owner": "u2"})
-    assert not stamp_allowed(own, {})
-    assert not stamp_allowed(own, None)
+    assert may_write_metadata(None, None)
+    assert may_write_metadata(own, {"owner": "u1", "title": "x"})
+    assert not may_write_metadata(own, {"owner": "u2"})
+    assert not may_write_metadata(own, {})
+    assert not may_write_metadata(own, None)
     with pytest.raises(BadFilter, match="no form in JSON"):
-        stamp_allowed(own, {"owner": "u1", "x": object()})
+        may_write_metadata(own, {"owner": "u1", "x": object()})

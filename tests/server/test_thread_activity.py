@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from perdure.database.base import handle_of
-from perdure.engine.retention.thread_expiry import read_at_rest
+from perdure.engine.retention.thread_expiry import read_expiry_facts
 from perdure.model.ops import Commit, Fetch, Get, Put
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition
 from perdure.runtime import Runtime
@@ -88,7 +88,7 @@ async def test_a_message_is_the_last_activity_of_its_thread_however_its_run_ends
             checkpoints = "keep" if end == "removed" else "delete"
             path = f"/threads/ada/runs/{newest['run_id']}?checkpoints={checkpoints}"
             assert (await client.delete(path)).status_code == 204
-        thread = await handle_of(runtime.database).arun(read_at_rest(Partition("", "ada")))
+        thread = await handle_of(runtime.database).arun(read_expiry_facts(Partition("", "ada")))
         assert thread.active_at is not None
         assert before < accepted_at <= thread.active_at
         row = await runtime.threads.get("ada")

@@ -44,7 +44,7 @@ def test_places_are_in_the_order_of_the_keys_and_tell_them(case: tuple[Kind, lis
     kind, keys = case
     ordered = sorted(set(keys), key=lambda key: _comparable(key))
     found: list[Key] = []
-    for start in places.starts(kind, ()):
+    for start in places.find_place_prefixes(kind, ()):
         own = sorted(
             (place for key in ordered if (place := places.place_of(kind, key)).startswith(start)),
             reverse=places.is_mirrored(kind),
@@ -59,7 +59,9 @@ def _comparable(key: Key) -> tuple[Any, ...]:
 
 
 def test_every_kind_has_a_place_of_its_own() -> None:
-    assert len({places.starts(kind, ()) for kind in KEYED}) == len(KEYED) - 1, "checkpoints share theirs"
+    assert len({places.find_place_prefixes(kind, ()) for kind in KEYED}) == len(KEYED) - 1, (
+        "checkpoints share theirs"
+    )
 
 
 # What one query reads

@@ -85,8 +85,8 @@ def test_partitions_are_told_apart_and_ordered_by_tenant_and_name(partitions: li
 
 @given(records())
 def test_records_are_read_back(record: Record) -> None:
-    data = layout.shape(record.kind).pack(record.fields, record.version, record.body)
-    assert layout.shape(record.kind).record(record.key, data) == record
+    data = layout.find_layout(record.kind).pack(record.fields, record.version, record.body)
+    assert layout.find_layout(record.kind).record(record.key, data) == record
 
 
 @given(INTEGERS, INTEGERS)
@@ -95,7 +95,7 @@ def test_integers_are_in_the_order_of_the_numbers(left: int, right: int) -> None
 
 
 def test_what_does_not_fit_is_too_large() -> None:
-    shape = layout.shape(CHECKPOINT)
+    shape = layout.find_layout(CHECKPOINT)
     fields = {"seq": 1, "parent_id": None, "run_id": None, "source": None, "step": None}
     for name in ("seq", "step"):
         with pytest.raises(TooLarge):

@@ -88,7 +88,7 @@ def scripts_of_the_next_layout() -> Iterator[None]:
     """Its scripts on records, which do what those of this release do."""
     names = ("commit", "fetch", "threads", "indexed", "drop")
     with next_layout(), pytest.MonkeyPatch.context() as patch:
-        new = {name.upper(): scripts.on_records(name, backend.SCHEMA_VERSION) for name in names}
+        new = {name.upper(): scripts.make_record_script(name, backend.SCHEMA_VERSION) for name in names}
         for name, script in new.items():
             patch.setattr(scripts, name, script)
         patch.setattr(scripts, "ALL", (*new.values(), scripts.RAISE))

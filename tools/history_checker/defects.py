@@ -63,12 +63,12 @@ def answer_twice() -> None:
     """A question takes answers although one is on its way."""
     from perdure.engine.queue import questions
 
-    whole = questions.look
+    whole = questions.find_open_question
 
     def look(partition: Any, lane: Any, read_asked: Any) -> Any:
         return (yield from whole(partition, lane._replace(run_id=None), read_asked))
 
-    questions.look = look
+    questions.find_open_question = look
 
 
 def remember_items() -> None:

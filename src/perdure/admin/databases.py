@@ -9,7 +9,7 @@ from pathlib import Path
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.engine.complete_reads import list_all_partitions
 from perdure.errors import BadSetting, Corrupt, DecryptionError
 from perdure.model.records import SPACES, THREADS, Partition
@@ -159,4 +159,4 @@ def open_archive(
 
 def _open(archive: Archive, path: Path, key: EncryptionKey | None) -> SyncDatabase:
     keyring = load_or_create_keys(archive, None if key is None else provider_of(key), str(path))
-    return over(archive, keyring=keyring)
+    return make_database(archive, keyring=keyring)

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 def digest_of(
-    database: Database | SyncDatabase, partition: Partition, report: Report = thread_digest.silent
+    database: Database | SyncDatabase, partition: Partition, report: Report = thread_digest.report_nothing
 ) -> Digest:
     """Return the digest of any tenant's thread, or of a namespace of its store.
 
@@ -44,7 +44,7 @@ def move(
     replace: bool = False,
     dry_run: bool = False,
     hand_over: bool = False,
-    report: Report = thread_digest.silent,
+    report: Report = thread_digest.report_nothing,
 ) -> TransferResult:
     """Transfer a thread, or a namespace of the store, to another database and compare its digest there.
 

@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 
 from perdure.audit.declarations import declarations
-from perdure.audit.findings import AuditFinding, AuditReport, Ignore, without
+from perdure.audit.findings import AuditFinding, AuditReport, Ignore, leave_out_ignored
 from perdure.audit.interrupting_tools import interrupting_tools
 from perdure.audit.interrupts import interrupts
 from perdure.audit.node_updates import updates
@@ -16,7 +16,7 @@ from perdure.audit.stored_types import storage
 from perdure.audit.subgraphs import subgraphs
 from perdure.langgraph.codecs import Codec
 from perdure.langgraph.graph_facts import GraphFacts, read_all
-from perdure.langgraph.values.datatypes import Allow, Types, by_default, of_graph
+from perdure.langgraph.values.datatypes import Allow, Types, find_graph_types, get_default_allow
 from perdure.langgraph.values.serde import Serde
 
 
@@ -38,10 +38,10 @@ def audit(
     Raises:
         ValueError: ``ignore`` names no check.
     """
-    types = Types(by_default() if allow is None else allow)
+    types = Types(get_default_allow() if allow is None else allow)
     if allow is not None and not isinstance(allow, str) and not types.is_open:
         # A runtime's checkpointer allows the types that its graphs declare, in addition to a list.
-        types = types.with_types(of_graph(graph))
+        types = types.with_types(find_graph_types(graph))
     serde = Serde(types, codecs=codecs)
     findings: dict[tuple[str, str, str, str], AuditFinding] = {}
     unchecked: dict[str, None] = {}
@@ -53,7 +53,7 @@ def audit(
                 # A function that several nodes share is a finding for each of them; equal findings are kept
                 # once.
                 findings.setdefault((each.check.id, each.place, str(each.spot), each.detail), each)
-    return without(findings.values(), unchecked, ignore)
+    return leave_out_ignored(findings.values(), unchecked, ignore)
 
 
 def _check_graph(facts: GraphFacts, serde: Serde) -> Iterator[AuditFinding | str]:

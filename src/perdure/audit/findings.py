@@ -109,7 +109,7 @@ class AuditReport:
         return "\n".join(parts)
 
 
-def without(
+def leave_out_ignored(
     findings: Iterable[AuditFinding], unchecked: Iterable[str], ignore: Collection[Ignore | str]
 ) -> AuditReport:
     """Return a report without the findings to ignore.

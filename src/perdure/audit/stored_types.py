@@ -18,7 +18,7 @@ from perdure.audit.sample_values import NoSample, Samples, format_value
 from perdure.audit.source import find_field_spot
 from perdure.errors import PerdureError, TypeNotAllowed, Unserialisable
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts
-from perdure.langgraph.values.datatypes import OWN_TYPES, is_data, within
+from perdure.langgraph.values.datatypes import OWN_TYPES, is_data, list_types_within
 from perdure.langgraph.values.serde import Serde
 
 _TRIES = 12
@@ -119,7 +119,7 @@ def _find_reducer_fault(channel: ChannelFacts, value: Any, read: Any) -> str | N
 def _find_classes(annotation: Any) -> Iterator[type]:
     """Yield the classes of which a field's values can consist, each once."""
     seen: set[type] = set()
-    for cls in (*_find_origins(annotation), *within(annotation)):
+    for cls in (*_find_origins(annotation), *list_types_within(annotation)):
         if isinstance(cls, type) and cls not in seen:
             seen.add(cls)
             yield cls

@@ -90,7 +90,7 @@ class ChatChannel(ABC):
                 in_doubt=self._in_doubt,
                 find=self._make_find(self) if isinstance(self, FindsReplies) else None,
                 split=self._split,
-                ask=questions.question,
+                ask=questions.make_question_reply,
                 indicate=self._indicate,
             )
         }
@@ -230,7 +230,7 @@ class ChatChannel(ABC):
         return [*({**plain, "content": part} for part in front), {**payload, "content": last}]
 
     def _split_to_length(self, text: str, payload: Any) -> list[str]:
-        if questions.buttons(payload):
+        if questions.list_buttons(payload):
             most = self.question_length
         else:
             most = self.length

@@ -42,7 +42,7 @@ class Button(NamedTuple):
     data: str
 
 
-def question(interrupt_id: str, value: Any) -> dict[str, Any]:
+def make_question_reply(interrupt_id: str, value: Any) -> dict[str, Any]:
     """Return the reply that asks for the answer to an interrupt."""
     return {
         "role": "assistant",
@@ -51,7 +51,7 @@ def question(interrupt_id: str, value: Any) -> dict[str, Any]:
     }
 
 
-def buttons(reply: Any) -> list[Button]:
+def list_buttons(reply: Any) -> list[Button]:
     """Return the buttons of a reply, none unless it is a question with decisions."""
     asked = None
     if isinstance(reply, Mapping):

@@ -267,7 +267,7 @@ def _escape(text: str) -> str:
 
 def _make_blocks(text: str, payload: Any) -> list[dict[str, Any]] | None:
     """Return the blocks of a question with buttons, ``None`` for a plain reply."""
-    shown = questions.buttons(payload)
+    shown = questions.list_buttons(payload)
     if not shown:
         return None
     elements = [

@@ -340,7 +340,7 @@ class TelegramBot(ChatChannel):
         return count_utf16(text)
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
-        shown = questions.buttons(reply.payload)
+        shown = questions.list_buttons(reply.payload)
         markup = None
         if shown:
             row = [InlineKeyboardButton(text=each.text, callback_data=each.data) for each in shown]

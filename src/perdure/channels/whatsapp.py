@@ -123,7 +123,7 @@ class WhatsAppPhone(ChatChannel):
     # Outgoing to WhatsApp
 
     async def deliver(self, address: ChatAddress, text: str, reply: Reply) -> str | None:
-        shown = [Button(each.text, each.data) for each in questions.buttons(reply.payload)]
+        shown = [Button(each.text, each.data) for each in questions.list_buttons(reply.payload)]
         call = self.client.send_message(address.chat, text, buttons=shown or None, tracker=reply.id)
         return str((await self._call(address.chat, call)).id)
 

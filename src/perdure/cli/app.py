@@ -366,9 +366,9 @@ def _read_setting_here(key: str) -> str | None:
     if not path.is_file():
         return None
     from perdure.config.settings import SETTINGS
-    from perdure.config.sources import of_file, value_of
+    from perdure.config.sources import read_file, value_of
 
-    entry = of_file(path).entries.get(key)
+    entry = read_file(path).entries.get(key)
     if entry is None:
         return None
     return str(value_of(SETTINGS[key], entry))

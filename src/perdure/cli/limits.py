@@ -19,7 +19,7 @@ from perdure.cli.app import (
     run_coroutine,
     say,
 )
-from perdure.cli.runs import when
+from perdure.cli.runs import format_time
 from perdure.cli.suggestions import Group
 
 limits = typer.Typer(
@@ -100,7 +100,7 @@ def show(
         line = (
             f"    {make_legible(process['name'])}  {process['places']} places, {process['waiting']} waiting"
         )
-        say(f"{line}, lease until {when(process['lease_until'])}")
+        say(f"{line}, lease until {format_time(process['lease_until'])}")
 
 
 def set_(
@@ -197,7 +197,7 @@ def _print(entry: dict[str, Any]) -> None:
         if rate := entry.get(what):
             more = ""
             if rate["next_at"]:
-                more = f", more at {when(rate['next_at'])}"
+                more = f", more at {format_time(rate['next_at'])}"
             if what == "rate":
                 unit = "a minute"
             else:
@@ -207,7 +207,7 @@ def _print(entry: dict[str, Any]) -> None:
         left = max(0.0, budget["most"] - budget["spent"] - budget["held"])
         parts.append(
             f"{budget['spent']:g} of {budget['most']:g} spent, {left:g} left, anew at "
-            f"{when(budget['resets_at'])}"
+            f"{format_time(budget['resets_at'])}"
         )
     if entry["waiting"]:
         parts.append(f"{entry['waiting']:,} waiting")

@@ -22,7 +22,7 @@ from perdure.cli.app import (
     run_coroutine,
     say,
 )
-from perdure.cli.runs import Prefix, User, age, check_span, open_walk, parse_since, when
+from perdure.cli.runs import Prefix, User, check_span, format_age, format_time, open_walk, parse_since
 from perdure.cli.suggestions import Group
 from perdure.errors import NotWaiting
 from perdure.model.records import Partition
@@ -84,12 +84,12 @@ async def _find_all(
 
 
 def _print(now: int, entry: dict[str, Any]) -> None:
-    line = f"{age(now - entry['since']):>7}  {quote_id(entry['thread_id'])}"
+    line = f"{format_age(now - entry['since']):>7}  {quote_id(entry['thread_id'])}"
     for key, words, shown in (
         ("user", "of ", quote_id),
         ("title", "", make_legible),
-        ("until", "until ", when),
-        ("deadline", "deadline ", when),
+        ("until", "until ", format_time),
+        ("deadline", "deadline ", format_time),
         ("interrupt_id", "interrupt ", quote_id),
     ):
         if entry[key]:
@@ -142,12 +142,12 @@ def answer(
         raise typer.BadParameter("give one answer: a VALUE, --approve, --reject REASON or --edit ARGUMENTS")
     from perdure.model.missing_thread import missing_thread
     from perdure.runtime.operations import open_questions
-    from perdure.runtime.threads.rows import look
+    from perdure.runtime.threads.rows import load_row
 
     partition = Partition(place.tenant, thread_id)
     with open_walk(place) as found:
         given: Any
-        row = found.walk.database.run(look(partition))
+        row = found.walk.database.run(load_row(partition))
         if row is None:
             raise missing_thread(partition)
         if value is not None:
@@ -169,7 +169,7 @@ async def _find_asked(walk: ThreadWalk, row: ThreadRow, interrupt: str | None) -
     from perdure.runtime.operations import open_questions
 
     thread_id = row.thread_id
-    found = await walk.database.arun(open_questions.of_thread(walk.database, walk.tenant, row))
+    found = await walk.database.arun(open_questions.load_questions(walk.database, walk.tenant, row))
     matching = [each for each in found if interrupt in (None, each.interrupt_id)]
     if not matching:
         named = "" if interrupt is None else f" to {interrupt!r}"

@@ -181,7 +181,7 @@ def list_runs(
     times. --by-error counts all matching failed runs, whatever --limit is.
     """
     from perdure.runtime.operations import entries
-    from perdure.runtime.operations.run_search import RunQuery, newest, slowest
+    from perdure.runtime.operations.run_search import RunQuery, find_newest, find_slowest
 
     if by_error and by_duration:
         raise typer.BadParameter("--by-error counts runs, and --slowest lists them; leave one out")
@@ -199,7 +199,7 @@ def list_runs(
                 out.print("`perdure runs rerun --failed --dry-run` counts those that need attention.")
             return
         faults: list[str] = []
-        first = slowest if by_duration else newest
+        first = find_slowest if by_duration else find_newest
         listed = run_coroutine(first(found.walk, query, limit, faults.append))
     _print_faults(faults)
     for run in listed:
@@ -246,7 +246,7 @@ def _print_group(group: dict[str, Any]) -> None:
     say(f"{several(group['runs'], 'run')}  {make_legible(group['kind'] + ': ' + group['message'])}")
     if group["nodes"]:
         say(f"  in {', '.join(map(_show_node, group['nodes']))}")
-    last = f"  first {when(group['first_at'])}, last {when(group['last_at'])}"
+    last = f"  first {format_time(group['first_at'])}, last {format_time(group['last_at'])}"
     say(f"{last} in {quote_id(example['thread_id'])}, run {example['run_id']}")
     if group["versions"]:
         counts = (f"{quote_id(name)} ({count:,})" for name, count in group["versions"].items())
@@ -282,7 +282,7 @@ def show(
     if run.graph_version is not None:
         line += f", version {quote_id(run.graph_version)}"
     line += f"  {several(run.attempts, 'attempt')}"
-    line += f"  started {when(run.started_at)}  {end} {when(run.updated_at)}"
+    line += f"  started {format_time(run.started_at)}  {end} {format_time(run.updated_at)}"
     say(line)
     if detail.repeats is not None:
         say(f"runs again {quote_id(detail.repeats)}")
@@ -476,11 +476,11 @@ def print_rerun(entry: dict[str, Any], as_json: bool) -> None:
 
 def _format_run(found: FoundRun, now: int) -> str:
     run, failure = found.run, found.failure
-    line = f"{age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {quote_id(found.thread_id)}"
+    line = f"{format_age(now - run.updated_at):>7}  {run.state:<11}  {run.id}  {quote_id(found.thread_id)}"
     if run.state == "open":
-        took = f"for {span(now - run.started_at)}"
+        took = f"for {format_duration(now - run.started_at)}"
     else:
-        took = f"took {span(run.updated_at - run.started_at)}"
+        took = f"took {format_duration(run.updated_at - run.started_at)}"
     line += f"  {quote_id(run.graph)} {took}"
     if found.user is not None:
         line += f"  of {quote_id(found.user)}"
@@ -502,7 +502,7 @@ def cut_message(text: str) -> str:
     return message if len(message) <= _MESSAGE_MAX else f"{message[: _MESSAGE_MAX - 1]}…"
 
 
-def age(micros: int) -> str:
+def format_age(micros: int) -> str:
     """Return a span of time in its largest unit that fits: ``40s``, ``12m``, ``5h``, ``3d``."""
     seconds = max(0, micros // 1_000_000)
     for size, unit, most in ((1, "s", 120), (60, "m", 120), (3600, "h", 48)):
@@ -511,7 +511,7 @@ def age(micros: int) -> str:
     return f"{seconds // 86400}d"
 
 
-def span(micros: int) -> str:
+def format_duration(micros: int) -> str:
     """Return a duration as people read it: ``1.5 ms``, ``12.3 s``, ``4 min 5 s``."""
     if micros < _SECOND:
         if micros < 10_000:
@@ -524,7 +524,7 @@ def span(micros: int) -> str:
     return f"{micros // _HOUR} h {micros % _HOUR // _MINUTE} min"
 
 
-def when(micros: int) -> str:
+def format_time(micros: int) -> str:
     """Return a time in microseconds since 1970 as text, in UTC."""
     return to_datetime(micros).strftime("%Y-%m-%d %H:%M:%SZ")
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import handle_in, out, quote_id, say
-from perdure.cli.runs import span
+from perdure.cli.runs import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,7 +60,7 @@ def print_agents(found: Mapping[str, Any]) -> None:
         table.add_row(
             escape(quote_id(each["name"])),
             _STATES.get(each["state"], each["state"]),
-            f"{span(passed)} ago" if passed > 0 else "",
+            f"{format_duration(passed)} ago" if passed > 0 else "",
             escape(f"{step} {nodes}".strip()),
             escape(quote_id(each["task"])),
             escape(quote_id(each["namespace"])),

@@ -26,7 +26,7 @@ from perdure.cli.app import (
     several,
     warn,
 )
-from perdure.cli.runs import ErrorText, Prefix, Since, User, age, open_walk, parse_since
+from perdure.cli.runs import ErrorText, Prefix, Since, User, format_age, open_walk, parse_since
 from perdure.cli.thread_steps import money
 from perdure.errors import Contention, Corrupt
 from perdure.model.times import to_datetime
@@ -172,7 +172,7 @@ def _format_thread(row: ThreadRow, now: int, size: int | None, sizes: bool) -> s
     if sizes:
         measured = f"{'?' if size is None else f'{size:,}':>{_BYTES_WIDTH}}  "
     # A thread whose first message still waits has no time of a change.
-    changed = age(now - row.updated_at) if row.updated_at else ""
+    changed = format_age(now - row.updated_at) if row.updated_at else ""
     line = f"{changed:<{_AGE_WIDTH}}  {shown:<{_STATUS_WIDTH}}  {measured}"
     line += quote_id(row.thread_id)
     if title := find_title(row.metadata):

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from perdure.cli.app import handle_in, make_legible, out, prices_here, quote_id
-from perdure.cli.runs import span, when
+from perdure.cli.runs import format_duration, format_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +31,7 @@ def read_way(
     from perdure.langgraph.reading.thread_steps import load_steps, show_step, way_of
     from perdure.model.model_calls import total
     from perdure.runtime.operations import entries, open_questions
-    from perdure.runtime.threads.rows import look
+    from perdure.runtime.threads.rows import load_row
 
     handle, prices = handle_in(database), prices_here()
     partition = handle.partition(thread_id)
@@ -41,10 +41,10 @@ def read_way(
         before = None if record is None else record.seq + 1
     page = handle.run(load_steps(partition, handle.digest, namespace, before, limit))
     messages = handle.run(load_messages(partition, handle.digest, prices, namespace=namespace))
-    row = handle.run(look(partition))
+    row = handle.run(load_row(partition))
     open_now = None
     if row:
-        open_now = open_questions.of_thread(handle, partition.tenant, row, with_waits=True)
+        open_now = open_questions.load_questions(handle, partition.tenant, row, with_waits=True)
     return {
         **entries.wait_entries(() if open_now is None else handle.run(open_now)),
         "title": handle.run(load_title(partition, handle.digest)),
@@ -78,7 +78,7 @@ def print_way(found: Mapping[str, Any], *, is_latest: bool = True) -> None:
     for wait in found["waits"]:
         until = ""
         if wait["until"]:
-            until = f"  until {when(wait['until'])}"
+            until = f"  until {format_time(wait['until'])}"
         out.print(f"[bold]waits{now}[/] {escape(make_legible(wait['text']))}{until}", soft_wrap=True)
     usage = found["usage"]
     if usage["calls"]:
@@ -110,7 +110,7 @@ def _add_task(
     if began is None or ended is None:
         took = ""
     else:
-        took = span(ended - began)
+        took = format_duration(ended - began)
     name = quote_id(task["node"] or "a task")
     table.add_row(
         number,

@@ -29,7 +29,7 @@ from perdure.cli.app import (
     show_progress_bar,
     warn,
 )
-from perdure.cli.runs import Since, age, open_walk, parse_since, span, when
+from perdure.cli.runs import Since, format_age, format_duration, format_time, open_walk, parse_since
 
 if TYPE_CHECKING:
     from perdure.runtime.operations.node_times import NodeTimes
@@ -103,7 +103,7 @@ def _show_growth(samples: list[dict[str, Any]], as_json: bool) -> None:
 
     def row(sample: dict[str, Any]) -> Iterator[str]:
         nonlocal before
-        yield when(sample["at"])
+        yield format_time(sample["at"])
         for name in ("bytes", "threads"):
             size, earlier = sample[name], before.get(name)
             yield "not known" if size is None else f"{size:,}"
@@ -126,7 +126,7 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
         yield quote_id(each["graph"] or "")
         yield quote_id(each["node"].replace("|", " > "))
         yield from (f"{each['count']:,}", f"{each['failed']:,}")
-        yield from (span(each[name]) for name in ("p50", "p95", "longest"))
+        yield from (format_duration(each[name]) for name in ("p50", "p95", "longest"))
 
     entries = [{name: value for name, value in each.items() if name != "classes"} for each in times.entries()]
     table = new_table("graph", "node", numbers=("runs", "failed", "half within", "95% within", "longest"))
@@ -157,7 +157,9 @@ async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[
 def _format_overview(found: dict[str, Any]) -> str:
     queue, threads, hour, day = found["queue"], found["threads"], found["hour"], found["day"]
     full_minute = found["minutes"][-2] if len(found["minutes"]) > 1 else found["minutes"][-1]
-    oldest = "" if queue["oldest"] is None else f", the oldest for {age(found['now'] - queue['oldest'])}"
+    oldest = (
+        "" if queue["oldest"] is None else f", the oldest for {format_age(found['now'] - queue['oldest'])}"
+    )
     known = [f"{threads[name]} {name}" for name in ("failed", "interrupted") if threads[name] is not None]
     if threads["asleep"]:
         known.append(f"of which {threads['asleep']} wait for a time or a signal")
@@ -192,7 +194,7 @@ def _format_overview(found: dict[str, Any]) -> str:
         for each in day["versions"][:10]:
             shown = f"{quote_id(each['graph'] or 'all others')} {quote_id(each['version'] or 'all others')}"
             line = f"{_column(shown)}{each['runs']:>8}{each['failed']:>8}"
-            lines.append(f"{line}  since about {age(found['now'] - each['since'])} ago")
+            lines.append(f"{line}  since about {format_age(found['now'] - each['since'])} ago")
         lines.append("")
     if hour["models"]:
         lines.append(f"[bold]{'model':<30}{'calls':>8}[/]")

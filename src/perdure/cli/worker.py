@@ -134,7 +134,7 @@ def worker(
 
     write_log(log_level)
 
-    from perdure.cli.worker_process import For, work
+    from perdure.cli.worker_process import TenantScope, work
     from perdure.config.worker import load
 
     runtime: dict[str, Any] = {
@@ -164,4 +164,4 @@ def worker(
             f"{redact(asked.database_url)} is this process's alone: no message would ever get here. Name a "
             "database that others can reach"
         )
-    work(asked, For(tenant, all_tenants))
+    work(asked, TenantScope(tenant, all_tenants))

@@ -42,14 +42,14 @@ _log = logging.getLogger("perdure.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class For:
+class TenantScope:
     """Tenant whose messages a worker takes, or all tenants."""
 
     tenant: str
     all_tenants: bool
 
 
-def work(config: WorkerConfig, whose: For) -> None:
+def work(config: WorkerConfig, whose: TenantScope) -> None:
     """Run graphs until the process is stopped.
 
     Raises:
@@ -71,7 +71,7 @@ def work(config: WorkerConfig, whose: For) -> None:
 
 
 async def _run_worker(
-    config: WorkerConfig, whose: For, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
+    config: WorkerConfig, whose: TenantScope, graphs: Mapping[str, LoadedGraph], channels: LoadedGraph | None
 ) -> None:
     found = {name: await load_agent(loaded) for name, loaded in graphs.items()}
     agents = config.agents.apply(found, config.root)
@@ -127,7 +127,7 @@ async def _run_worker(
 
 def _make_runtime(
     config: WorkerConfig,
-    whose: For,
+    whose: TenantScope,
     databases: tuple[Database, Database | None],
     agents: Mapping[str, Agent],
     channels: Mapping[str, Channel],
@@ -160,7 +160,9 @@ def _make_runtime(
     return runtime
 
 
-def _serve_crons(config: WorkerConfig, whose: For, runtime: Runtime, reach: OutboundPolicy | None) -> None:
+def _serve_crons(
+    config: WorkerConfig, whose: TenantScope, runtime: Runtime, reach: OutboundPolicy | None
+) -> None:
     """Start the crons that a server's clients created. Without the extra for servers they are left to other
     processes."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perdure.config.settings import SETTINGS
-from perdure.config.sources import OWN, of_environment, of_file, value_of
+from perdure.config.sources import OWN, read_environment, read_file, value_of
 from perdure.model.model_calls import Prices
 
 _MODELS, _CURRENCY = "prices.models", "prices.currency"
@@ -19,8 +19,8 @@ def read_prices(folder: Path, environ: Mapping[str, str]) -> Prices:
         BadSetting: The file or a value is invalid.
     """
     path = folder / OWN
-    entries = of_file(path).entries if path.is_file() else {}
-    entries = {**entries, **of_environment(environ, {}, folder).entries}
+    entries = read_file(path).entries if path.is_file() else {}
+    entries = {**entries, **read_environment(environ, {}, folder).entries}
     values = {
         key: value_of(SETTINGS[key], entries[key]) if key in entries else SETTINGS[key].default
         for key in (_MODELS, _CURRENCY)

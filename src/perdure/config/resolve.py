@@ -312,14 +312,14 @@ def resolve_config(
         paths = [path for path in (Path(LANGGRAPH), Path(OWN)) if path.exists()]
     else:
         paths = [file]
-    files = [sources.of_file(path) for path in paths]
+    files = [sources.read_file(path) for path in paths]
     root = paths[-1].absolute().parent if paths else folder
     entries = _merge(files)
     if "env" in entries:
-        env, env_file = sources.of_env_file(entries["env"], environ)
+        env, env_file = sources.read_env_file(entries["env"], environ)
     else:
         env, env_file = ({}, Layer({}))
-    environment = sources.of_environment(environ, env, folder)
+    environment = sources.read_environment(environ, env, folder)
     all_flags = {"graphs": (parse_places(graphs) or None, "the command line"), **flags}
     given = {
         key: GivenValue(value, name, "", folder)

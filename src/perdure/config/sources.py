@@ -45,7 +45,7 @@ class Layer(NamedTuple):
     empty_tables: tuple[str, ...] = ()
 
 
-def of_file(path: Path) -> Layer:
+def read_file(path: Path) -> Layer:
     """Return the settings of a file; ``.json`` is read as LangGraph's, anything else as ``perdure.toml``.
 
     Raises:
@@ -87,7 +87,7 @@ def env_file_of(entry: GivenValue) -> Path | None:
     return None if isinstance(named, dict) else entry.base / named
 
 
-def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
+def read_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str, str], Layer]:
     """Return the variables of an ``env`` setting that the environment does not set, and its entries without
     effect."""
     path = env_file_of(entry)
@@ -100,7 +100,7 @@ def of_env_file(entry: GivenValue, environ: Mapping[str, str]) -> tuple[dict[str
     return {name: value for name, value in _read_variables(path).items() if name not in environ}, Layer({})
 
 
-def of_environment(environ: Mapping[str, str], from_file: Mapping[str, str], base: Path) -> Layer:
+def read_environment(environ: Mapping[str, str], from_file: Mapping[str, str], base: Path) -> Layer:
     """Return the settings of the variables that are set and not empty.
 
     Args:

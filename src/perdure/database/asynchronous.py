@@ -203,7 +203,7 @@ class Database(DatabaseBase[AsyncPerdureStore]):
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         partition = self._handle.partition(thread_id)
         return await self._handle.arun(
-            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.silent)
+            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.report_nothing)
         )
 
     async def measure(self, thread_id: str) -> Measure:

@@ -13,7 +13,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.saver import SERDE, OnConflict, PerdureSaver
 from perdure.langgraph.search.index import IndexConfig, SearchConfig, SearchIndex, index_of
 from perdure.langgraph.store import PerdureStore, TTLConfig
-from perdure.langgraph.values.datatypes import Allow, by_default
+from perdure.langgraph.values.datatypes import Allow, get_default_allow
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.arguments import refuse_text, require_text
 from perdure.model.records import Partition
@@ -95,7 +95,7 @@ class DatabaseBase(Generic[Store]):
             self._handle.driver,
             tenant=self._owner(tenant),
             digest=self._handle.digest,
-            allow=by_default() if allow is None else allow,
+            allow=get_default_allow() if allow is None else allow,
             codecs=codecs,
             on_conflict=on_conflict,
             may_list_all_threads=may_list_all_threads,

@@ -192,7 +192,7 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
         """Return the digest of a thread's content, which is the same under every key and on every backend."""
         partition = self._handle.partition(thread_id)
         return self._handle.run(
-            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.silent)
+            thread_digest.compute_thread_digest(partition, self._handle.digest, thread_digest.report_nothing)
         )
 
     def measure(self, thread_id: str) -> Measure:

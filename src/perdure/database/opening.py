@@ -52,7 +52,9 @@ def open_database(
     except BaseException:
         driver.close()
         raise
-    return over(driver, tenant=tenant, keyring=keyring, retention=RetentionRules.of(retention), wrap=wrap)
+    return make_database(
+        driver, tenant=tenant, keyring=keyring, retention=RetentionRules.of(retention), wrap=wrap
+    )
 
 
 def open_for_reading(
@@ -74,10 +76,10 @@ def open_for_reading(
     except BaseException:
         driver.close()
         raise
-    return over(driver, tenant=tenant, keyring=keyring)
+    return make_database(driver, tenant=tenant, keyring=keyring)
 
 
-def over(
+def make_database(
     driver: Driver,
     *,
     tenant: str = "",

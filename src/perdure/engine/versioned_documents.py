@@ -49,7 +49,7 @@ def get(partition: Partition, collection: str, name: str) -> Program[Versioned |
     return None
 
 
-def everything(partition: Partition, collection: str) -> Program[list[Versioned]]:
+def read_all_current(partition: Partition, collection: str) -> Program[list[Versioned]]:
     """Return the current versions of all documents of a collection, by name."""
     (found,) = yield from read_all(partition, Range(DOCUMENT, (collection,)))
     return list(map(_read, found))
@@ -127,7 +127,7 @@ def choose(
     return found
 
 
-def past(partition: Partition, collection: str, name: str) -> Program[list[Versioned]]:
+def list_versions(partition: Partition, collection: str, name: str) -> Program[list[Versioned]]:
     """Return every version of a document, newest first; empty if the document does not exist."""
     current = yield from get(partition, collection, name)
     if current is None:

@@ -143,8 +143,8 @@ def _group_by_table(rows: Any) -> Tables:
 
 def _detect_dynamodb_kind(url: str) -> SourceKind:
     with require_extra("dynamodb"):
-        from perdure.imports.dynamodb import KEYS, key_names
-    names = key_names(url)
+        from perdure.imports.dynamodb import KEYS, read_key_names_at
+    names = read_key_names_at(url)
     if set(names) == set(KEYS):
         return SourceKind.AWS_DYNAMODB
     return _require_single(

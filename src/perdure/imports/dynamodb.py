@@ -56,7 +56,7 @@ KEYS = ("PK", "SK")
 """The attributes of the key of a table of the package's."""
 
 
-def key_names(url: str) -> list[str]:
+def read_key_names_at(url: str) -> list[str]:
     """Return the names of the attributes of a table's key.
 
     Raises:

@@ -24,13 +24,13 @@ from perdure.engine.transfer.importing import Arrival, CheckpointKey, StoredThre
 from perdure.errors import Conflict, Contention, Corrupt, PerdureError, Unavailable
 from perdure.imports import verify
 from perdure.imports.encode import ThreadEncoder
-from perdure.imports.order import extent, find_missing, find_pruned, find_unfinished
+from perdure.imports.order import find_missing, find_pruned, find_unfinished, make_extent
 from perdure.imports.source import DAMAGED, CheckpointEntry, Outline, Source, SourceWrite, WriteSlot
 from perdure.imports.verify import Differs
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite
 from perdure.model.ops import Put
 from perdure.model.records import Partition
-from perdure.model.write_records import by_record, plan_puts, put_over, record_key
+from perdure.model.write_records import group_by_record, plan_puts, put_over, record_key
 
 ATTEMPTS = 5
 """Number of attempts to import a thread; an attempt fails if the thread is written to at the target
@@ -187,7 +187,7 @@ class Importer:
             else:
                 verified = 0
             last = {ns: HeadView(0, name, encoder.numbers[ns]) for ns, name in heads.items()}
-            self._db.run(importing.finish(arrival, last, extent(outline.checkpoints)))
+            self._db.run(importing.finish(arrival, last, make_extent(outline.checkpoints)))
             self._db.run(packing.pack(partition, self._db.digest, self._budget))
         except Unavailable:
             raise
@@ -236,7 +236,7 @@ class Importer:
                 stored.add((record.namespace, record.id))
                 batch.add(record.put(), chunks)
         writes = 0
-        stored_writes, writes_by_record = plan.found.writes, by_record(plan.found.writes.values())
+        stored_writes, writes_by_record = plan.found.writes, group_by_record(plan.found.writes.values())
         found = (
             w for each in _split_into_pages(plan.slots, _READ_AT_ONCE) for w in source.writes(thread, each)
         )

@@ -17,7 +17,7 @@ from perdure.imports.source import CheckpointEntry
 _SIZE = 16
 
 
-def extent(outline: Iterable[CheckpointEntry]) -> bytes:
+def make_extent(outline: Iterable[CheckpointEntry]) -> bytes:
     """Return the digest of the ids of a thread at the source, followed by the largest id: the extent of an
     import, which the next import needs."""
     entries = list(outline)

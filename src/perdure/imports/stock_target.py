@@ -31,7 +31,7 @@ from perdure.model.values.joined_values import join_tree
 StockSaver = BaseCheckpointSaver[Any]
 
 
-class Departure(NamedTuple):
+class ExportCounts(NamedTuple):
     """Numbers of a thread's checkpoints and writes that were written."""
 
     checkpoints: int
@@ -84,7 +84,7 @@ def _require_package(name: str) -> Iterator[None]:
         ) from error
 
 
-def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> Departure:
+def export_thread(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> ExportCounts:
     """Write a thread with its whole history to a stock saver, and compare what the saver returns.
 
     Records that exist already are written again unchanged, so that an interrupted call can be repeated.
@@ -107,7 +107,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
                 f"the target has another thread {partition.thread!r}, with the checkpoint {name}; delete it "
                 "there, or export to another target"
             )
-    written = Departure(0, 0)
+    written = ExportCounts(0, 0)
     order = sorted(found.checkpoints, key=lambda key: (key[0], found.checkpoints[key]))
     for start in range(0, len(order), verify.PAGE):
         page_keys = order[start : start + verify.PAGE]
@@ -119,7 +119,7 @@ def depart(handle: DatabaseHandle, partition: Partition, saver: StockSaver) -> D
                 loaded[name] = loaded[name]._replace(parent_config=past.config)
             for name in page:
                 count = _put_and_compare(saver, loaded[name])
-                written = Departure(written.checkpoints + 1, written.writes + count)
+                written = ExportCounts(written.checkpoints + 1, written.writes + count)
     return written
 
 

@@ -20,7 +20,7 @@ from perdure.runtime.operations.open_questions import read_asking_options
 from perdure.runtime.options import Options
 from perdure.runtime.runtime import Runtime
 from perdure.runtime.tenant import TenantRuntime
-from perdure.runtime.threads.rows import ThreadRow, look
+from perdure.runtime.threads.rows import ThreadRow, load_row
 
 Sees = Callable[[Mapping[str, Any]], bool]
 """Predicate over the metadata of the threads that a viewer may see."""
@@ -294,7 +294,7 @@ class LocalAccess:
         return None
 
     async def thread(self, thread_id: str) -> ThreadRow:
-        row = await self.handle.arun(look(Partition(self.tenant, thread_id)))
+        row = await self.handle.arun(load_row(Partition(self.tenant, thread_id)))
         if row is None:
             raise NotFound(f"there is no thread {thread_id!r}")
         return row

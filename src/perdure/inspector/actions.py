@@ -13,7 +13,7 @@ from perdure.langgraph.reading import plain_reading
 from perdure.langgraph.reading.readable_states import aread_state, aupdate_state
 from perdure.model.records import Partition
 from perdure.runtime.failures.unfit_updates import describe_unfitness
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.tenant import TenantRuntime
 from perdure.runtime.threads.rows import ThreadRow
 
@@ -150,7 +150,7 @@ async def _export(request: ActionRequest) -> dict[str, Any]:
     handle = request.access.handle
     partition = Partition(request.access.tenant, request.thread_id)
     try:
-        exported: dict[str, Any] = plain(
+        exported: dict[str, Any] = to_plain(
             await handle.arun(plain_reading.export(partition, handle.digest, EXPORT_MAX))
         )
     except TooLarge as error:

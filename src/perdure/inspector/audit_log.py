@@ -20,7 +20,7 @@ from perdure.inspector.access import Access, Sees
 from perdure.model.ops import Commit, Delete, Expect, Fetch, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, SERVER, Partition
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 from perdure.runtime.threads.walk_by_id import WalkPlace
 
 _COLLECTION = "action"
@@ -117,7 +117,7 @@ async def entries(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 async def _find_visible(access: Access, names: Collection[str], sees: Sees) -> set[str]:
     """Return the names of the threads that the viewer may see."""
-    looks = (access.handle.arun(look(Partition(access.tenant, name))) for name in names)
+    looks = (access.handle.arun(load_row(Partition(access.tenant, name))) for name in names)
     rows = await asyncio.gather(*looks)
     return {row.thread_id for row in rows if row is not None and sees(row.metadata)}
 

@@ -8,7 +8,7 @@ from typing import Any
 from perdure.inspector.access import Access
 from perdure.inspector.timeline import number, read_thread, require_parameter
 from perdure.langgraph.reading.thread_files import load_file, load_files
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.storage.own_threads import in_own_thread
 
 
@@ -52,5 +52,5 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         **found._asdict(),
         "file": found.file._asdict(),
-        "text": await in_own_thread(plain, found.text),
+        "text": await in_own_thread(to_plain, found.text),
     }

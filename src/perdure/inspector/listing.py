@@ -21,7 +21,7 @@ from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.model.runs.messages import Run
 from perdure.runtime.failures.failure_location import write_text_for_clients
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations import thread_search
 from perdure.runtime.operations.thread_search import ThreadQuery
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
@@ -179,7 +179,7 @@ def describe_thread(row: ThreadRow) -> dict[str, Any]:
         "status": row.status,
         "created_at": row.created_at,
         "updated_at": row.updated_at,
-        "metadata": plain(row.metadata),
+        "metadata": to_plain(row.metadata),
         "title": find_title(row.metadata),
         "user": find_user(row.metadata),
         "graph_id": row.graph_id,

@@ -19,10 +19,10 @@ from perdure.model.program import Program, ask
 from perdure.model.records import LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Reply, Run, encode
 from perdure.model.runs.queue import IN, LATER, OUT, Lane
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations import entries
 from perdure.runtime.threads.index import ThreadIndex
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 
 _DUE = 500
 _AHEAD_US = 24 * 3_600_000_000
@@ -78,7 +78,7 @@ async def queue(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
 
 async def _load_work(access: Access, partition: Partition, sees: Sees | None) -> dict[str, Any] | None:
     """Return a thread with its queues, ``None`` if the viewer may not see it."""
-    row = await access.handle.arun(look(partition))
+    row = await access.handle.arun(load_row(partition))
     if row is None or (sees is not None and not sees(row.metadata)):
         return None
     return {**describe_thread(row), **await access.handle.arun(_load_queues(partition))}
@@ -115,7 +115,7 @@ def _describe_message(message: Message) -> dict[str, Any]:
         "channel": message.channel,
         "mode": message.mode,
         "bytes": len(encode(message.payload, "message")),
-        "payload": plain(message.payload),
+        "payload": to_plain(message.payload),
     }
 
 
@@ -130,7 +130,7 @@ def _describe_reply(reply: Reply) -> dict[str, Any]:
         "provider_id": reply.provider_id,
         "created_at": reply.created_at,
         "error": reply.error,
-        "payload": plain(reply.payload),
+        "payload": to_plain(reply.payload),
     }
 
 

@@ -17,7 +17,7 @@ from perdure.langgraph.reading.thread_steps import load_step
 from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.runtime.failures.failure_location import write_text_for_clients
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.storage.own_threads import in_own_thread
 
 ITEMS = 40
@@ -71,7 +71,7 @@ async def channel(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         if found.name == wanted:
             if isinstance(found.value, list):
                 return _list_items(found.value, number(asked, "before"))
-            return {"value": plain(found.value)}
+            return {"value": to_plain(found.value)}
     raise NotFound(f"checkpoint {view.checkpoint_id} has no channel {wanted!r}")
 
 
@@ -123,7 +123,7 @@ def _find_changes(before: CheckpointView | None, after: CheckpointView) -> dict[
 
 def values(view: CheckpointView) -> dict[str, Any]:
     """Return the values of a checkpoint's channels as JSON data."""
-    return {each.name: plain(each.value) for each in view.channels}
+    return {each.name: to_plain(each.value) for each in view.channels}
 
 
 def _describe(view: CheckpointView) -> dict[str, Any]:
@@ -135,12 +135,12 @@ def _describe(view: CheckpointView) -> dict[str, Any]:
         "source": view.source,
         "step": view.step,
         "run_id": view.run_id,
-        "metadata": plain(view.metadata),
+        "metadata": to_plain(view.metadata),
         "tags": list(view.tags),
         "alert_bytes": WARN_BYTES,
         "channels": [_describe_channel(each) for each in view.channels],
         "writes": [
-            {"task_id": task, "channel": name, **_show_value(_show_write(name, plain(value)))}
+            {"task_id": task, "channel": name, **_show_value(_show_write(name, to_plain(value)))}
             for task, name, value in view.pending
         ],
     }
@@ -167,7 +167,7 @@ def _describe_channel(view: ChannelView) -> dict[str, Any]:
     }
     if isinstance(view.value, list):
         return {**about, **_list_items(view.value, None)}
-    return {**about, **_show_value(plain(view.value))}
+    return {**about, **_show_value(to_plain(view.value))}
 
 
 def _list_items(value: list[Any], before: int | None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _list_items(value: list[Any], before: int | None) -> dict[str, Any]:
     items: list[Any] = []
     while start > 0 and len(items) < ITEMS and size < _SHOWN_BYTES:
         start -= 1
-        items.append(_show_value(plain(value[start])))
+        items.append(_show_value(to_plain(value[start])))
         size += items[-1]["bytes"]
     return {"items": items[::-1], "start": start, "total": len(value)}
 

@@ -50,7 +50,7 @@ async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         "database_bytes": await _count_database_bytes(access) if sees is None else None,
         "schema": None if access.url is None else await in_own_thread(_schema, access.url),
         "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
-        "checks": sorted(LOOKS),
+        "checks": sorted(EXAMINATIONS),
         "keys": None if keys is None or sees is not None else _describe_keys(keys.current),
         "password": None if source is None or sees is not None else source.state._asdict(),
     }
@@ -76,8 +76,8 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     sees = await access.authorize_listing()
     what = asked.get("what") or ""
-    if what not in LOOKS:
-        raise BadSetting(f"what is one of {sorted(LOOKS)}, not {what[:40]!r}")
+    if what not in EXAMINATIONS:
+        raise BadSetting(f"what is one of {sorted(EXAMINATIONS)}, not {what[:40]!r}")
     rows: list[dict[str, Any]] = []
     examined = 0
     place = WalkPlace.read(asked.get("cursor") or "")
@@ -86,7 +86,7 @@ async def scan(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         async for step in steps:
             if step.partition is not None:
                 examined += 1
-                rows += await _look_at(LOOKS[what], access, step.partition, asked)
+                rows += await _look_at(EXAMINATIONS[what], access, step.partition, asked)
             if time.monotonic() > until:
                 return {"rows": rows, "examined": examined, "cursor": step.place.cursor}
     return {"rows": rows, "examined": examined, "cursor": None}
@@ -175,7 +175,7 @@ async def _show_retention(
     return [{"checkpoints": swept.checkpoints, "bytes": swept.bytes, "expired": bool(swept.expired)}]
 
 
-LOOKS: Mapping[str, Look] = {
+EXAMINATIONS: Mapping[str, Look] = {
     "sizes": _list_sizes,
     "dead": _list_dead,
     "replies": _list_replies,

@@ -77,7 +77,7 @@ async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
     """Return the waits of a thread, apart from questions, and whether it waits for an answer."""
     if not row.waits or row.fault is not None:
         return {"asks": row.status == "interrupted", "waits": []}
-    program = open_questions.of_thread(access.handle, access.tenant, row, with_waits=True)
+    program = open_questions.load_questions(access.handle, access.tenant, row, with_waits=True)
     return entries.wait_entries(await access.handle.arun(program))
 
 

@@ -11,7 +11,7 @@ from langgraph.checkpoint.base import DeltaChannelHistory
 
 from perdure.engine.threads import history
 from perdure.engine.threads.chunk_reads import resolve
-from perdure.langgraph.migration.schema_values import Converted, Payload
+from perdure.langgraph.migration.schema_values import Payload, ValueConverter
 from perdure.langgraph.translate import error_context
 from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord
 from perdure.model.program import Program
@@ -30,11 +30,11 @@ class Replay(NamedTuple):
     payloads: Mapping[bytes, Payload]
     steps: Callable[[int], list[ChannelConverted]]
 
-    def seed(self, converted: Converted) -> Any:
+    def seed(self, converted: ValueConverter) -> Any:
         """Return the value from which the replay starts."""
         return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
 
-    def read_update(self, converted: Converted, write: CarriedWrite) -> Any:
+    def read_update(self, converted: ValueConverter, write: CarriedWrite) -> Any:
         """Return the update of the channel that a write stored."""
         return converted.update(self.payloads[write.ref], self.steps(write.schema))
 
@@ -79,7 +79,7 @@ def read_replays(
 
 
 def to_history(
-    partition: Partition, record: CheckpointRecord, replays: Mapping[str, Replay], converted: Converted
+    partition: Partition, record: CheckpointRecord, replays: Mapping[str, Replay], converted: ValueConverter
 ) -> dict[str, DeltaChannelHistory]:
     """Return LangGraph's form of the values from which DeltaChannels are rebuilt.
 
@@ -101,7 +101,7 @@ def to_history(
 
 
 def carry_over(
-    replays: Mapping[str, Replay], converted: Converted, encode: Callable[[Any], bytes]
+    replays: Mapping[str, Replay], converted: ValueConverter, encode: Callable[[Any], bytes]
 ) -> dict[str, Carried]:
     """Return the histories in the form in which a checkpoint of the current version stores them.
 

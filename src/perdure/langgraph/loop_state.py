@@ -200,7 +200,7 @@ def read_carrier(configurable: Mapping[str, Any]) -> ThreadId | None:
     return None
 
 
-def lease_of(thread: ThreadId | None) -> ThreadId | None:
+def without_loop(thread: ThreadId | None) -> ThreadId | None:
     """Return the id with the lease and the journal of a run, and without its loop; ``None`` if there is no
     lease."""
     if thread is None or thread.epoch is None:

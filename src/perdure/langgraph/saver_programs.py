@@ -43,7 +43,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, lease_of, plain
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop, plain
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
@@ -292,7 +292,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         """Return the thread's id that a listed checkpoint's config carries. If a run starts from an old
         checkpoint, LangGraph begins a subgraph's loop with a listed one, and that loop writes under the run's
         lease."""
-        leased = lease_of(at.thread)
+        leased = without_loop(at.thread)
         if record.namespace == ROOT:
             return leased
         loop = self._loops.start(

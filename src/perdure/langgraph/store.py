@@ -35,7 +35,7 @@ from perdure.engine.items import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import as_seen, check_ttl, together, validate_all
+from perdure.langgraph.store_arguments import check_joint_puts, check_ttl, to_plain_values, validate_all
 from perdure.langgraph.store_puts import ItemName, Puts, find_last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
@@ -177,8 +177,8 @@ class PerdureStore(BaseStore):
             TooLarge: One commit cannot hold them.
             Contention: Other writers of the namespace win each time; try again.
         """
-        ops = together(puts)
-        packed, wanted = self._puts(ops), as_seen(seen)
+        ops = check_joint_puts(puts)
+        packed, wanted = self._puts(ops), to_plain_values(seen)
         if self._index is None:
             embedded = NOTHING
         else:
@@ -189,8 +189,8 @@ class PerdureStore(BaseStore):
         self, puts: Sequence[PutOp], seen: Mapping[str, Mapping[str, Any] | None]
     ) -> bool:
         """See ``put_if_unchanged``."""
-        ops = together(puts)
-        packed, wanted = self._puts(ops), as_seen(seen)
+        ops = check_joint_puts(puts)
+        packed, wanted = self._puts(ops), to_plain_values(seen)
         embedded = await self._aembed(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 

@@ -20,13 +20,13 @@ from langgraph.store.base import (
 from perdure.errors import Unserialisable
 from perdure.model.arguments import refuse_text
 from perdure.model.store_items import span
-from perdure.model.values.json_values import plain
+from perdure.model.values.json_values import convert_to_plain
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
 
 
-def together(puts: Sequence[PutOp]) -> list[Op]:
+def check_joint_puts(puts: Sequence[PutOp]) -> list[Op]:
     """Return the operations; raise ``ValueError`` unless one commit may hold them."""
     ops: list[Op] = list(puts)
     validate_all(ops)
@@ -39,7 +39,7 @@ def together(puts: Sequence[PutOp]) -> list[Op]:
     return ops
 
 
-def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
+def to_plain_values(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """Return the values that a caller has read as plain data, by key.
 
     Raises:
@@ -48,7 +48,7 @@ def as_seen(seen: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     """
     for key in seen:
         _check_key(key)
-    return {key: plain(value, f"seen[{key!r}]") for key, value in seen.items()}
+    return {key: convert_to_plain(value, f"seen[{key!r}]") for key, value in seen.items()}
 
 
 def validate_all(ops: Iterable[Any]) -> None:

@@ -19,7 +19,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 
 from perdure.errors import ExtractionRefused
-from perdure.memory.facts import TEXT_MAX, Fact, aware, clean_text
+from perdure.memory.facts import TEXT_MAX, Fact, clean_text, convert_to_utc
 from perdure.memory.recall import escape_line
 
 EXTRACTION_PROMPT = """\
@@ -176,7 +176,7 @@ async def extract_facts(extract: Extract, request: ExtractionRequest) -> list[Ex
         try:
             clean_text(fact.text, TEXT_MAX)
             if fact.valid_from is not None:
-                aware(fact.valid_from, "valid_from")
+                convert_to_utc(fact.valid_from, "valid_from")
         except (TypeError, ValueError) as error:
             raise ExtractionRefused(f"{error}; nothing was remembered") from None
     return list(result)

@@ -135,7 +135,7 @@ class ThreadSummary:
             return cls(thread=key, text=str(value["text"]), at=_read_known_time(value["at"]))
 
 
-def mark(at: datetime) -> dict[str, Any]:
+def make_mark(at: datetime) -> dict[str, Any]:
     """Return the mark that takes the place of a forgotten fact or summary. It has nothing of the text."""
     return {"kind": _FORGOTTEN, "current": False, "at": _format_time(at)}
 
@@ -196,7 +196,7 @@ def clean_text(text: object, most: int) -> str:
     return text
 
 
-def aware(at: datetime, what: str) -> datetime:
+def convert_to_utc(at: datetime, what: str) -> datetime:
     """Return a time in UTC; raise ``ValueError`` for one without a time zone, or outside the years 1 to 9999
     in UTC."""
     if at.tzinfo is None:
@@ -215,7 +215,7 @@ def read_time(text: str | None) -> datetime | None:
 
 
 def _read_known_time(text: str) -> datetime:
-    return aware(datetime.fromisoformat(text), "a stored time")
+    return convert_to_utc(datetime.fromisoformat(text), "a stored time")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from uuid import UUID
 from langgraph.store.base import BaseStore, GetOp, Op, PutOp, SearchOp
 
 from perdure.memory import programs
-from perdure.memory.facts import Fact, Remembered, ThreadSummary, aware
+from perdure.memory.facts import Fact, Remembered, ThreadSummary, convert_to_utc
 from perdure.memory.new_fact import NewFact
 from perdure.memory.programs import FactQuery
 from perdure.memory.steps import FactChange, Place, Steps
@@ -315,7 +315,7 @@ def _select_facts(facts: Sequence[Fact], known_at: datetime | None, *, history: 
     if known_at is not None and history:
         raise ValueError("history=True returns the facts of all times; leave out known_at")
     if known_at is not None:
-        at = aware(known_at, "known_at")
+        at = convert_to_utc(known_at, "known_at")
         return [fact for fact in facts if fact.was_known(at)]
     return [fact for fact in facts if history or fact.is_current]
 

@@ -23,11 +23,11 @@ from perdure.memory.facts import (
     Fact,
     Remembered,
     ThreadSummary,
-    aware,
     clean_text,
+    convert_to_utc,
     is_mark,
     make_fact_id,
-    mark,
+    make_mark,
     normalise_text,
     read_mark_time,
     read_time,
@@ -58,11 +58,11 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
     if new.valid_from is None:
         valid_from = None
     else:
-        valid_from = aware(new.valid_from, "valid_from")
+        valid_from = convert_to_utc(new.valid_from, "valid_from")
     if new.heard_at is None:
         heard_at = None
     else:
-        heard_at = aware(new.heard_at, "heard_at")
+        heard_at = convert_to_utc(new.heard_at, "heard_at")
     for _ in range(TRIES):
         existing, number, values = yield from _find_latest(place, text)
         first_id = make_fact_id(text, 0)
@@ -185,7 +185,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
     if heard_at is None:
         heard_at = None
     else:
-        heard_at = aware(heard_at, "heard_at")
+        heard_at = convert_to_utc(heard_at, "heard_at")
     for _ in range(TRIES):
         (item,) = yield [GetOp(place.summaries, thread, refresh_ttl=False)]
         if item is None:
@@ -251,7 +251,7 @@ def forget(place: Place, key: str) -> Steps[int]:
             raise _unknown_error(key)
         removed = 0
         if summary is not None:
-            put = PutOp(place.summaries, key, mark(place.now()), index=False)
+            put = PutOp(place.summaries, key, make_mark(place.now()), index=False)
             removed += yield FactChange([put], {key: summary})
         if fact is not None:
             removed += yield from _forget_fact(place, key, normalise_text(Fact.read(key, fact).text))
@@ -286,7 +286,7 @@ def _forget_fact(place: Place, key: str, text: str) -> Steps[int]:
     rest = [each.id for each in to_remove if each.id in found]
     change = _plan_removal(place, found, rest)
     puts = [put for put in change.puts if put.key != first_id]
-    puts.append(PutOp(place.facts, first_id, mark(place.now()), index=False))
+    puts.append(PutOp(place.facts, first_id, make_mark(place.now()), index=False))
     seen = _merge_readings(change.seen, {first_id: values[first_id], next_id: None})
     if (yield FactChange(puts, seen)):
         return len(to_remove)

@@ -14,7 +14,7 @@ from uuid import uuid4
 from langgraph.store.base import GetOp, Op, PutOp
 
 from perdure.errors import Contention, Forgotten
-from perdure.memory.facts import mark, read_time
+from perdure.memory.facts import make_mark, read_time
 from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 R = TypeVar("R")
@@ -96,7 +96,7 @@ def fence(
             raise Forgotten("the user was forgotten after these messages were written; nothing was stored")
         if item is not None:
             return {_FENCE: item.value}
-        new_fence = {**mark(place.now()), "fence": uuid4().hex}
+        new_fence = {**make_mark(place.now()), "fence": uuid4().hex}
         is_new = yield FactChange([PutOp(namespace, _FENCE, new_fence, index=False)], {_FENCE: None})
     raise contention_error()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from perdure.errors import Unserialisable
 from perdure.model.ops import Bound
-from perdure.model.values.json_values import pack_data, plain
+from perdure.model.values.json_values import convert_to_plain, pack_data
 
 _ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     "$gt": operator.gt,
@@ -47,7 +47,7 @@ def parse_filter(conditions: Any) -> Filter:
     """
     if not isinstance(conditions, Mapping):
         raise TypeError(f"a filter is a dict of conditions by field, not {conditions!r}")
-    data: dict[str, Any] = plain(_make_finite(conditions), "filter")
+    data: dict[str, Any] = convert_to_plain(_make_finite(conditions), "filter")
     try:
         pack_data(data)
     except UnicodeEncodeError as error:

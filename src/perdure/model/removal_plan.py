@@ -43,7 +43,7 @@ class Plan:
         return not (self.removed or self.heads or self.writes)
 
 
-def keep_newest(last: int) -> Callable[[list[CheckpointRecord]], set[str]]:
+def make_newest_rule(last: int) -> Callable[[list[CheckpointRecord]], set[str]]:
     """Return the rule that the newest ``last`` checkpoints of the root namespace stay."""
 
     def rule(roots: list[CheckpointRecord]) -> set[str]:
@@ -67,7 +67,7 @@ def plan_retention(
         rule: returns the ids of the root checkpoints to keep.
         bases: result of ``find_run_bases`` for the open run.
     """
-    groups = by_namespace(checkpoints)
+    groups = group_by_namespace(checkpoints)
     tags = set(tagged)
     anchors = {*tags, *heads.items(), *bases}
     roots = groups.get("", {})
@@ -90,7 +90,7 @@ def plan_removal(
     checkpoints: Iterable[CheckpointRecord], removed: Callable[[CheckpointRecord], bool]
 ) -> Plan:
     """Return the plan that removes exactly the checkpoints of a rule, in every namespace."""
-    groups = {"": dict[str, CheckpointRecord](), **by_namespace(checkpoints)}
+    groups = {"": dict[str, CheckpointRecord](), **group_by_namespace(checkpoints)}
     kept = {
         namespace: {i for i, checkpoint in group.items() if not removed(checkpoint)}
         for namespace, group in groups.items()
@@ -104,12 +104,12 @@ def find_run_bases(
     """Return the heads to which a rollback of a run returns, at most one a namespace, if they are stored."""
     if run_id is None:
         return set()
-    groups = by_namespace(checkpoints)
+    groups = group_by_namespace(checkpoints)
     bases = {ns: find_head_before(head, groups.get(ns, {}), {run_id}) for ns, head in heads.items()}
     return {(ns, base) for ns, base in bases.items() if base is not None and base in groups.get(ns, {})}
 
 
-def by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str, CheckpointRecord]]:
+def group_by_namespace(checkpoints: Iterable[CheckpointRecord]) -> dict[str, dict[str, CheckpointRecord]]:
     """Group checkpoints by namespace, then by id."""
     groups: dict[str, dict[str, CheckpointRecord]] = {}
     for checkpoint in checkpoints:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from perdure.model.checkpoint import CheckpointRecord
-from perdure.model.removal_plan import keep_newest
+from perdure.model.removal_plan import make_newest_rule
 
 LABEL = "retention"
 """Key of a thread's metadata that names its policy."""
@@ -132,7 +132,7 @@ class Retention:
         kept = self.find_kept_by_age(roots, now)
         if self.keep_last is None:
             return kept
-        return kept | keep_newest(self.keep_last)(roots)
+        return kept | make_newest_rule(self.keep_last)(roots)
 
     def find_kept_by_age(self, roots: list[CheckpointRecord], now: int) -> set[str]:
         """Return the ids of the root checkpoints that ``keep_for`` keeps; those without a time stay."""

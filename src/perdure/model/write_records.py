@@ -44,7 +44,7 @@ def record_key(write: PendingWrite) -> Key:
     return write.namespace, write.checkpoint_id, write.task_id, idx if idx < 0 else idx - idx % SHARED
 
 
-def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
+def group_by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
     """Group writes by the key of their record."""
     records: dict[Key, list[PendingWrite]] = {}
     for write in writes:
@@ -54,7 +54,7 @@ def by_record(writes: Iterable[PendingWrite]) -> dict[Key, list[PendingWrite]]:
 
 def make_new_puts(writes: Iterable[PendingWrite], expect: Expectation = Expect.ANY) -> list[Put]:
     """Return the operations that store writes in new records."""
-    return [_make_put(key, group, expect, group[0].version) for key, group in by_record(writes).items()]
+    return [_make_put(key, group, expect, group[0].version) for key, group in group_by_record(writes).items()]
 
 
 def read_by_record(records: Iterable[Record]) -> dict[Key, Sequence[PendingWrite]]:
@@ -70,7 +70,7 @@ def plan_puts(writes: Iterable[PendingWrite], stored: Mapping[Key, Sequence[Pend
         stored: The stored writes of each record that may receive new ones, by the record's key.
     """
     out: list[Put] = []
-    for key, new in by_record(writes).items():
+    for key, new in group_by_record(writes).items():
         existing = stored.get(key)
         if existing is None:
             out.append(_make_put(key, new, Expect.ABSENT, new[0].version))
@@ -116,7 +116,9 @@ def find_asking_tasks(records: Iterable[Record]) -> set[str]:
 
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:
     """Return the number of bytes of the bodies of records that hold these writes and no others."""
-    return sum(len(_make_put(key, group, Expect.ANY, 0).body) for key, group in by_record(writes).items())
+    return sum(
+        len(_make_put(key, group, Expect.ANY, 0).body) for key, group in group_by_record(writes).items()
+    )
 
 
 def read_writes(records: Iterable[Record]) -> list[PendingWrite]:

@@ -45,7 +45,7 @@ _refusals_everywhere = 0
 
 
 @contextmanager
-def everywhere() -> Iterator[None]:
+def refuse_everywhere() -> Iterator[None]:
     """Refuse connections to the whole process during the block."""
     global _refusals_everywhere
     install()

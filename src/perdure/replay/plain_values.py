@@ -12,7 +12,7 @@ from typing import Any
 
 from langgraph.types import Interrupt, Overwrite, Send
 
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 
 _UUID = re.compile(r"(?:[a-z_]+-{1,2})*[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}(?:-\d+)?")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:?\d\d)?")
@@ -26,14 +26,14 @@ def snapshot(value: Any) -> Any:
         case Overwrite():
             return {"overwrite": snapshot(value.value)}
         case Interrupt():
-            return {"interrupt": plain(value.value)}
+            return {"interrupt": to_plain(value.value)}
         case BaseException():
             # The form in which a checkpoint has it.
             return repr(value)
         case list() | tuple() if value and isinstance(value[0], Send | Interrupt):
             return [snapshot(each) for each in value]
         case _:
-            return plain(value)
+            return to_plain(value)
 
 
 def align(expected: Any, found: Any) -> tuple[Any, int]:

@@ -34,7 +34,7 @@ from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.records import Key, Partition
 from perdure.replay.answering import Answering, answer_calls
 from perdure.replay.comparison import Comparison, Difference, leads_on
-from perdure.replay.interception import RefusingStore, everywhere, install
+from perdure.replay.interception import RefusingStore, install, refuse_everywhere
 from perdure.replay.plain_values import snapshot
 from perdure.replay.recording import Recording, Step, TaskKey, TaskRecord, by_key, config_of, name_sent
 from perdure.replay.step_saver import StepSaver
@@ -277,7 +277,7 @@ class Replayer:
             is_whole=step.child is not None,
             ignored=self.options.ignore,
         )
-        outside = everywhere() if self.options.whole_process else nullcontext()
+        outside = refuse_everywhere() if self.options.whole_process else nullcontext()
         with tracing_context(enabled=False), outside:
             is_derived = await self._replay_and_compare(loaded, comparison)
         return StepResult(

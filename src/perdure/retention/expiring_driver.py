@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
 from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
@@ -167,10 +167,10 @@ class ExpiringDriver(WrappingDriver):
             # it.
         return (yield from ask(cast("Effect[Any]", effect)))
 
-    def _find_expired(self, partition: Partition) -> Program[ThreadAtRest | None]:
+    def _find_expired(self, partition: Partition) -> Program[ExpiryFacts | None]:
         """Return the thread if it is expired by the database's clock."""
         try:
-            thread = yield from read_at_rest(partition)
+            thread = yield from read_expiry_facts(partition)
             expires_at = thread.expires_at(self._rules)
         except (Corrupt, LookupError):
             # A thread that is damaged, or names an unknown policy, is left to those who report that.

@@ -93,7 +93,7 @@ class Control:
     async def remove_resting(self, partition: Partition, *, only_unused: bool = False) -> bool:
         """Remove a thread without current work, and return True if it was removed. The thread is kept if it
         changes meanwhile, and with ``only_unused`` if a message was ever accepted for it."""
-        removed = await self._database.arun(thread_removal.remove_resting(partition, only_unused=only_unused))
+        removed = await self._database.arun(thread_removal.remove_if_idle(partition, only_unused=only_unused))
         if removed:
             self._note_removed(partition)
         return removed

@@ -69,7 +69,7 @@ class Crons:
 
     async def everything(self) -> list[Cron]:
         """Return all crons, by id."""
-        return await self._context.database.arun(crons.everything(self._place))
+        return await self._context.database.arun(crons.read_all_crons(self._place))
 
     def _schedule(self, cron: Cron, now: int) -> None:
         if cron.due_at is None:

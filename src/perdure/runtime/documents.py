@@ -31,7 +31,7 @@ class TenantDocuments:
 
     async def everything(self) -> list[Versioned]:
         """Return the current versions of all documents, by name."""
-        return await self._database.arun(versioned_documents.everything(self._partition, self._kind))
+        return await self._database.arun(versioned_documents.read_all_current(self._partition, self._kind))
 
     async def create(self, name: str, body: Mapping[str, Any]) -> Versioned | None:
         """Store the first version of a document; None if it exists."""
@@ -66,7 +66,7 @@ class TenantDocuments:
 
     async def past(self, name: str) -> list[Versioned]:
         """Return every version of a document, the newest first."""
-        return await self._database.arun(versioned_documents.past(self._partition, self._kind, name))
+        return await self._database.arun(versioned_documents.list_versions(self._partition, self._kind, name))
 
     async def remove(self, name: str) -> bool:
         """Remove a document with its versions, and return True if it existed."""

@@ -41,7 +41,7 @@ def to_json(value: Any) -> str:
         return json.dumps(_encode_deep(value), separators=(",", ":"))
 
 
-def interrupt(asked: Interrupt) -> dict[str, Any]:
+def describe_interrupt(asked: Interrupt) -> dict[str, Any]:
     """Return an interrupt as clients expect it, with the JSON schema of its answer if it has one."""
     shown = {"value": asked.value, "id": asked.id}
     schema = getattr(asked, "response_schema", None)
@@ -52,7 +52,7 @@ def interrupt(asked: Interrupt) -> dict[str, Any]:
     return {**shown, "response_schema": schema}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a value as plain JSON data."""
     return json.loads(to_json(value))
 
@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
         case BaseModel():
             return value.model_dump()
         case Interrupt():
-            return interrupt(value)
+            return describe_interrupt(value)
         case Enum():
             return value.value
         case Runtime() | BaseStore() | BaseCheckpointSaver() | ToolRuntime():

@@ -342,7 +342,7 @@ class TenantRuntime:
         removed."""
         partition = partition_of(ticket)
         if ticket.number:
-            return await self._database.arun(inbox.look(partition, ticket.number, ticket.id))
+            return await self._database.arun(inbox.read_standing(partition, ticket.number, ticket.id))
         standing = await self._database.arun(inbox.find(partition, ticket.id))
         if standing is None:
             raise NotFound(f"thread {ticket.thread_id!r} has no message {ticket.id!r}: it was removed")
@@ -385,7 +385,7 @@ class TenantRuntime:
             # A postponed message becomes a run of its own.
             return ticket.id
         most = self._context.settings.max_batch
-        program = inbox.run_id(partition, ticket.number, ticket.id, most)
+        program = inbox.find_run_id(partition, ticket.number, ticket.id, most)
         return await self._database.arun(program) or ticket.id
 
     async def find(self, thread_id: str, run_id: str) -> Standing | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations.word_search import excerpt, has_words, words_of
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
@@ -91,4 +91,4 @@ def _find_excerpt(values: Any, wanted: Sequence[str]) -> str | None:
     messages = None
     if isinstance(values, Mapping):
         messages = values.get("messages")
-    return excerpt(list(map(plain, messages)) if isinstance(messages, list) else None, wanted)
+    return excerpt(list(map(to_plain, messages)) if isinstance(messages, list) else None, wanted)

@@ -301,7 +301,7 @@ def read_thread_in_path(connection: HTTPConnection) -> str:
 
 async def _read_thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
     in_path = read_thread_in_path(request)
-    thread_ids.only([in_path, *await thread_ids.in_request(request)])
+    thread_ids.require_same_thread([in_path, *await thread_ids.in_request(request)])
     return in_path
 
 

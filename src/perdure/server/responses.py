@@ -25,7 +25,7 @@ from perdure.model.runs.messages import (
 )
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
 from perdure.model.runs.queue import INTERRUPT_RUN
-from perdure.model.runs.waits import Wait, Waits, asks_nobody
+from perdure.model.runs.waits import Wait, Waits, is_unanswerable
 from perdure.model.times import to_datetime
 from perdure.runtime import Standing, json_encoding
 from perdure.runtime.events.outgoing import reference_of
@@ -183,7 +183,7 @@ def _keep_questions(
     questions: list[dict[str, Any]] = []
     for entry in asked:
         wait = waits.get(entry["id"])
-        if asks_nobody(waits, entry["id"]):
+        if is_unanswerable(waits, entry["id"]):
             others[entry["id"]] = {"id": entry["id"], **wait_shown(waits[entry["id"]])}
         else:
             questions.append(entry if wait is None else {**entry, "wait": wait_shown(wait)})
@@ -246,7 +246,7 @@ def group_interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
 
 
 def interrupt(asked: Interrupt) -> dict[str, Any]:
-    return json_encoding.interrupt(asked)
+    return json_encoding.describe_interrupt(asked)
 
 
 def state(snapshot: StateSnapshot, select: Sequence[str] | None = None) -> dict[str, Any]:
@@ -335,7 +335,7 @@ def _make_ref(config: Any) -> dict[str, Any] | None:
 def outcome(state: StateSnapshot, waits: Waits) -> Any:
     """Return the values with which a run ended, including its interrupts if it waits for an answer; ``waits``
     are the waits of the run."""
-    asked = [interrupt(one) for one in state.interrupts if not asks_nobody(waits, one.id)]
+    asked = [interrupt(one) for one in state.interrupts if not is_unanswerable(waits, one.id)]
     if asked and isinstance(state.values, Mapping):
         return {**state.values, write_records.INTERRUPT: asked}
     return state.values

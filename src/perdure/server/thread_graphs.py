@@ -18,14 +18,14 @@ class OtherAgent(OtherGraph):
     """Raised when a run may use only threads of its own assistant, and the thread is another assistant's."""
 
 
-def is_other_agent_s(row: ThreadRow, assistant_id: str) -> bool:
+def was_run_by_other_agent(row: ThreadRow, assistant_id: str) -> bool:
     """Return True if the last run of a thread was another assistant's."""
     return bool(row.metadata.get("assistant_id", assistant_id) != assistant_id)
 
 
 def require_own_agent(row: ThreadRow, assistant_id: str) -> None:
     """Raise ``OtherAgent`` if another assistant has run on the thread."""
-    if has_run(row) and is_other_agent_s(row, assistant_id):
+    if has_run(row) and was_run_by_other_agent(row, assistant_id):
         raise OtherAgent(f"Thread {row.thread_id!r} belongs to another agent; send the run to another thread")
 
 

@@ -70,7 +70,7 @@ def require_same(thread_id: str, named: Any) -> None:
         )
 
 
-def only(named: Iterable[str]) -> str | None:
+def require_same_thread(named: Iterable[str]) -> str | None:
     """Return the thread that all the ids name, None if there are no ids. ``Refusal`` if they differ."""
     different = set(named)
     if len(different) > 1:

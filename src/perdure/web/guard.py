@@ -104,11 +104,11 @@ class Guard:
                 return 400, f"A request has one Host header; this one has {len(given)}."
             if not self._is_own(_parse_host(f"//{given[0]}")):
                 return 403, self._list_own_names()
-        if not changes(scope) or not is_foreign(headers, self._allows):
+        if not may_change(scope) or not is_foreign(headers, self._allows):
             return None
         if self._is_open or scope["type"] == "websocket":
             return 403, FOREIGN
-        if is_asked_about(headers):
+        if needs_preflight(headers):
             return None
         return (403, SIMPLE)
 
@@ -128,7 +128,7 @@ class Guard:
         )
 
 
-def changes(scope: Scope) -> bool:
+def may_change(scope: Scope) -> bool:
     """Return True if a request may change something. A browser opens WebSockets across origins without a
     check, so they count as changes."""
     if scope["type"] == "websocket" or scope["method"] not in READING:
@@ -148,7 +148,7 @@ def is_foreign(headers: Headers, allows: Allows) -> bool:
     return origin is not None and not is_of_host(origin, headers.get("host"))
 
 
-def is_asked_about(headers: Headers) -> bool:
+def needs_preflight(headers: Headers) -> bool:
     """Return True if a browser asks the server before it sends such a request to another origin, because its
     body is JSON, which a form cannot send."""
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -77,7 +77,7 @@ def test_an_id_is_taken_once_and_a_missing_cron_is_not_changed(queue: Queue) -> 
     assert held.due_at == 5
     same = queue.run(crons.change(PLACE, "a", lambda cron: None, queue.now, queue.fresh))
     assert same == held
-    assert [cron.id for cron in queue.run(crons.everything(PLACE))] == ["a"]
+    assert [cron.id for cron in queue.run(crons.read_all_crons(PLACE))] == ["a"]
 
 
 def test_those_that_are_due_come_earliest_first(queue: Queue) -> None:
@@ -132,7 +132,7 @@ def bind(queue: Queue, name: str, thread: str | None, tenant: str = "acme", due_
 
 
 def left(queue: Queue, tenant: str = "acme") -> list[str]:
-    return [cron.id for cron in queue.run(crons.everything(crons.place(tenant)))]
+    return [cron.id for cron in queue.run(crons.read_all_crons(crons.place(tenant)))]
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def bound(queue: Queue) -> Queue:
 
 REMOVALS: dict[str, Callable[[], Program[Any]]] = {
     "delete": lambda: thread_removal.delete_thread(THREAD),
-    "resting": lambda: thread_removal.remove_resting(THREAD),
+    "resting": lambda: thread_removal.remove_if_idle(THREAD),
 }
 
 

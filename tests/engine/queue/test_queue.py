@@ -345,12 +345,12 @@ def test_where_a_message_stands(queue: Queue) -> None:
     for n in range(4):
         queue.accept(str(n), "enqueue" if n == 2 else "coalesce")
     with pytest.raises(NotFound):
-        queue.run(inbox.look(HERE, 5, "id5"))
-    assert queue.run(inbox.look(HERE, 1, "id1")).run is None
+        queue.run(inbox.read_standing(HERE, 5, "id5"))
+    assert queue.run(inbox.read_standing(HERE, 1, "id1")).run is None
     first = queue.held()
     queue.finish(first)
     second = queue.held()
-    stand = [queue.run(inbox.look(HERE, n, f"id{n}")).run for n in range(1, 5)]
+    stand = [queue.run(inbox.read_standing(HERE, n, f"id{n}")).run for n in range(1, 5)]
     assert [r.id if r else None for r in stand] == [first.run.id, first.run.id, second.run.id, None]
     newest = queue.run(inbox.latest(HERE, 3))
     assert [(s.message.seq, s.run.id if s.run else None) for s in newest] == [

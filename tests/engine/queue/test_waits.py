@@ -13,7 +13,7 @@ from perdure.engine.checks.fsck import check
 from perdure.engine.queue import runs, waits
 from perdure.engine.queue.events import Event, read
 from perdure.engine.queue.runs import Ending
-from perdure.engine.queue.waits import REMINDER, EarlySignal, Wake, Woken, early_put
+from perdure.engine.queue.waits import REMINDER, EarlySignal, Wake, Woken, make_early_put
 from perdure.engine.transact import Budget
 from perdure.errors import NotWaiting, TooLarge
 from perdure.model.ops import Commit
@@ -253,7 +253,7 @@ def test_a_kept_signal_that_does_not_fit_keeps_no_thread_from_its_deadline(queue
     held = queue.held()
     early = EarlySignal("paid", "v" * 100_000, True, "")
     queue.memory.perform(
-        Commit(HERE, (early_put([early, replace(early, value=7)], (), queue.now, queue.fresh),))
+        Commit(HERE, (make_early_put([early, replace(early, value=7)], (), queue.now, queue.fresh),))
     )
     note = with_waits({"interrupts": [{"id": "a"}]}, {"a": Wait("signal", 100, (None,), name="paid")})
     queue.finish(held, WAITING, **note)

@@ -14,7 +14,7 @@ from perdure.model.checkpoint import PendingWrite
 from perdure.model.heads import belongs, make_loop_name
 from perdure.model.ops import Delete
 from perdure.model.records import TAG, Partition, Record
-from perdure.model.removal_plan import Plan, keep_newest
+from perdure.model.removal_plan import Plan, make_newest_rule
 from perdure.model.write_records import record_key
 from tests.model.test_removal_plan import threads
 
@@ -65,8 +65,8 @@ def stored_threads(draw: Any) -> Contents:
 
 
 PLANNERS: list[tuple[Planner, frozenset[str]]] = [
-    (keep_by(keep_newest(1)), frozenset()),
-    (keep_by(keep_newest(3)), frozenset()),
+    (keep_by(make_newest_rule(1)), frozenset()),
+    (keep_by(make_newest_rule(3)), frozenset()),
     (keep_tagged, frozenset()),
     (remove_runs(frozenset(RUNS)), frozenset(RUNS)),
     (remove_runs(frozenset(["r1"])), frozenset(["r1"])),

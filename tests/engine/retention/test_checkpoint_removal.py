@@ -29,7 +29,7 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Put
 from perdure.model.program import Effect
 from perdure.model.records import CHECKPOINT, DOCUMENT, EPOCH, GC, HEAD, OF_THREAD, TAG, WRITE, Partition
-from perdure.model.removal_plan import Name, keep_newest
+from perdure.model.removal_plan import Name, make_newest_rule
 from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.packs import make_chunk_puts
@@ -291,7 +291,7 @@ def test_a_small_plan_is_one_commit() -> None:
 
     db = open_database("memory://", wrap=lambda own: Hooked(memory, note))
     handle = handle_of(db)
-    handle.run(prune(ADA, keep_by(keep_newest(2)), handle.digest, handle.budget))
+    handle.run(prune(ADA, keep_by(make_newest_rule(2)), handle.digest, handle.budget))
     assert sum(any(op.kind is CHECKPOINT for op in commit.ops) for commit in commits) == 1
 
 

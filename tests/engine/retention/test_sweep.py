@@ -192,7 +192,7 @@ def test_a_thread_that_cannot_be_pruned_does_not_block_the_others(
 def test_a_tag_that_is_set_while_an_expired_thread_is_removed_keeps_it(db: perdure.SyncDatabase) -> None:
     talk(db, "a", 2)
     at = Partition("", "a")
-    thread = handle_of(db).run(thread_expiry.read_at_rest(at))
+    thread = handle_of(db).run(thread_expiry.read_expiry_facts(at))
     assert thread.expires_at(rules(idle="1h")) is not None
     db.tag("a", "approved")
     assert not handle_of(db).run(thread_removal.remove_expired(at, thread))

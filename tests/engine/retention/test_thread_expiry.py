@@ -15,7 +15,7 @@ import perdure
 from perdure import Retention, RetentionRules
 from perdure.database.base import handle_of
 from perdure.engine import documents
-from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, ExpiryFacts, read_expiry_facts
 from perdure.engine.retention.thread_removal import remove_expired
 from perdure.model.ops import Expect
 from perdure.model.records import OF_THREAD, Partition
@@ -25,7 +25,7 @@ from tests.langgraph.session import config
 
 HERE = Partition("", "a")
 RULES = RetentionRules(Retention(idle="1m"))
-AT_REST = ThreadAtRest(
+AT_REST = ExpiryFacts(
     is_busy=False,
     has_queues=False,
     is_tagged=False,
@@ -41,9 +41,9 @@ AT_REST = ThreadAtRest(
 )
 
 
-def rest(**changes: Any) -> ThreadAtRest:
-    fields = {name: getattr(AT_REST, name) for name in ThreadAtRest.__slots__}
-    return ThreadAtRest(**{**fields, **changes})
+def rest(**changes: Any) -> ExpiryFacts:
+    fields = {name: getattr(AT_REST, name) for name in ExpiryFacts.__slots__}
+    return ExpiryFacts(**{**fields, **changes})
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def rest(**changes: Any) -> ThreadAtRest:
     ],
 )
 def test_a_thread_expires_by_its_own_time_or_its_policy(
-    thread: ThreadAtRest, rules: RetentionRules, at: int | None
+    thread: ExpiryFacts, rules: RetentionRules, at: int | None
 ) -> None:
     assert thread.expires_at(rules) == at
 
@@ -111,7 +111,7 @@ THREADS = st.builds(
     st.sampled_from([0, 60_000_000]),
 )
 def test_what_happens_to_a_thread_follows_from_its_own_end_its_policy_and_the_usual_one(
-    thread: ThreadAtRest,
+    thread: ExpiryFacts,
     default: Retention | None,
     named: Retention,
     usual: ThreadTtl | None,
@@ -157,13 +157,13 @@ def put(db: perdure.SyncDatabase, body: Mapping[str, Any], at: int) -> None:
 
 def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> None:
     with perdure.connect_sync("memory://") as db:
-        assert handle_of(db).run(read_at_rest(HERE)).active_at is None
+        assert handle_of(db).run(read_expiry_facts(HERE)).active_at is None
         put(db, {"metadata": {"retention": "own", "graph_id": "theirs"}, "ttl": None}, 5)
-        assert handle_of(db).run(read_at_rest(HERE)).active_at == 5
+        assert handle_of(db).run(read_expiry_facts(HERE)).active_at == 5
         before = time.time_ns() // 1000
         graph = graphs.chat(db.checkpointer())
         graph.invoke(graphs.message(0), {**config("a"), "metadata": {"graph_id": "mine", "more": 1}})
-        found = handle_of(db).run(read_at_rest(HERE))
+        found = handle_of(db).run(read_expiry_facts(HERE))
         assert found.active_at is not None
         assert before - 1 <= found.active_at <= time.time_ns() // 1000 + 1
         assert {name: found.metadata[name] for name in ("retention", "graph_id", "more")} == {
@@ -172,16 +172,16 @@ def test_the_last_activity_is_the_latest_of_checkpoint_document_and_run() -> Non
             "more": 1,
         }
         put(db, {}, found.active_at + 5)
-        assert handle_of(db).run(read_at_rest(HERE)).active_at == found.active_at + 5
+        assert handle_of(db).run(read_expiry_facts(HERE)).active_at == found.active_at + 5
 
 
 def test_a_thread_that_changed_since_it_was_read_is_not_removed() -> None:
     with perdure.connect_sync("memory://") as db:
         graph = graphs.chat(db.checkpointer())
         graph.invoke(graphs.message(0), config("a"))
-        found = handle_of(db).run(read_at_rest(HERE))
+        found = handle_of(db).run(read_expiry_facts(HERE))
         graph.invoke(graphs.message(1), config("a"))
         assert not handle_of(db).run(remove_expired(HERE, found))
         assert len(db.timeline("a")) == 6
-        assert handle_of(db).run(remove_expired(HERE, handle_of(db).run(read_at_rest(HERE))))
+        assert handle_of(db).run(remove_expired(HERE, handle_of(db).run(read_expiry_facts(HERE))))
         assert list(db.threads()) == []

@@ -14,7 +14,7 @@ from langgraph.checkpoint.base.id import uuid6
 import perdure
 from perdure.database.base import handle_of
 from perdure.engine.retention.checkpoint_removal import delete_for_runs
-from perdure.engine.retention.thread_expiry import read_at_rest
+from perdure.engine.retention.thread_expiry import read_expiry_facts
 from perdure.engine.retention.thread_removal import remove_expired, remove_whole, write_versions
 from perdure.engine.transact import Budget
 from perdure.errors import Unavailable
@@ -37,7 +37,7 @@ def talked(db: perdure.SyncDatabase) -> None:
 
 
 def removed_expired(db: perdure.SyncDatabase) -> Program[Any]:
-    thread = yield from read_at_rest(HERE)
+    thread = yield from read_expiry_facts(HERE)
     return (yield from remove_expired(HERE, thread))
 
 

@@ -21,7 +21,7 @@ from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Commit, Delete, Fetch, Put, Range
 from perdure.model.program import Effect, Program
 from perdure.model.records import CHECKPOINT, CHUNK, PACK, Kind, Partition, Record
-from perdure.model.removal_plan import keep_newest
+from perdure.model.removal_plan import make_newest_rule
 from perdure.model.values.packs import BLOCK, PACK_BYTES
 from perdure.storage.port import Capabilities, Driver, run
 from tests.backends import EMPTY
@@ -175,7 +175,7 @@ def test_what_is_packed_in_the_middle_of_a_prune_is_in_no_pack_either(db: perdur
     graph.update_state(config("ada"), {"messages": [RemoveMessage(secret.id)]})
     handle = handle_of(db)
     driver: Any = Between(handle.driver, lambda: pack_all(db))
-    run(checkpoint_removal.prune(ADA, keep_by(keep_newest(1)), handle.digest, handle.budget), driver)
+    run(checkpoint_removal.prune(ADA, keep_by(make_newest_rule(1)), handle.digest, handle.budget), driver)
     assert driver.is_done
     assert not holds_the_secret(db)
     assert db.fsck("ada") == []

@@ -135,11 +135,11 @@ def test_a_document_arrives_after_all_its_versions() -> None:
     counts = set[int]()
     for target, stopped in stopped_at_each_write(source, partition):
         there = handle_of(target)
-        found = there.run(versioned_documents.everything(partition, "assistant"))
+        found = there.run(versioned_documents.read_all_current(partition, "assistant"))
         counts.add(len(found))
         assert stopped or len(found) == 2
         for each in found:
-            past = there.run(versioned_documents.past(partition, "assistant", each.name))
+            past = there.run(versioned_documents.list_versions(partition, "assistant", each.name))
             assert [version.number for version in past] == [5, 4, 3, 2, 1]
     assert counts >= {0, 2}
 

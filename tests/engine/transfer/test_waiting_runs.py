@@ -126,7 +126,9 @@ def test_the_source_takes_nothing_any_more_that_the_target_waits_for() -> None:
             with pytest.raises(Conflict, match="handed over to another database"):
                 await runtime.signal("t", "paid", 1)
             row = await runtime.threads.get("t")
-            assert await handle_of(source).arun(open_questions.of_thread(handle_of(source), "", row)) == ()
+            assert (
+                await handle_of(source).arun(open_questions.load_questions(handle_of(source), "", row)) == ()
+            )
             advance(runtime, 100 * HOUR_US)
             # A message goes past what it waited for.
             run = await runtime.wait(await runtime.submit("t", {}))

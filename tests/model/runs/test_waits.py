@@ -12,9 +12,9 @@ from perdure.model.runs.waits import (
     EXPIRED,
     Wait,
     after_run,
+    find_unanswerable,
     next_due,
     read_waits,
-    takes_no_answer,
     with_waits,
 )
 
@@ -36,7 +36,7 @@ def test_a_note_holds_waits_as_they_are(waits: dict[str, Wait]) -> None:
     assert read_waits(note) == waits
     assert note["interrupts"] == [1]
     assert with_waits(note, {}) == {"interrupts": [1]}
-    assert takes_no_answer(note) == {name for name, wait in waits.items() if wait.kind != "question"}
+    assert find_unanswerable(note) == {name for name, wait in waits.items() if wait.kind != "question"}
 
 
 @given(WAITS, st.integers(0, 1 << 50))

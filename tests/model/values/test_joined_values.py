@@ -12,9 +12,9 @@ from perdure.model.values import refs
 from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
     join_tree,
-    map_header,
     pack_array_header,
     pack_ext_header,
+    pack_map_header,
     pack_tree,
 )
 from perdure.model.values.tree import EncodedDict, EncodedList, Leaf, Snapshot, Tree
@@ -55,8 +55,8 @@ def test_the_pieces_of_a_value_join_to_its_whole(value: Any, data: st.DataObject
 def test_headers_change_form_where_messagepack_says_so(count: int) -> None:
     assert pack_array_header(count) + b"\xc0" * count == ormsgpack.packb([None] * count)
     whole = ormsgpack.packb({str(i): None for i in range(count)})
-    assert whole.startswith(map_header(count))
-    assert pack_array_header(count) != map_header(count)
+    assert whole.startswith(pack_map_header(count))
+    assert pack_array_header(count) != pack_map_header(count)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 255, 256, 65535, 65536])

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perdure.errors import Corrupt, Unserialisable
-from perdure.model.values.json_values import DEPTH, _pack_quickly, pack, pack_data, plain, unpack
+from perdure.model.values.json_values import DEPTH, _pack_quickly, convert_to_plain, pack, pack_data, unpack
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 JSON = st.recursive(
@@ -50,7 +50,7 @@ def nested(depth: int) -> dict[str, Any]:
 @example(nested(200))
 @example(nested(DEPTH))
 def test_equal_values_have_equal_bytes_whichever_way_they_are_encoded(value: dict[str, Any]) -> None:
-    assert pack(value, "value") == pack_data(plain(value, "value"))
+    assert pack(value, "value") == pack_data(convert_to_plain(value, "value"))
 
 
 def test_only_plain_data_is_encoded_quickly() -> None:

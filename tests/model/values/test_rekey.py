@@ -12,7 +12,7 @@ from perdure.errors import Corrupt
 from perdure.model.values import refs
 from perdure.model.values.chunks import CHUNK_MAX, Digester
 from perdure.model.values.joined_values import join_tree
-from perdure.model.values.rekey import Graft, Named
+from perdure.model.values.rekey import Named, ReferenceRenaming
 from perdure.model.values.tree import Builder, Expansion
 
 KEYS = [Digester(), Digester(b"a" * 32), Digester(b"b" * 32)]
@@ -52,7 +52,7 @@ def grafted(
     ref: bytes, chunks: dict[bytes, bytes], source: Digester, target: Digester
 ) -> tuple[Named, dict[bytes, bytes]]:
     """A reference at the target, with all the chunks that it has there."""
-    graft = Graft(source, target)
+    graft = ReferenceRenaming(source, target)
     while not graft.explore(ref):
         graft.feed({name: chunks[name] for name in graft.take_missing()})
     out = {graft.arrive(name, chunks[name]): chunks[name] for name in graft.payloads}
@@ -144,7 +144,7 @@ def test_without_another_key_nothing_is_renamed() -> None:
 def test_what_is_not_what_its_name_says_is_refused() -> None:
     builder = Builder(KEYS[0])
     ref = build(builder, [(refs.MSGPACK, bytes([n]) * 100) for n in range(100)])
-    graft = Graft(KEYS[0], KEYS[0])
+    graft = ReferenceRenaming(KEYS[0], KEYS[0])
     while not graft.explore(ref):
         graft.feed({name: builder.fresh[name] for name in graft.take_missing()})
     name = next(iter(graft.payloads))

@@ -40,27 +40,27 @@ def test_runs_are_found_newest_first(storage: Storage, talk: Talk) -> None:
         messages = [("a", "hello"), ("b", "boom"), ("a", "more"), ("c", "boom"), ("b", "boom"), ("a", "boom")]
         ids = await said(storage, talk, *messages)
         walk = ThreadWalk(handle_of(storage.database()), "")
-        every = await run_search.newest(walk, RunQuery(), 10)
+        every = await run_search.find_newest(walk, RunQuery(), 10)
         assert [found.run.id for found in every] == ids[::-1]
-        assert [found.run.id for found in await run_search.newest(walk, RunQuery(), 2)] == ids[:-3:-1]
-        failed = await run_search.newest(walk, RunQuery(state="failed"), 10)
+        assert [found.run.id for found in await run_search.find_newest(walk, RunQuery(), 2)] == ids[:-3:-1]
+        failed = await run_search.find_newest(walk, RunQuery(state="failed"), 10)
         assert [found.thread_id for found in failed] == ["a", "b", "c", "b"]
         assert {found.user for found in failed} == {"user of a", "user of b", "user of c"}
         assert all(found.stands for found in failed)
-        done = await run_search.newest(walk, RunQuery(state="done", user="user of a"), 10)
+        done = await run_search.find_newest(walk, RunQuery(state="done", user="user of a"), 10)
         assert [found.run.id for found in done] == [ids[2], ids[0]]
         await said(storage, talk, ("b", "hello"))
-        standing = await run_search.newest(walk, RunQuery(stands=True), 10)
+        standing = await run_search.find_newest(walk, RunQuery(stands=True), 10)
         assert [found.thread_id for found in standing] == ["a", "c"]
         since = every[1].run.updated_at
-        late = await run_search.newest(walk, RunQuery(since=since, before=every[0].run.updated_at), 10)
+        late = await run_search.find_newest(walk, RunQuery(since=since, before=every[0].run.updated_at), 10)
         assert [found.run.id for found in late] == ids[:-3:-1]
 
-        slow = await run_search.slowest(walk, RunQuery(), 10)
+        slow = await run_search.find_slowest(walk, RunQuery(), 10)
         assert len(slow) == len(ids) + 1
         took = [found.run.updated_at - found.run.started_at for found in slow]
         assert took == sorted(took, reverse=True)
-        assert await run_search.slowest(walk, RunQuery(), 2) == slow[:2]
+        assert await run_search.find_slowest(walk, RunQuery(), 2) == slow[:2]
 
         shown = await run_search.show(walk, ids[1])
         assert (shown.found.thread_id, shown.goes_on_from, shown.found.stands) == ("b", None, False)
@@ -69,7 +69,7 @@ def test_runs_are_found_newest_first(storage: Storage, talk: Talk) -> None:
             await run_search.show(walk, "none")
         with pytest.raises(NotFound, match=f"thread 'a' has no run '{ids[1]}'"):
             await run_search.show(walk, ids[1], "a")
-        assert await run_search.newest(ThreadWalk(walk.database, "other"), RunQuery(), 10) == []
+        assert await run_search.find_newest(ThreadWalk(walk.database, "other"), RunQuery(), 10) == []
 
     go(main())
 
@@ -143,10 +143,10 @@ def test_what_is_read_ends_at_what_is_asked(near: Storage, talk: Talk) -> None:
         handle.driver = counting = Counting(handle.driver)
         walk = ThreadWalk(handle, "")
         if walk.is_by_time:
-            await run_search.newest(walk, RunQuery(), 2)
+            await run_search.find_newest(walk, RunQuery(), 2)
             few = counting.requests
             counting.clear()
-            await run_search.newest(walk, RunQuery(), 30)
+            await run_search.find_newest(walk, RunQuery(), 30)
             assert few * 3 < counting.requests
 
     go(main())
@@ -162,7 +162,7 @@ def test_a_thread_that_cannot_be_read_hides_no_other(storage: Storage, talk: Tal
         walk = ThreadWalk(handle_of(storage.database()), "")
         for query in (RunQuery(), RunQuery(state="failed"), RunQuery(since=1), RunQuery(stands=True)):
             faults: list[str] = []
-            found = await run_search.newest(walk, query, 10, faults.append)
+            found = await run_search.find_newest(walk, query, 10, faults.append)
             assert [each.run.id for each in found] == [ids[2], ids[0]], query
             assert len(faults) == 1
             assert "'b'" in faults[0]
@@ -189,7 +189,7 @@ def test_a_thread_with_many_failed_runs_is_one_of_many(memory: Storage, talk: Ta
     async def main() -> None:
         await said(memory, talk, *(("a", "boom") for _ in range(OF_THREAD_MAX + 5)))
         walk = ThreadWalk(handle_of(memory.database()), "")
-        assert len(await run_search.newest(walk, RunQuery(state="failed"), 500)) == OF_THREAD_MAX
+        assert len(await run_search.find_newest(walk, RunQuery(state="failed"), 500)) == OF_THREAD_MAX
 
     go(main())
 

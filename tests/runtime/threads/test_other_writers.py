@@ -80,7 +80,7 @@ async def _asks(runtime: Runtime) -> bool:
     row = await runtime.threads.get("t")
     handle = handle_of(runtime.database)
     assert await handle.arun(check_queue(Partition("", "t"))) == []
-    found = await handle.arun(open_questions.of_thread(handle, "", row))
+    found = await handle.arun(open_questions.load_questions(handle, "", row))
     assert (await runtime.question("t") is None) == (not found)
     assert (await runtime.waiting_run("t") is None) == (not found)
     return bool(found)

@@ -44,14 +44,14 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
     if url.startswith(("http://", "https://")):
         _export_to_server(url, database, tenant, chosen, options)
         return
-    from perdure.imports.stock_target import depart, open_stock_saver
+    from perdure.imports.stock_target import export_thread, open_stock_saver
 
     with open_stock_saver(url) as saver:
         handle = handle_in(database)
         written = _Written(redact(url))
         for name in chosen.wanted:
             with written.of(f"thread {name!r}") as note:
-                count = depart(handle, Partition(tenant, name), saver)
+                count = export_thread(handle, Partition(tenant, name), saver)
                 note(f"{quote_id(name)}: {several(count.checkpoints, 'checkpoint')}")
     report_stateless(chosen.stateless)
     written.end("thread")
@@ -62,7 +62,7 @@ def _export_to_server(
 ) -> None:
     from perdure.imports.langgraph_server.api import ServerApi
     from perdure.imports.langgraph_server.target import ServerTarget
-    from perdure.runtime.threads.rows import look
+    from perdure.runtime.threads.rows import load_row
 
     if not options.server.graphs:
         raise BadSetting(
@@ -80,7 +80,7 @@ def _export_to_server(
             _write_assistants(handle, tenant, api, written)
         unexported = {*chosen.wanted, *chosen.stateless}
         for name in chosen.wanted:
-            row = handle.run(look(Partition(tenant, name)))
+            row = handle.run(load_row(Partition(tenant, name)))
             if row is not None:
                 metadata: dict[str, Any] = dict(row.metadata)
             else:
@@ -108,9 +108,9 @@ def _write_assistants(handle: DatabaseHandle, tenant: str, api: ServerApi, writt
     from perdure.imports.langgraph_server.target_records import RecordsTarget
 
     target, place = RecordsTarget(api), Partition(tenant, "assistants", SERVER)
-    for held in handle.run(versioned_documents.everything(place, "assistant")):
+    for held in handle.run(versioned_documents.read_all_current(place, "assistant")):
         with written.of(f"assistant {held.name}"):
-            past = handle.run(versioned_documents.past(place, "assistant", held.name))
+            past = handle.run(versioned_documents.list_versions(place, "assistant", held.name))
             outcome = target.assistant(held.name, list(reversed(past)), held.number)
             written.count("assistant", outcome)
 
@@ -126,7 +126,7 @@ def _write_crons(
     from perdure.model.program import ask
 
     target, now = RecordsTarget(api), handle.run(ask(Now()))
-    for cron in handle.run(crons.everything(crons.place(tenant))):
+    for cron in handle.run(crons.read_all_crons(crons.place(tenant))):
         with written.of(f"cron {cron.id}"):
             if cron.body[crons.THREAD_ID] in unexported:
                 raise NotFound(f"its thread {cron.body[crons.THREAD_ID]!r} was not exported")

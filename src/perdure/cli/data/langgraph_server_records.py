@@ -21,7 +21,7 @@ from perdure.model.times import read_time
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.documents import TenantDocuments
 from perdure.runtime.threads.index import ThreadIndex
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 from perdure.runtime.threads.threads import missing_error
 
 _PARTS = ("graph_id", "name", "description", "config", "context", "metadata")
@@ -79,7 +79,7 @@ class _Records:
             if name in without:
                 continue
             partition = Partition(self._target.tenant, name)
-            row = await self._handle.arun(look(partition))
+            row = await self._handle.arun(load_row(partition))
             if row is not None and row.has_document:
                 continue
             self._counts.threads += 1
@@ -98,7 +98,7 @@ class _Records:
 
     async def crons(self, found: Iterable[Mapping[str, Any]]) -> None:
         place = crons.place(self._target.tenant)
-        stored_ids = {cron.id for cron in await self._handle.arun(crons.everything(place))}
+        stored_ids = {cron.id for cron in await self._handle.arun(crons.read_all_crons(place))}
         for shown in found:
             name = str(shown["cron_id"])
             if name in stored_ids:
@@ -121,7 +121,7 @@ class _Records:
 
         thread = None
         if thread_id := shown.get("thread_id"):
-            row = await self._handle.arun(look(Partition(self._target.tenant, thread_id)))
+            row = await self._handle.arun(load_row(Partition(self._target.tenant, thread_id)))
             if row is None and not self._target.dry_run:
                 raise missing_error(thread_id)
             thread = {"created_at": row.created_at if row is not None else 0, "conditions": None}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from perdure.engine.queue.inbox import Accept, Accepted
-from perdure.engine.queue.questions import leaves_question
+from perdure.engine.queue.questions import would_abandon_question
 from perdure.engine.queue.runs import Claim, HeldRun, PlannedClaim, RememberedInbox
 from perdure.model.ops import Commit, Committed, Get, Refused
 from perdure.model.program import Program, ask
@@ -43,7 +43,7 @@ def may_ever_begin(accept: Accept, graphs: Collection[str]) -> bool:
     That is so if the message is due at once, its graph is one of ``graphs``, which the caller can run, and no
     question of the thread can be a reason to refuse it."""
     message = accept.message
-    if message.mode == "answer" or leaves_question(message.payload):
+    if message.mode == "answer" or would_abandon_question(message.payload):
         return False
     return message.graph in graphs and accept.debounce.quiet <= 0
 

@@ -189,7 +189,7 @@ def get(partition: Partition, cron_id: str) -> Program[Cron | None]:
     return None
 
 
-def everything(partition: Partition) -> Program[list[Cron]]:
+def read_all_crons(partition: Partition) -> Program[list[Cron]]:
     """Return all crons, by id."""
     (found,) = yield from read_all(partition, Range(DOCUMENT, (COLLECTION,)))
     return list(map(Cron.read, found))

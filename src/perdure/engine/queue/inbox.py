@@ -99,7 +99,7 @@ class Accept:
             known is None
             or self._refusal(known) is not None
             or self.message.mode == "answer"
-            or questions.leaves_question(self.message.payload)
+            or questions.would_abandon_question(self.message.payload)
             or (self.cancel_pending and known.pending > 0)
         )
         guess = None if must_load or known is None else _Seen(known)
@@ -144,7 +144,7 @@ class Accept:
                 self.partition, message, lane, self.read_asked
             )
         else:
-            checks = yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
+            checks = yield from questions.refuse_abandoning(self.partition, message, lane, self.read_asked)
             if lane.run_id is not None and self.strategy in (INTERRUPT_RUN, ROLLBACK):
                 lane = lane.request_stop(self.strategy, self.now)
         if self.cancel_pending:
@@ -224,7 +224,7 @@ def find_accepted(partition: Partition, digest: bytes, found: Record) -> Program
         if seq > 0 and rows:
             return Accepted(seq, read_one(partition, Message.read, rows[0]).id, True)
         same = [row for row in rows if row.fields["updated_at"] == -seq]
-        for message in map(readable, same):
+        for message in map(try_read_postponed, same):
             if message is not None and message.dedupe == digest:
                 return Accepted(0, message.id, True)
         if len(same) < limit:
@@ -261,7 +261,7 @@ class Standing(NamedTuple):
         return self.run.state != OPEN
 
 
-def look(partition: Partition, seq: int, message_id: str) -> Program[Standing]:
+def read_standing(partition: Partition, seq: int, message_id: str) -> Program[Standing]:
     """Return the status of a message.
 
     A thread that was deleted and created again numbers its messages from the beginning, so the number alone
@@ -353,7 +353,7 @@ def _load_pending(partition: Partition, lane: Lane, message_id: str) -> Program[
     return []
 
 
-def run_id(partition: Partition, seq: int, message_id: str, most: int) -> Program[str | None]:
+def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> Program[str | None]:
     """Return the id of the run that took a message or will take it; ``None`` if the message was removed.
 
     Args:
@@ -395,7 +395,7 @@ def read_postponed(document: Document) -> Message:
     )
 
 
-def readable(record: Record) -> Message | None:
+def try_read_postponed(record: Record) -> Message | None:
     """Decode the message in a document's record; ``None`` if it cannot be read."""
     try:
         return read_postponed(Document.read(record))

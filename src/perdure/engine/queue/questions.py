@@ -28,7 +28,7 @@ from perdure.model.runs.payloads import COMMAND
 from perdure.model.runs.payloads import RESUME as ANSWER
 from perdure.model.runs.queue import IN, Lane
 from perdure.model.runs.stale_questions import StaleQuestions
-from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, takes_no_answer
+from perdure.model.runs.waits import BY_WAIT, HANDED_OVER, find_unanswerable
 from perdure.model.write_records import (
     NULL_TASK,
     RESUME,
@@ -90,7 +90,7 @@ class OpenQuestion(NamedTuple):
         """Ids of the interrupts that no person answers: those of a sleep, or of a wait for a signal."""
         if self.run is None:
             return frozenset()
-        return takes_no_answer(self.run.note)
+        return find_unanswerable(self.run.note)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -121,7 +121,7 @@ def choose_closing_options(run: Run) -> Mapping[str, Any]:
     return options
 
 
-def look(
+def find_open_question(
     partition: Partition, lane: Lane, read_asked: ReadAsked
 ) -> Program[tuple[OpenQuestion | None, tuple[Op, ...]]]:
     """Return the question of a thread that may be answered now, ``None`` if there is none, and the check that
@@ -165,7 +165,7 @@ def find_asking_run(partition: Partition, lane: Lane, interrupts: Sequence[str])
 def find(partition: Partition, read_asked: ReadAsked) -> Program[OpenQuestion | None]:
     """Return the question of a thread that a person may answer now, ``None`` if there is none."""
     (found,) = yield from ask(Fetch(partition, (Get(LANE, (IN,)),)))
-    question, _ = yield from look(partition, Lane.read(IN, found), read_asked)
+    question, _ = yield from find_open_question(partition, Lane.read(IN, found), read_asked)
     if question is None or question.is_elsewhere:
         return None
     if not (left_alone := question.unanswerable_ids):
@@ -214,7 +214,7 @@ def address_answer(
         NotWaiting: the thread has no question that may be answered now, or not the one that the answer names.
     """
     thread, named = partition.thread, message.options.get(ANSWERS, [])
-    question, unchanged = yield from look(partition, lane, read_asked)
+    question, unchanged = yield from find_open_question(partition, lane, read_asked)
     if question is None:
         raise NotWaiting(
             f"thread {thread!r} waits for no answer: nothing interrupted it, it was answered already, or a "
@@ -274,7 +274,7 @@ def _refuse_wait(thread: str, question: OpenQuestion, named: Sequence[str], *, h
     )
 
 
-def leaves_question(payload: Any) -> bool:
+def would_abandon_question(payload: Any) -> bool:
     """Return True if a payload is a command that goes to another node and answers nothing. Such a command
     would abandon an open question: LangGraph shows one of the two, and drops the other."""
     if isinstance(payload, Mapping):
@@ -286,7 +286,7 @@ def leaves_question(payload: Any) -> bool:
     return bool(command.get("goto")) and command["goto"] not in ("__end__", ["__end__"])
 
 
-def refuse_leaving(
+def refuse_abandoning(
     partition: Partition, message: Message, lane: Lane, read_asked: ReadAsked
 ) -> Program[tuple[Op, ...]]:
     """Return the check that a thread has no open question that a command would abandon; no check for any
@@ -295,16 +295,16 @@ def refuse_leaving(
     Raises:
         Conflict: the thread has such a question.
     """
-    if not leaves_question(message.payload) or START in message.options:
+    if not would_abandon_question(message.payload) or START in message.options:
         # A run that starts from another checkpoint: its questions are known only once the run has loaded it.
         return ()
-    question, unchanged = yield from look(partition, lane, read_asked)
+    question, unchanged = yield from find_open_question(partition, lane, read_asked)
     if question is not None and question.interrupts:
-        raise Conflict(describe_leaving(partition.thread, question.interrupts))
+        raise Conflict(describe_abandoning(partition.thread, question.interrupts))
     return unchanged
 
 
-def describe_leaving(thread: str, interrupts: Sequence[str]) -> str:
+def describe_abandoning(thread: str, interrupts: Sequence[str]) -> str:
     """Return the text of the error of a command that would abandon open questions."""
     asked = " and ".join(map(repr, interrupts))
     return (

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from perdure.engine.complete_reads import PAGE
 from perdure.engine.decoding import read_each, read_one
 from perdure.engine.queue import questions
-from perdure.engine.queue.inbox import Accepted, find, find_accepted, look
+from perdure.engine.queue.inbox import Accepted, find, find_accepted, read_standing
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, RunInProgress
 from perdure.model.checkpoint import CheckpointRecord
@@ -125,7 +125,7 @@ class Retry:
             earlier = None
         stopped: Message | None = None
         if earlier is not None:
-            standing = yield from look(self.partition, earlier.seq, earlier.id)
+            standing = yield from read_standing(self.partition, earlier.seq, earlier.id)
             if standing.is_over and (standing.run is None or standing.run.state in _STOPPED):
                 earlier, stopped = None, standing.message
         checkpoint: tuple[Record, ...] = ()
@@ -224,11 +224,13 @@ class Retry:
         the one that failed."""
         lane, named = seen.lane, message.options.get(ANSWERS, ())
         if lane.last == seen.run.last and (yield from self._has_written(seen)):
-            question, unchanged = yield from questions.look(self.partition, lane, self.read_asked)
+            question, unchanged = yield from questions.find_open_question(
+                self.partition, lane, self.read_asked
+            )
             left = [name for name in named if question is not None and question.knows(name)]
             if len(left) < len(named):
                 message = _reduce_answer(message, left)
-                yield from questions.refuse_leaving(self.partition, message, lane, self.read_asked)
+                yield from questions.refuse_abandoning(self.partition, message, lane, self.read_asked)
                 return [replace(message, graph=seen.run.graph)], unchanged
         message, checks = yield from questions.address_answer(self.partition, message, lane, self.read_asked)
         return [message], checks

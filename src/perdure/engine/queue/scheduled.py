@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from perdure.engine.documents import Document
-from perdure.engine.queue.inbox import Accepted, find_accepted, read_postponed, readable, withdraw_postponed
+from perdure.engine.queue.inbox import (
+    Accepted,
+    find_accepted,
+    read_postponed,
+    try_read_postponed,
+    withdraw_postponed,
+)
 from perdure.engine.queue.preconditions import Precondition, check_precondition
 from perdure.engine.transact import Budget, retry_attempt
 from perdure.errors import QueueFull
@@ -122,7 +128,7 @@ def bring(partition: Partition, now: int, budget: Budget, fresh: int) -> Program
         for record in found[:most]:
             if record.fields["updated_at"] > now:
                 break
-            message = readable(record)
+            message = try_read_postponed(record)
             moved, after = _plan_entry(record, message, inbox, now, fresh)
             if ops and not budget.holds([*ops, *moved, inbox.put(fresh), inbox.put(fresh)]):
                 break
@@ -165,7 +171,7 @@ def _plan_entry(
 def list_postponed(partition: Partition, limit: int) -> Program[tuple[Message, ...]]:
     """Read the postponed messages of a thread that can be read, the earliest due first."""
     (found,) = yield from ask(Fetch(partition, (Range(DOCUMENT, (LATER,), by="updated_at", limit=limit),)))
-    return tuple(message for message in map(readable, found) if message is not None)
+    return tuple(message for message in map(try_read_postponed, found) if message is not None)
 
 
 def find_threads(tenant: str) -> Program[list[Partition]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perdure.engine.queue import waits
 from perdure.engine.queue.inbox import Accepted, find_accepted
 from perdure.engine.queue.questions import ReadAsked
-from perdure.engine.queue.waits import SIGNALS, EarlySignal, early_of, early_put
+from perdure.engine.queue.waits import SIGNALS, EarlySignal, make_early_put, read_early_signals
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Conflict, NotFound, QueueFull, TooLarge
 from perdure.model.heads import ROOT
@@ -84,7 +84,7 @@ class Signal:
         return _Seen(Lane.read(IN, lanes), early, (*lanes, *heads, *documents)[:1], before)
 
     def _attempt(self, seen: _Seen) -> Program[Signalled | None]:
-        inbox, kept = seen.inbox, early_of(seen.early)
+        inbox, kept = seen.inbox, read_early_signals(seen.early)
         if seen.before is not None:
             return Signalled(seen.before, True)
         signal = EarlySignal(self.name, self.value, self.to_all, self.key.hex())
@@ -126,7 +126,7 @@ class Signal:
             why = ""
         if not why:
             try:
-                return early_put(signals, found, self.now, self.fresh)
+                return make_early_put(signals, found, self.now, self.fresh)
             except TooLarge:
                 if len(signals) == 1:
                     raise

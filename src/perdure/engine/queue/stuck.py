@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from perdure.engine.queue.inbox import readable
+from perdure.engine.queue.inbox import try_read_postponed
 from perdure.model.ops import Fetch, FindDue, Get, IndexHit, Now, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, INBOX, LANE, OUTBOX, RUN, Partition
@@ -131,7 +131,7 @@ def _examine(partition: Partition, name: str, now: int, overdue_at: int) -> Prog
             return Stuck("waiting", WAITS, "", 1, due_at, 0, partition)
         return None
     (rows,) = yield from ask(Fetch(partition, (_next_item(lane),)))
-    message = readable(rows[0]) if name == LATER and rows else None
+    message = try_read_postponed(rows[0]) if name == LATER and rows else None
     if message is not None:
         return Stuck("waiting", "graph", message.graph, 1, due_at, 0, partition)
     if not rows or name == LATER:

@@ -286,7 +286,7 @@ class Wake:
         if standing is None:
             ended = yield from self._end_waits(inbox)
             return (yield from self._commit((*_timer(timer, None, self.fresh), unchanged, *ended), Woken()))
-        kept = early_of(seen.early)
+        kept = read_early_signals(seen.early)
         unfit: list[str] = []
         for signal in kept:
             if answers := signal.answers(standing.waits):
@@ -295,7 +295,9 @@ class Wake:
                     # The signal stays: the thread must not be blocked by a signal that does not fit.
                     unfit.append(signal.name)
                     continue
-                left = early_put([each for each in kept if each is not signal], seen.early, now, self.fresh)
+                left = make_early_put(
+                    [each for each in kept if each is not signal], seen.early, now, self.fresh
+                )
                 woken = Woken(signal=signal.name)
                 return (yield from self._answer(seen, standing, message, [left], standing.waits, woken))
         if expired := [name for name, wait in standing.waits.items() if wait.has_expired(now)]:
@@ -437,14 +439,14 @@ class EarlySignal:
         return dict.fromkeys(names if self.to_all else names[:1], self.value)
 
 
-def early_of(found: tuple[Record, ...]) -> list[EarlySignal]:
+def read_early_signals(found: tuple[Record, ...]) -> list[EarlySignal]:
     """Return the signals in the document of a thread, in the order in which they came."""
     if found:
         return [EarlySignal(**each) for each in Document.read(found[0]).body["signals"]]
     return []
 
 
-def early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:
+def make_early_put(signals: Sequence[EarlySignal], found: tuple[Record, ...], now: int, fresh: int) -> Op:
     """Return the operation that stores the signals of a thread in place of those that were read."""
     if not signals and found:
         return Delete(DOCUMENT, SIGNALS, found[0].version)

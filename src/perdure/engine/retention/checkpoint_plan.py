@@ -21,14 +21,14 @@ from perdure.model.records import HEAD, WRITE, Key
 from perdure.model.removal_plan import (
     Name,
     Plan,
-    by_namespace,
     find_head_before,
     find_nearest_survivor,
-    keep_newest,
+    group_by_namespace,
+    make_newest_rule,
     plan_removal,
     plan_retention,
 )
-from perdure.model.write_records import by_record, plan_partial_removal, put_over, record_key
+from perdure.model.write_records import group_by_record, plan_partial_removal, put_over, record_key
 
 Planner = Callable[[Contents], Plan]
 """Function from a thread, as it was read, to the plan of a removal."""
@@ -68,9 +68,9 @@ def keep_as_asked(strategy: str, keep_last: int | None) -> Planner:
             raise ValueError(
                 f"keep_last is at least 1, not {keep_last}; to remove all, use strategy='delete'"
             )
-        return keep_by(keep_newest(keep_last))
+        return keep_by(make_newest_rule(keep_last))
     if strategy == "keep_latest":
-        return keep_by(keep_newest(1))
+        return keep_by(make_newest_rule(1))
     if strategy == "delete":
         return keep_tagged
     raise ValueError(f"the strategy {strategy!r} is unknown; use 'keep_latest', 'delete', or keep_last=N")
@@ -161,7 +161,7 @@ def _namespaces_emptied_by(contents: Contents, runs: frozenset[str]) -> set[str]
     were tagged or a run was open. Those without a tag are removed with ``runs``: a head must not move to a
     checkpoint that was rolled back.
     """
-    groups = by_namespace(contents.checkpoints)
+    groups = group_by_namespace(contents.checkpoints)
     emptied = {
         namespace
         for namespace, head in contents.latest.items()
@@ -186,7 +186,7 @@ def _move_heads(
 ) -> Iterator[Put | Delete]:
     """Yield the operations on heads: a head that ``runs`` moved returns to its earlier checkpoint; without
     runs, a head whose checkpoint is removed moves to the nearest survivor."""
-    groups = by_namespace(contents.checkpoints)
+    groups = group_by_namespace(contents.checkpoints)
     for namespace, head in contents.heads.items():
         if not _is_within(namespace, within):
             continue
@@ -252,8 +252,8 @@ def _plan_writes(
                 group_of[overwritten.key] = child
     if not runs:
         removed_writes += _find_writes_without_checkpoint(contents, removed)
-    records = by_record(contents.writes)
-    for key, some in by_record(removed_writes).items():
+    records = group_by_record(contents.writes)
+    for key, some in group_by_record(removed_writes).items():
         out[key] = plan_partial_removal(records[key], some) or Delete(WRITE, key)
     groups: dict[Name, list[Op]] = {}
     for key, op in out.items():

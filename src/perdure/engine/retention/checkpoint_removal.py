@@ -14,7 +14,7 @@ from dataclasses import replace
 from perdure.engine.complete_reads import list_all_partitions, read_all
 from perdure.engine.retention import checkpoint_plan as planning
 from perdure.engine.retention.checkpoint_plan import Planner, group_leaving, room_of
-from perdure.engine.retention.thread_removal import NO_QUEUES, everywhere, remove_whole
+from perdure.engine.retention.thread_removal import NO_QUEUES, remove_whole, remove_with_records_elsewhere
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_collection import collect
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
@@ -170,7 +170,7 @@ def _remove(partition: Partition, planner: Planner, budget: Budget) -> Program[i
             checks = (_require_same_run(contents), *heads.values(), *NO_QUEUES)
             seen = {(record_key(write), write.record_version) for write in contents.writes}
             removal = remove_whole(partition, contents.view.generation, checks, seen)
-            outcome = yield from everywhere(partition, removal)
+            outcome = yield from remove_with_records_elsewhere(partition, removal)
             if isinstance(outcome, Committed):
                 return None
             if outcome.kind not in (LANE, DOCUMENT):

@@ -15,7 +15,7 @@ from perdure.model.runs.queue import IN, OUT, Lane
 
 BATCH_MAX = 64
 """Maximum number of messages that one run may take: they are removed together."""
-EVERY = 8
+MESSAGES_BETWEEN_REMOVALS = 8
 """Number of messages of a thread after which expired records are looked for; half the number removed at
 once."""
 _REPLIES = 256
@@ -23,7 +23,7 @@ _REPLIES = 256
 stay."""
 
 
-def look(partition: Partition) -> Fetch:
+def make_request(partition: Partition) -> Fetch:
     """Return the request whose answer ``forget`` examines."""
     return Fetch(
         partition,
@@ -37,11 +37,11 @@ def look(partition: Partition) -> Fetch:
     )
 
 
-def look_after(partition: Partition, run: Run) -> Fetch | None:
+def make_request_at_end(partition: Partition, run: Run) -> Fetch | None:
     """Return the request of ``look`` if expired records are looked for at the end of this run, otherwise
     ``None``."""
-    if run.last // EVERY > (run.first - 1) // EVERY:
-        return look(partition)
+    if run.last // MESSAGES_BETWEEN_REMOVALS > (run.first - 1) // MESSAGES_BETWEEN_REMOVALS:
+        return make_request(partition)
     return None
 
 
@@ -64,7 +64,7 @@ def forget(
     """
     for _ in range(ATTEMPTS):
         if found is None:
-            found = yield from ask(look(partition))
+            found = yield from ask(make_request(partition))
         removed = yield from _forget_page(partition, before, budget, found)
         if removed is not None:
             return removed

@@ -15,7 +15,7 @@ from typing import Any
 from perdure.engine import documents
 from perdure.engine.retention import checkpoint_removal
 from perdure.engine.retention.checkpoint_plan import keep_by
-from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, read_at_rest
+from perdure.engine.retention.thread_expiry import EXPIRED, Clocks, read_expiry_facts
 from perdure.engine.retention.thread_removal import is_unfinished, remove_expired, remove_unfinished
 from perdure.engine.threads.thread_records import read
 from perdure.engine.threads.thread_state import missing_head_error
@@ -294,7 +294,7 @@ def visit(
         LookupError: its metadata names a policy that does not exist.
         Corrupt: it is damaged; nothing is removed, so that it can be repaired.
     """
-    thread = yield from read_at_rest(partition)
+    thread = yield from read_expiry_facts(partition)
     if thread.missing is not None:
         raise missing_head_error(partition, "", thread.missing)
     if (yield from is_unfinished(partition, thread, clocks.database)):

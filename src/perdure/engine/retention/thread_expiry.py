@@ -60,7 +60,7 @@ class Clocks(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadAtRest:
+class ExpiryFacts:
     """Facts that decide on the expiry of a thread, as they were read.
 
     Attributes:
@@ -159,7 +159,7 @@ def _is_past(expires_at: int | None, clocks: Clocks, own_ttl: Mapping[str, Any] 
     return expires_at is not None and expires_at <= (min(clocks) if own_ttl is None else clocks.database)
 
 
-def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
+def read_expiry_facts(partition: Partition) -> Program[ExpiryFacts]:
     """Read what decides whether a thread expires: one request, two if its latest checkpoint is not the one
     that was stored last."""
     answers = yield from ask(Fetch(partition, _ITEMS))
@@ -189,7 +189,7 @@ def read_at_rest(partition: Partition) -> Program[ThreadAtRest]:
     ]
     if head is None:
         checks.append(Check(HEAD, ("",), Expect.ABSENT))
-    return ThreadAtRest(
+    return ExpiryFacts(
         is_busy=bool(epochs and epochs[0].fields["open_run"] is not None)
         or any(lane.pending or lane.run_id is not None for lane in queues),
         has_queues=any(lane.version for lane in queues),

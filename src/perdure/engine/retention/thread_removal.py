@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from perdure.engine import documents
 from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
-from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget
 from perdure.model.heads import ROOT
@@ -73,28 +73,30 @@ def delete_thread(partition: Partition) -> Program[None]:
     yield from ask(Drop(partition))
 
 
-def remove_resting(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
+def remove_if_idle(partition: Partition, *, only_unused: bool = False) -> Program[bool]:
     """Remove a thread, with its records in other partitions, unless it is busy, or changed since it was read;
     return True if it was removed. With ``only_unused``, a thread that ever accepted a message is kept."""
-    thread = yield from read_at_rest(partition)
+    thread = yield from read_expiry_facts(partition)
     if thread.is_busy or (only_unused and thread.has_queues):
         return False
     collection = Check(GC, (), thread.generation or Expect.ABSENT)
-    outcome = yield from everywhere(partition, ask(Drop(partition, (collection, *thread.checks))))
+    outcome = yield from remove_with_records_elsewhere(
+        partition, ask(Drop(partition, (collection, *thread.checks)))
+    )
     return isinstance(outcome, Committed)
 
 
-def remove_expired(partition: Partition, thread: ThreadAtRest, *, is_replaced: bool = False) -> Program[bool]:
+def remove_expired(partition: Partition, thread: ExpiryFacts, *, is_replaced: bool = False) -> Program[bool]:
     """Remove an expired thread, unless it changed since it was read, or a task writes to it meanwhile; return
     True if it was removed. With ``is_replaced``, its records in other partitions stay for the thread that is
     created under its name now."""
     seen = yield from write_versions(partition)
     removal = remove_whole(partition, thread.generation, thread.checks, seen)
-    outcome = yield from removal if is_replaced else everywhere(partition, removal)
+    outcome = yield from removal if is_replaced else remove_with_records_elsewhere(partition, removal)
     return isinstance(outcome, Committed)
 
 
-def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Program[bool]:
+def is_unfinished(partition: Partition, thread: ExpiryFacts, now: int) -> Program[bool]:
     """Return True if a name holds only what a dead writer left there; ``now`` is the database's time in
     microseconds."""
     if thread.has_head:
@@ -107,7 +109,7 @@ def is_unfinished(partition: Partition, thread: ThreadAtRest, now: int) -> Progr
     return (has_chunks or thread.generation > 0) and not any(found[: len(_ROWS)])
 
 
-def remove_unfinished(partition: Partition, thread: ThreadAtRest, now: int, budget: Budget) -> Program[bool]:
+def remove_unfinished(partition: Partition, thread: ExpiryFacts, now: int, budget: Budget) -> Program[bool]:
     """Remove what ``is_unfinished`` found; return False if another writer came to the name meanwhile.
 
     Messages, documents and runs of the name stay.
@@ -182,7 +184,9 @@ def write_versions(partition: Partition) -> Program[set[tuple[Key, int]]]:
     return {(each.key, each.version) for each in writes}
 
 
-def everywhere(partition: Partition, removal: Program[Committed | Refused]) -> Program[Committed | Refused]:
+def remove_with_records_elsewhere(
+    partition: Partition, removal: Program[Committed | Refused]
+) -> Program[Committed | Refused]:
     """Run a program that removes a thread, and if it did, remove the thread's records in other partitions."""
     elsewhere = yield from _find_elsewhere(partition)
     outcome = yield from removal

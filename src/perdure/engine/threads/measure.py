@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
-from perdure.engine.threads.thread_digest import ATTEMPTS, Pace, pulse
+from perdure.engine.threads.thread_digest import ATTEMPTS, Pace, read_pulse
 from perdure.engine.threads.thread_records import Contents, read
 from perdure.errors import Contention
 from perdure.model.checkpoint import CheckpointRecord
@@ -55,12 +55,12 @@ def measure(partition: Partition, digest: Digester) -> Program[Measure]:
         Contention: the thread keeps being written to.
     """
     for _ in range(ATTEMPTS):
-        before = yield from pulse(partition)
+        before = yield from read_pulse(partition)
         contents = yield from read(partition)
         try:
             return (yield from _measure(partition, contents, digest))
         except MissingChunk:
-            if (yield from pulse(partition)) == before:
+            if (yield from read_pulse(partition)) == before:
                 raise
     raise Contention(f"thread {partition.thread!r} keeps being written to; try again later")
 

@@ -23,7 +23,7 @@ from perdure.model.ops import Range
 from perdure.model.program import Program
 from perdure.model.records import DOCUMENT, GC, HEAD, OF_THREAD, TAG, WRITE, Partition, Record
 from perdure.model.values.chunks import Digester
-from perdure.model.values.rekey import Graft
+from perdure.model.values.rekey import ReferenceRenaming
 
 ATTEMPTS = 5
 """Times that a thread is read again because it was written to meanwhile."""
@@ -35,11 +35,11 @@ _FEW, _MANY = 16, 1000
 _BATCH_BYTES = 8 << 20
 
 
-def anything(contents: Contents) -> None:
+def accept_anything(contents: Contents) -> None:
     """Accept any contents: the default check."""
 
 
-def silent(count: int) -> None:
+def report_nothing(count: int) -> None:
     """Ignore progress: the default report."""
 
 
@@ -70,7 +70,7 @@ class ThreadContent:
 
     pulse: object
     contents: Contents
-    graft: Graft
+    graft: ReferenceRenaming
     documents: tuple[Record, ...]
     reader: ChunkReader
 
@@ -95,7 +95,7 @@ class Pace:
         self._size = max(_FEW, min(_MANY, _BATCH_BYTES // mean))
 
 
-def pulse(partition: Partition) -> Program[object]:
+def read_pulse(partition: Partition) -> Program[object]:
     """Return a value that changes with every put, task write, tag, document and removal."""
     quiet = (Range(WRITE, bodies=False), Range(DOCUMENT, bodies=False))
     found = yield from read_all(partition, Range(GC), Range(HEAD), Range(TAG), *quiet)
@@ -116,11 +116,11 @@ def read_thread(partition: Partition, source: Digester, target: Digester) -> Pro
     Raises:
         MissingChunk: a chunk is missing, although the thread was not written to.
     """
-    before = yield from pulse(partition)
+    before = yield from read_pulse(partition)
     contents = yield from read(partition)
     (documents,) = yield from read_all(partition, Range(DOCUMENT))
     reader = ChunkReader(partition, source)
-    reading = ThreadContent(before, contents, Graft(source, target), tuple(documents), reader)
+    reading = ThreadContent(before, contents, ReferenceRenaming(source, target), tuple(documents), reader)
     pending = list(dict.fromkeys(references(contents)))
     while pending:
         pending = [ref for ref in pending if not reading.graft.explore(ref)]
@@ -144,7 +144,7 @@ def fetch(
     try:
         return (yield from reading.reader.find(names))
     except MissingChunk:
-        if (yield from pulse(partition)) == reading.pulse:
+        if (yield from read_pulse(partition)) == reading.pulse:
             raise
         return None
 
@@ -152,9 +152,9 @@ def fetch(
 def compute_thread_digest(
     partition: Partition,
     digest: Digester,
-    report: Report = silent,
+    report: Report = report_nothing,
     arriving: ThreadContent | None = None,
-    check: Callable[[Contents], None] = anything,
+    check: Callable[[Contents], None] = accept_anything,
 ) -> Program[Digest]:
     """Compute the digest of a thread as it stands.
 
@@ -180,7 +180,7 @@ def compute_thread_digest(
         if arriving is not None:
             reading = _with_last_records(reading, arriving)
         computed = digest_of(reading, size)
-        if reading.pulse == (yield from pulse(partition)):
+        if reading.pulse == (yield from read_pulse(partition)):
             check(reading.contents)
             return computed
     raise Contention(f"thread {partition.thread!r} keeps being written to; try again later")
@@ -244,7 +244,7 @@ def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
     return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
 
 
-def rename_references(record: CheckpointRecord, graft: Graft) -> CheckpointRecord:
+def rename_references(record: CheckpointRecord, graft: ReferenceRenaming) -> CheckpointRecord:
     """Return a checkpoint with its references renamed for the target."""
     return record._replace(
         blocks=(),
@@ -259,12 +259,12 @@ def rename_references(record: CheckpointRecord, graft: Graft) -> CheckpointRecor
     )
 
 
-def rename_write(write: PendingWrite, graft: Graft) -> PendingWrite:
+def rename_write(write: PendingWrite, graft: ReferenceRenaming) -> PendingWrite:
     """Return a pending write with its reference renamed for the target."""
     return write._replace(ref=graft.reference(write.ref).name)
 
 
-def _list_fields(record: CheckpointRecord, place: int, graft: Graft) -> list[Any]:
+def _list_fields(record: CheckpointRecord, place: int, graft: ReferenceRenaming) -> list[Any]:
     def content(ref: bytes | None) -> bytes | None:
         if ref is None:
             return None

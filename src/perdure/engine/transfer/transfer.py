@@ -219,7 +219,10 @@ def _bring(
             )
         taken = yield from take_waits(partition, terms)
         # A signal that came before the waits were taken is a part of the thread: read it again.
-        if taken is None or (yield from at(Side.SOURCE, thread_digest.pulse(partition))) != reading.pulse:
+        if (
+            taken is None
+            or (yield from at(Side.SOURCE, thread_digest.read_pulse(partition))) != reading.pulse
+        ):
             continue
         yield from at(Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting))
         yield from note_arrival(partition, taken.waiting, terms)
@@ -238,7 +241,7 @@ def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     view = yield from at(Side.TARGET, load_view(name, ""))
     if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
         return
-    within = replace(terms, source=terms.target, report=thread_digest.silent, has_queue=False)
+    within = replace(terms, source=terms.target, report=thread_digest.report_nothing, has_queue=False)
     copying: Program[Any] = _bring(target, name, within, None)
     # Both sides are the target here.
     yield from resume(

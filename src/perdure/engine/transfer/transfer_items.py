@@ -18,7 +18,7 @@ from perdure.engine import session_histories
 from perdure.engine.items import search_index
 from perdure.engine.items.item_writes import weight
 from perdure.engine.items.items import split
-from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, silent
+from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, report_nothing
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import Exists, Side, State, TransferOptions, TransferResult, at
 from perdure.errors import Conflict, Contention, Corrupt
@@ -116,13 +116,13 @@ def move_items(
     raise Contention(f"{name(partition)} keeps being written to; stop its writers, or move it later")
 
 
-def compute_items_digest(partition: Partition, now: int, report: Report = silent) -> Program[Digest]:
+def compute_items_digest(partition: Partition, now: int, report: Report = report_nothing) -> Program[Digest]:
     """Compute the digest of the namespace's items that live for more than ``MARGIN``."""
     return _compute_digest((yield from _survey(partition, now, report)), now + MARGIN)
 
 
 def _survey(
-    partition: Partition, now: int, report: Report = silent, *, bodies: bool = True
+    partition: Partition, now: int, report: Report = report_nothing, *, bodies: bool = True
 ) -> Program[Items]:
     """Return the living items, in the order in which they are to arrive."""
     if partition.space == SESSIONS:
@@ -142,7 +142,9 @@ def _find_living(partition: Partition, stored: Items, now: int) -> Program[Items
     return {key: item for key, item in stored.items() if not is_over(item.record, now)}
 
 
-def _read_stored(partition: Partition, report: Report = silent, *, bodies: bool = True) -> Program[Items]:
+def _read_stored(
+    partition: Partition, report: Report = report_nothing, *, bodies: bool = True
+) -> Program[Items]:
     """Return everything that is stored: also what has expired, and segments that no head names."""
     out: Items = {}
     after: Key | None = None

@@ -89,7 +89,7 @@ class TransferOptions:
     budget: Budget
     first_version: int
     replace: bool = False
-    report: Report = thread_digest.silent
+    report: Report = thread_digest.report_nothing
     hand_over: bool = False
     is_from_archive: bool = False
     is_to_archive: bool = False

@@ -68,7 +68,7 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
             return
         if terms.hand_over and found.wakes:
             yield from refuse_same_database(partition, target, terms)
-        if not (yield from at(Side.TARGET, waiting_runs.is_waiting(target, found.run.id))):
+        if not (yield from at(Side.TARGET, waiting_runs.has_run_with_waits(target, found.run.id))):
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:
                 continue

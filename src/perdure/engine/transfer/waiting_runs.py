@@ -22,7 +22,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Run, dedupe_put
 from perdure.model.runs.queue import IN, LATER, OUT, WAITS, Lane
-from perdure.model.runs.waits import HANDED_OVER, hand_over, read_waits, take_over
+from perdure.model.runs.waits import HANDED_OVER, note_hand_over, note_take_over, read_waits
 
 _QUEUES = (IN, OUT, LATER, WAITS)
 
@@ -60,7 +60,7 @@ class WaitingRun(NamedTuple):
 
     def with_waits(self) -> WaitingRun:
         """Return the run with the waits that it has, or that were handed over."""
-        return self._replace(run=replace(self.run, note=take_over(self.run.note)))
+        return self._replace(run=replace(self.run, note=note_take_over(self.run.note)))
 
 
 def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
@@ -93,7 +93,7 @@ def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
         # The inbox gets a new version, so that writes planned on the previous one, such as an answer, are
         # refused.
         found.inbox.put(0),
-        replace(found.run, note=hand_over(found.run.note)).put(),
+        replace(found.run, note=note_hand_over(found.run.note)).put(),
     ]
     if found.timer.version:
         ops.append(Delete(LANE, (WAITS,), found.timer.version))
@@ -104,7 +104,7 @@ def note_arrival(partition: Partition) -> Program[None]:
     """Note at the source that the waits of a thread have arrived, so that later copies do not get them."""
     found = yield from read_waiting(partition)
     if found is not None and found.is_handed_over and not found.has_arrived:
-        note = hand_over(found.run.note, has_arrived=True)
+        note = note_hand_over(found.run.note, has_arrived=True)
         # If this is refused, the thread went on at the source without the waits.
         yield from ask(Commit(partition, (replace(found.run, note=note).put(),)))
 
@@ -149,7 +149,7 @@ def arrive(
     return [*ops, *set_timer(timer, read_waits(run.note), now, fresh)]
 
 
-def is_waiting(partition: Partition, run_id: str) -> Program[bool]:
+def has_run_with_waits(partition: Partition, run_id: str) -> Program[bool]:
     """Return True if a thread has a run, ended or waiting, whose waits were not handed over."""
     (found,) = yield from ask(Fetch(partition, (Get(RUN, (run_id,)),)))
     return any(HANDED_OVER not in run.note for run in read_each(partition, Run.read, found))

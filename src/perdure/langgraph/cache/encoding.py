@@ -23,9 +23,9 @@ from perdure.model.values import refs
 from perdure.model.values.chunks import Digester
 from perdure.model.values.joined_values import (
     SNAPSHOT_EXT,
-    map_header,
     pack_array_header,
     pack_ext_header,
+    pack_map_header,
     read_ext_code,
 )
 from perdure.model.values.packs import place_of
@@ -266,7 +266,7 @@ class Encoding:
         parts = [
             self._split(item, depth + 1, always=depth == 0 and type(item) is list) for item in value.values()
         ]
-        body = map_header(len(parts)) + b"".join(
+        body = pack_map_header(len(parts)) + b"".join(
             chain.from_iterable((key, part.body) for key, part in zip(keys, parts, strict=True))
         )
         ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])

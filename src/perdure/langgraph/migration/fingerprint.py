@@ -18,7 +18,7 @@ from langgraph.pregel import Pregel
 from pydantic import BaseModel
 
 from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrap
-from perdure.langgraph.values.datatypes import OWN_TYPES, within
+from perdure.langgraph.values.datatypes import OWN_TYPES, list_types_within
 from perdure.schema.schema_file import Fingerprint
 
 _FOREIGN = (
@@ -52,7 +52,7 @@ def _add_graph(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, s
     facts = read(graph)
     for channel in facts.channels:
         out["channels"][path + channel.name] = _describe_channel(channel)
-        for cls in within(bare(channel.annotation)):
+        for cls in list_types_within(bare(channel.annotation)):
             _add_type(out["types"], cls)
     for node in facts.nodes:
         out["nodes"].append(path + node.name)

@@ -22,7 +22,7 @@ from perdure.engine.threads.chunk_reads import resolve
 from perdure.errors import MigrationFailed, SchemaTooNew
 from perdure.langgraph.delta_channels import carry_over, read_replays, to_history
 from perdure.langgraph.migration.schema_task_ids import SENDS, TaskMoves
-from perdure.langgraph.migration.schema_values import Converted
+from perdure.langgraph.migration.schema_values import ValueConverter
 from perdure.langgraph.translate import COUNTERS, Address, Values, error_context
 from perdure.langgraph.values.serde import Serde
 from perdure.model.bounded_cache import BoundedCache
@@ -78,13 +78,13 @@ class Migration:
             self.serde = serde
         self._digest = digest
         self._names = NamespaceNames(schema.steps)
-        self._converted = Converted(self.serde)
+        self._converted = ValueConverter(self.serde)
         self._aliases: BoundedCache[tuple[Partition, str], str] = BoundedCache(_ALIASES_MAX)
 
     def with_serde(self, serde: Serde) -> Migration:
         """Return the same migration with another serializer."""
         new = copy(self)
-        new.serde, new._converted = serde, Converted(serde)
+        new.serde, new._converted = serde, ValueConverter(serde)
         return new
 
     # Names of namespaces

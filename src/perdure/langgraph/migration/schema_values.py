@@ -59,7 +59,7 @@ class NeutralSerde(Serde):
         return hook
 
 
-class Converted:
+class ValueConverter:
     """Conversion of the payloads of one checkpointer.
 
     Args:

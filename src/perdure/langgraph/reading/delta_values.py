@@ -73,7 +73,7 @@ def find_deltas(record: CheckpointRecord) -> set[str]:
     return set()
 
 
-def whole(tree: Tree) -> Tree:
+def unwrap_snapshot(tree: Tree) -> Tree:
     """Return a value without the mark that it is one of a DeltaChannel."""
     if isinstance(tree, Snapshot):
         return tree.inner
@@ -82,7 +82,7 @@ def whole(tree: Tree) -> Tree:
 
 def fold(seed: Tree | None, updates: Sequence[Tree]) -> Tree | None:
     """Return the value that updates make of an earlier one, ``None`` if only the reducer knows it."""
-    base = None if seed is None else whole(seed)
+    base = None if seed is None else unwrap_snapshot(seed)
     begin = 0
     for number, update in enumerate(updates):
         is_reset, value = _read_overwrite(update)

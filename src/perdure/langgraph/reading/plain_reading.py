@@ -18,7 +18,7 @@ from perdure.engine.threads.thread_state import load_view
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import NotFound, TooLarge
 from perdure.langgraph.call_records import visible
-from perdure.langgraph.reading.delta_values import load_deltas, whole
+from perdure.langgraph.reading.delta_values import load_deltas, unwrap_snapshot
 from perdure.langgraph.reading.plain_serde import PlainSerde, text_of
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.missing_thread import missing_thread
@@ -234,7 +234,7 @@ def _read_view(
 
 
 def _view_channel(name: str, tree: Tree) -> ChannelView:
-    tree = whole(tree)
+    tree = unwrap_snapshot(tree)
     value, size = _to_plain(tree)
     if isinstance(tree, EncodedList | EncodedDict):
         length = len(tree.items)

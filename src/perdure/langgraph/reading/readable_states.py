@@ -201,7 +201,7 @@ async def _find_updates(graph: Graph, config: RunnableConfig) -> list[dict[str, 
     return updates
 
 
-async def awithout_refused(graph: Graph, config: RunnableConfig) -> Graph:
+async def amake_graph_without_refused(graph: Graph, config: RunnableConfig) -> Graph:
     """Return a graph that continues from a state without the stored updates that it refuses: their tasks run
     again instead of failing for good. If it refuses none, return the given graph.
 

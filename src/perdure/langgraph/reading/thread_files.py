@@ -13,7 +13,7 @@ from perdure.engine.threads import chunk_reads
 from perdure.engine.threads.history import find
 from perdure.engine.threads.undisturbed import read_undisturbed
 from perdure.errors import NotFound
-from perdure.langgraph.reading.delta_values import load_deltas, whole
+from perdure.langgraph.reading.delta_values import load_deltas, unwrap_snapshot
 from perdure.langgraph.reading.plain_serde import PlainSerde
 from perdure.model.checkpoint import CheckpointRecord
 from perdure.model.ops import Fetch, Get
@@ -174,7 +174,7 @@ def _read(
     ref = record.refs.get(CHANNEL)
     trees, _ = yield from chunk_reads.resolve(partition, {} if ref is None else {CHANNEL: ref}, digest)
     trees |= yield from load_deltas(partition, record, digest, [CHANNEL])
-    found = whole(trees[CHANNEL]) if CHANNEL in trees else None
+    found = unwrap_snapshot(trees[CHANNEL]) if CHANNEL in trees else None
     items = found.items if isinstance(found, EncodedDict) else []
     named = ((_serde.unpack(key), value) for key, value in items)
     return record, {

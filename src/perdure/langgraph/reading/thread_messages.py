@@ -18,7 +18,7 @@ from perdure.langgraph.reading.delta_values import (
     load_deltas,
     plain_of,
     read_message_fields,
-    whole,
+    unwrap_snapshot,
 )
 from perdure.langgraph.reading.step_authors import WrittenMessage
 from perdure.langgraph.reading.thread_steps import load_steps
@@ -209,7 +209,7 @@ def find_conversation(
         trees, _ = yield from chunk_reads.resolve(partition, refs, digest)
         deltas = yield from load_deltas(partition, record, digest, [_USUAL] if refs is usual else None)
         for name, found in {**trees, **deltas}.items():
-            tree = whole(found)
+            tree = unwrap_snapshot(found)
             if (
                 isinstance(tree, EncodedList)
                 and tree.items

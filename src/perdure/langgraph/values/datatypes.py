@@ -81,7 +81,7 @@ class Types:
             if isinstance(item, tuple):
                 self._names.update((item, (_find_stable_name(item[0]), *item[1:])))
             else:
-                self._classes.update((name_of(cls), cls) for cls in within(item))
+                self._classes.update((name_of(cls), cls) for cls in list_types_within(item))
         self._checked: WeakKeyDictionary[type, TypeName] = WeakKeyDictionary()
 
     def with_types(self, extra: Iterable[type | TypeName], place: str | None = None) -> Types:
@@ -203,7 +203,7 @@ def _split_name(dotted: str) -> TypeName:
     return ".".join(parts[:-1]), parts[-1]
 
 
-def by_default() -> Allow:
+def get_default_allow() -> Allow:
     """Return the default of ``allow``: ``listed`` in LangGraph's strict mode, else ``imported``."""
     if STRICT_MSGPACK_ENABLED:
         return "listed"
@@ -250,7 +250,7 @@ def is_old_model(cls: type) -> bool:
     return old is not None and vars(old).get("BaseModel") in cls.__mro__
 
 
-def within(annotation: Any) -> Iterator[type]:
+def list_types_within(annotation: Any) -> Iterator[type]:
     """Yield a type, and the types that its fields can hold."""
     yield from _within(annotation, set())
 
@@ -354,7 +354,7 @@ def find_own_type(module: object, name: object) -> Any:
     return None
 
 
-def of_graph(graph: Any) -> set[type]:
+def find_graph_types(graph: Any) -> set[type]:
     """Return the types that a compiled graph declares: of its schemas, its channels and its tools' arguments,
     and those of its subgraphs."""
     found: set[type] = set()
@@ -368,5 +368,5 @@ def of_graph(graph: Any) -> set[type]:
             tools = getattr(node.bound, "tools_by_name", {})
             declared += [getattr(tool, "args_schema", None) for tool in tools.values()]
         for annotation in declared:
-            found.update(within(annotation))
+            found.update(list_types_within(annotation))
     return found

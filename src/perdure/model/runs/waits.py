@@ -134,13 +134,13 @@ def with_waits(note: Mapping[str, Any], waits: Waits) -> dict[str, Any]:
     return {**rest, WAITS: {interrupt_id: wait.dump() for interrupt_id, wait in waits.items()}}
 
 
-def hand_over(note: Mapping[str, Any], *, has_arrived: bool = False) -> dict[str, Any]:
+def note_hand_over(note: Mapping[str, Any], *, has_arrived: bool = False) -> dict[str, Any]:
     """Return the note of a run whose waits go on in another database."""
     handed = note.get(HANDED_OVER, {}).get(WAITS) or note.get(WAITS, {})
     return {**with_waits(note, {}), HANDED_OVER: {WAITS: handed, "has_arrived": has_arrived}}
 
 
-def take_over(note: Mapping[str, Any]) -> dict[str, Any]:
+def note_take_over(note: Mapping[str, Any]) -> dict[str, Any]:
     """Return the note of a run in which waits that were handed over are in force again."""
     rest = {name: value for name, value in note.items() if name != HANDED_OVER}
     if HANDED_OVER in note:
@@ -182,12 +182,12 @@ def next_due(waits: Iterable[Wait]) -> int | None:
     return min((at for wait in waits if (at := wait.due_at) is not None), default=None)
 
 
-def takes_no_answer(note: Mapping[str, Any]) -> frozenset[str]:
+def find_unanswerable(note: Mapping[str, Any]) -> frozenset[str]:
     """Return the interrupts of a run that people do not answer: sleeps, and waits for signals."""
     return frozenset(name for name, wait in note.get(WAITS, {}).items() if wait["kind"] != "question")
 
 
-def asks_nobody(waits: Waits, interrupt_id: str) -> bool:
+def is_unanswerable(waits: Waits, interrupt_id: str) -> bool:
     """Return True if an interrupt takes no answer of a person: it belongs to a sleep or to a wait for a
     signal."""
     return interrupt_id in waits and waits[interrupt_id].kind != "question"

@@ -39,7 +39,7 @@ def pack_tree(tree: Tree) -> bytes:
             [i.body if type(i) is Leaf and i.type == refs.MSGPACK else pack_tree(i) for i in tree.items]
         )
     if isinstance(tree, EncodedDict):
-        parts = [map_header(len(tree.items))]
+        parts = [pack_map_header(len(tree.items))]
         for key, value in tree.items:
             parts.append(key)
             parts.append(pack_tree(value))
@@ -56,7 +56,7 @@ def pack_array_header(count: int) -> bytes:
     return pack(">BI", 0xDD, count)
 
 
-def map_header(count: int) -> bytes:
+def pack_map_header(count: int) -> bytes:
     if count < 16:
         return bytes((0x80 | count,))
     if count < 1 << 16:

@@ -75,7 +75,7 @@ def _has_one_form(part: Any) -> bool:
 def _pack_exactly(value: object, where: str) -> bytes:
     if not isinstance(value, Mapping):
         raise Unserialisable(f"{where} is {_describe_type(value)}; an item's value is a dict")
-    data = plain(value, where)
+    data = convert_to_plain(value, where)
     try:
         return pack_data(data)
     except ValueError as error:
@@ -116,7 +116,7 @@ def is_same(value: Any, other: Any) -> bool:
     return bool(value == other)
 
 
-def plain(value: object, where: str, depth: int = 0) -> Any:
+def convert_to_plain(value: object, where: str, depth: int = 0) -> Any:
     """Convert a value to the types of JSON: tuples become lists, subclasses their base types.
 
     Raises:
@@ -144,13 +144,13 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
             if is_leaf:
                 out[str.__str__(name)] = part
             else:
-                out[str.__str__(name)] = plain(part, f"{where}[{name!r}]", depth + 1)
+                out[str.__str__(name)] = convert_to_plain(part, f"{where}[{name!r}]", depth + 1)
         return out
     if isinstance(value, _SEQUENCES):
         return [
             part
             if type(part) in _LEAVES or (type(part) is float and isfinite(part))
-            else plain(part, f"{where}[{n}]", depth + 1)
+            else convert_to_plain(part, f"{where}[{n}]", depth + 1)
             for n, part in enumerate(value)
         ]
     raise Unserialisable(

@@ -41,7 +41,7 @@ class _Role(NamedTuple):
 _WRAPPED = _Role(refs.WRAPPED, 0)
 
 
-class Graft:
+class ReferenceRenaming:
     """Renaming of one thread's references from ``source`` to ``target`` digests.
 
     First call ``explore`` for every reference, in rounds, and ``feed`` the nodes that ``take_missing`` names,

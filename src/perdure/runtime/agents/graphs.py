@@ -21,7 +21,7 @@ from perdure.langgraph.migration.graph_version import name_function, name_graph
 from perdure.langgraph.saver import OnStored, PerdureSaver
 from perdure.langgraph.search.index import SearchIndex
 from perdure.langgraph.store import PerdureStore
-from perdure.langgraph.values.datatypes import AGENT, Allow, of_graph
+from perdure.langgraph.values.datatypes import AGENT, Allow, find_graph_types
 from perdure.langgraph.values.undeclared import OnUndeclared, ReportedOnce, refuse, watch_undeclared
 from perdure.model.program import Program
 from perdure.model.records import Partition
@@ -62,7 +62,9 @@ def make_saver(
         codecs=codecs,
         schema=agents[0].schema if agents else None,
     )
-    saver.declare(() if saver.is_open else {cls for graph in graphs for cls in of_graph(graph)}, AGENT)
+    saver.declare(
+        () if saver.is_open else {cls for graph in graphs for cls in find_graph_types(graph)}, AGENT
+    )
     return saver
 
 

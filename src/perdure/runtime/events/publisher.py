@@ -34,7 +34,7 @@ from perdure.errors import Fenced, PerdureError, Unavailable
 from perdure.model.ops import Put
 from perdure.model.records import Partition
 from perdure.model.runs.messages import DONE, FAILED
-from perdure.model.runs.waits import Waits, asks_nobody
+from perdure.model.runs.waits import Waits, is_unanswerable
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime.events import protocol
 from perdure.runtime.events.outgoing import to_outgoing, to_outgoing_event
@@ -411,7 +411,7 @@ class StreamPublisher:
         if self._waits and mode in ("updates", "values") and _is_question(payload):
             # Clients would show the interrupts of sleeps and of waits for signals to a person, who cannot
             # answer them.
-            for_people = tuple(one for one in payload[INTERRUPT] if not asks_nobody(self._waits, one.id))
+            for_people = tuple(one for one in payload[INTERRUPT] if not is_unanswerable(self._waits, one.id))
             payload = {name: value for name, value in payload.items() if name != INTERRUPT}
             if for_people:
                 payload[INTERRUPT] = for_people

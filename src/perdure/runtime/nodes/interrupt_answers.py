@@ -63,7 +63,7 @@ async def select_still_to_give(
     if message.mode != "answer":
         # Once an earlier attempt has stored the goto, ``command`` has none: an open question may then come
         # from the node that it led to, and stays.
-        if command.goto and questions.leaves_question(message.payload):
+        if command.goto and questions.would_abandon_question(message.payload):
             await _refuse_leaving(graph, config, held)
         if _holds_anything(command):
             return command
@@ -142,7 +142,7 @@ async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableCon
         state = await aread_state(graph, config)
     if state.interrupts:
         asked = [interrupt.id for interrupt in state.interrupts]
-        raise NotAllowed(questions.describe_leaving(held.partition.thread, asked))
+        raise NotAllowed(questions.describe_abandoning(held.partition.thread, asked))
 
 
 async def remove_unnamed(

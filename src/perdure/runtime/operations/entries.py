@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from perdure.engine.queue.stuck import Stuck
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.operations.failures import FailureGroup, RunFailure
 from perdure.runtime.operations.open_questions import AskedQuestion
 from perdure.runtime.operations.reruns import Rerun
@@ -144,7 +144,7 @@ def make_question_entry(question: AskedQuestion) -> dict[str, Any]:
     """Return an open question with its text and the form that answers it. A text longer than 64 kB is cut,
     and takes an answer as text or JSON only."""
     entry = question._asdict()
-    value = plain(entry.pop("value"))
+    value = to_plain(entry.pop("value"))
     if question.kind != "question":
         text, form = _wait_text(question), {"kind": "none"}
     elif question.interrupt_id is None:

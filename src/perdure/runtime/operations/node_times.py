@@ -22,7 +22,7 @@ from perdure.errors import BadSetting, Contention, Corrupt
 from perdure.langgraph.reading.thread_steps import StepTask, ThreadStep, load_steps
 from perdure.model.records import Partition
 from perdure.model.runs.messages import FAILED
-from perdure.runtime.operations.run_search import RunQuery, of_thread
+from perdure.runtime.operations.run_search import RunQuery, load_runs
 from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.threads.rows import ThreadRow
@@ -204,7 +204,7 @@ async def _read_page(
 async def _read_failures(walk: ThreadWalk, row: ThreadRow, since: int, times: NodeTimes) -> None:
     """Add the failed runs of a thread."""
     query = RunQuery(state=FAILED, since=since)
-    for found in await walk.database.arun(of_thread(Partition(walk.tenant, row.thread_id), None, query)):
+    for found in await walk.database.arun(load_runs(Partition(walk.tenant, row.thread_id), None, query)):
         if found.failure is not None and found.failure.node is not None:
             times.add_failure(found.run.graph, found.failure.node)
 

@@ -16,7 +16,7 @@ from perdure.engine.decoding import read_each
 from perdure.engine.queue import questions
 from perdure.engine.queue.inbox import Accept
 from perdure.engine.queue.signals import Signal, signal_key
-from perdure.engine.retention.thread_expiry import read_at_rest
+from perdure.engine.retention.thread_expiry import read_expiry_facts
 from perdure.errors import Corrupt
 from perdure.langgraph.reading import open_interrupts
 from perdure.model.ops import Fetch, Get, Now
@@ -102,7 +102,7 @@ async def search(
         async for step in steps:
             found: tuple[AskedQuestion, ...] = ()
             if step.row is not None and user in (None, find_user(step.row.metadata)):
-                program = of_thread(walk.database, walk.tenant, step.row, with_waits=with_waits)
+                program = load_questions(walk.database, walk.tenant, step.row, with_waits=with_waits)
                 found = await walk.database.arun(program)
             yield QuestionStep(
                 step.cursor,
@@ -110,7 +110,7 @@ async def search(
             )
 
 
-def of_thread(
+def load_questions(
     database: DatabaseHandle, tenant: str, row: ThreadRow, *, with_waits: bool = False
 ) -> Program[tuple[AskedQuestion, ...]]:
     """Return the open questions of a thread; none while a run is open or a message waits. ``with_waits``
@@ -167,7 +167,7 @@ def _describe_question(
 
 def _find_expiry(database: DatabaseHandle, partition: Partition) -> Program[int | None]:
     try:
-        found = yield from read_at_rest(partition)
+        found = yield from read_expiry_facts(partition)
         return found.expires_at(database.retention)
     except (Corrupt, LookupError):
         return None

@@ -29,7 +29,7 @@ from perdure.runtime.activity import (
     USAGE,
     partition_of,
 )
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 
 _DUE_MAX = 1000
 _LISTED_MAX = 1000
@@ -77,7 +77,7 @@ async def read(database: DatabaseHandle, tenant: str) -> dict[str, Any]:
             threads[name] = len(hits)
             is_listed_whole = is_listed_whole and len(hits) < _LISTED_MAX
             if name == "interrupted" and len(hits) <= _READ_MAX:
-                rows = [await database.arun(look(hit.partition)) for hit in hits]
+                rows = [await database.arun(load_row(hit.partition)) for hit in hits]
                 threads["asleep"] = sum(row is not None and row.is_asleep for row in rows)
     are_whole = all(len(found) < _DOCUMENTS_MAX for found in documents.values())
     return {

@@ -25,7 +25,7 @@ from perdure.model.runs.lifecycle import may_retry
 from perdure.model.runs.messages import FAILED, RETRY_OF, ROLLED_BACK, Message, Run
 from perdure.runtime.operations.failures import RunFailure, failure_of
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
-from perdure.runtime.threads.rows import ThreadRow, look
+from perdure.runtime.threads.rows import ThreadRow, load_row
 from perdure.runtime.threads.user_and_title import find_user, user_of_message, user_of_options
 
 _PAGE = 100
@@ -145,7 +145,7 @@ async def search(
             may_match = query.user is None or user in (None, query.user)
             fault: str | None = None
             if may_match and has_runs:
-                program = of_thread(Partition(walk.tenant, row.thread_id), user, query)
+                program = load_runs(Partition(walk.tenant, row.thread_id), user, query)
                 try:
                     found = await walk.database.arun(program)
                 except Corrupt as error:
@@ -161,7 +161,7 @@ def _describe_fault(thread_id: str, error: Corrupt) -> str:
     return f"thread {thread_id!r}: {text}"
 
 
-async def newest(
+async def find_newest(
     walk: ThreadWalk, query: RunQuery, limit: int, note_fault: Callable[[str], None] = lambda fault: None
 ) -> list[FoundRun]:
     """Return the newest matching runs, by the time of their last change, newest first. ``note_fault`` is
@@ -169,7 +169,7 @@ async def newest(
     return await _find_largest(walk, query, limit, note_fault, _find_change_time)
 
 
-async def slowest(
+async def find_slowest(
     walk: ThreadWalk, query: RunQuery, limit: int, note_fault: Callable[[str], None] = lambda fault: None
 ) -> list[FoundRun]:
     """Return the matching runs that took longest from their start to their last change, the slowest first.
@@ -212,7 +212,7 @@ async def _find_largest(
     return [run for _, _, run in sorted(found, reverse=True)]
 
 
-def of_thread(partition: Partition, user: str | None, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
+def load_runs(partition: Partition, user: str | None, query: RunQuery) -> Program[tuple[FoundRun, ...]]:
     """Return the matching runs of a thread, newest first, at most ``OF_THREAD_MAX``.
 
     Raises:
@@ -316,7 +316,7 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     found = None
     if thread_id is not None:
         partition = Partition(tenant, thread_id)
-        row = await database.arun(look(partition))
+        row = await database.arun(load_row(partition))
         found = await database.arun(detail(partition, run_id, row))
     if found is None:
         if thread_id is None:

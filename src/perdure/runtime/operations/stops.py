@@ -18,7 +18,7 @@ from perdure.model.runs.queue import INTERRUPT_RUN, ROLLBACK, Stop
 from perdure.runtime.notifications import Notifications
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 from perdure.runtime.threads.user_and_title import find_user, user_of_options
 
 _PAGE = 100
@@ -71,7 +71,7 @@ async def find_unfinished(
                 break
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
         if partition.thread.startswith(walk.prefix) and partition.thread not in users_by_thread:
-            row = await database.arun(look(partition))
+            row = await database.arun(load_row(partition))
             # A thread without a run may not exist yet.
             metadata = {} if row is None else row.metadata
             if walk.sees is None or walk.sees(metadata):

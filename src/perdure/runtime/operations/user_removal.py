@@ -14,13 +14,13 @@ from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.operations.thread_search import ThreadMatch, ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import look
+from perdure.runtime.threads.rows import load_row
 from perdure.runtime.threads.user_and_title import user_of_options
 
 
 async def find_crons(database: DatabaseHandle, tenant: str, user: str) -> list[crons.Cron]:
     """Return a user's crons."""
-    all_crons = await database.arun(crons.everything(crons.place(tenant)))
+    all_crons = await database.arun(crons.read_all_crons(crons.place(tenant)))
     return [cron for cron in all_crons if cron.body["user"]["identity"] == user]
 
 
@@ -37,7 +37,7 @@ async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
     begun."""
     database, found = walk.database, set[str]()
     for partition in await database.arun(scheduled.find_threads(walk.tenant)):
-        if await database.arun(look(partition)) is not None:
+        if await database.arun(load_row(partition)) is not None:
             continue
         waiting = await database.arun(scheduled.list_postponed(partition, Settings().max_pending))
         if any(user_of_options(message.options) == user for message in waiting):

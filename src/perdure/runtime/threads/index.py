@@ -22,7 +22,15 @@ from perdure.model.ops import CopyCondition, Expect, ListedThread
 from perdure.model.records import LISTED, Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
-from perdure.runtime.threads.order import AT_ONCE, Order, SortedThread, count, places, rows, sort_rows
+from perdure.runtime.threads.order import (
+    AT_ONCE,
+    Order,
+    SortedThread,
+    count,
+    list_places,
+    load_rows,
+    sort_rows,
+)
 from perdure.runtime.threads.rows import ThreadRow
 
 _COLLECTION = LISTED[0]
@@ -140,7 +148,9 @@ class ThreadIndex:
                 SortedThread(Partition(self._tenant, name), ListedThread(0, 0, ""))
                 for name in dict.fromkeys(ids)
             ]
-            asked = [row for row in sort_rows(await rows(self._database, named), order) if is_asked_for(row)]
+            asked = [
+                row for row in sort_rows(await load_rows(self._database, named), order) if is_asked_for(row)
+            ]
             for row in asked[skip:]:
                 yield row
             return
@@ -191,7 +201,7 @@ class ThreadIndex:
         enough = None if needs_metadata else enough
         patterns = (*patterns_of(metadata or {}), *holding)[:MOST]
         copies = CopyCondition(_UNANNOUNCED, patterns) if patterns else None
-        pages = places(
+        pages = list_places(
             self._database,
             self._tenant,
             order or Order(),
@@ -216,7 +226,7 @@ class ThreadIndex:
             for start in range(0, len(wanted), AT_ONCE):
                 some = wanted[start : start + AT_ONCE]
                 # A few at a time, as the caller may need no more.
-                read = {row.thread_id: row for row in await rows(self._database, some)}
+                read = {row.thread_id: row for row in await load_rows(self._database, some)}
                 for place in some:
                     row = read.get(place.partition.thread)
                     if row is not None and status in (None, row.status) and matches(row.metadata):

@@ -19,7 +19,7 @@ from perdure.model.ops import CopyCondition, FindListed, FindThreads, IndexHit, 
 from perdure.model.program import ask
 from perdure.model.records import INTERNAL, Partition
 from perdure.model.runs.lifecycle import Status
-from perdure.runtime.threads.rows import ThreadRow, look
+from perdure.runtime.threads.rows import ThreadRow, load_row
 
 SortBy = Literal["thread_id", "status", "created_at", "updated_at"]
 
@@ -50,7 +50,7 @@ class Order(NamedTuple):
     descending: bool = True
 
 
-async def places(
+async def list_places(
     database: DatabaseHandle,
     tenant: str,
     order: Order,
@@ -98,7 +98,7 @@ async def places(
 async def count(database: DatabaseHandle, tenant: str, status: Status | None = None) -> int:
     """Return the number of a tenant's threads with a status, or, if it is None, with any."""
     if not database.has_listing:
-        return sum([len(page) async for page in places(database, tenant, Order(), status)])
+        return sum([len(page) async for page in list_places(database, tenant, Order(), status)])
     number = await _count_rows(database, FindListed(tenant, status=status or "", limit=1))
     if status is not None and status != "busy":
         number += len(await _find_unsure(database, tenant, Order(), status))
@@ -118,11 +118,11 @@ async def _count_rows(database: DatabaseHandle, find: FindListed) -> int:
     return number
 
 
-async def rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
+async def load_rows(database: DatabaseHandle, found: Sequence[SortedThread]) -> list[ThreadRow]:
     """Return the threads at these places as they are now."""
     out: list[ThreadRow] = []
     for start in range(0, len(found), AT_ONCE):
-        looks = (database.arun(look(place.partition)) for place in found[start : start + AT_ONCE])
+        looks = (database.arun(load_row(place.partition)) for place in found[start : start + AT_ONCE])
         out += [row for row in await asyncio.gather(*looks) if row is not None]
     return out
 
@@ -276,7 +276,7 @@ async def _read(database: DatabaseHandle, found: Sequence[SortedThread]) -> list
     out: list[SortedThread | None] = []
     for start in range(0, len(found), AT_ONCE):
         some = found[start : start + AT_ONCE]
-        read = await asyncio.gather(*(database.arun(look(place.partition)) for place in some))
+        read = await asyncio.gather(*(database.arun(load_row(place.partition)) for place in some))
         out += [
             None
             if row is None

@@ -34,10 +34,10 @@ from perdure.model.records import (
 from perdure.model.runs.lifecycle import Facts, Status, decide_thread_status
 from perdure.model.runs.messages import DONE, FAILED, ROLLED_BACK, WAITING, Run
 from perdure.model.runs.queue import IN, Lane
-from perdure.model.runs.waits import Waits, read_waits, takes_no_answer
+from perdure.model.runs.waits import Waits, find_unanswerable, read_waits
 from perdure.model.times import read_time, time_of
 from perdure.model.write_records import find_asking_tasks
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 
 _RUNS = 10
 _ITEMS = (
@@ -96,7 +96,7 @@ class ThreadRow(NamedTuple):
         return None
 
 
-def look(partition: Partition) -> Program[ThreadRow | None]:
+def load_row(partition: Partition) -> Program[ThreadRow | None]:
     """Return a thread as it is now, None if it does not exist."""
     (stored, edits, lanes, runs, heads), fault = yield from _fetch_records(partition)
     lane = Lane.read(IN, lanes)
@@ -131,7 +131,7 @@ def look(partition: Partition) -> Program[ThreadRow | None]:
     is_edited = asking is not None and edit is not None and edit["run_id"] == asking.id
     if asking is not None and not is_edited and heads and (latest is None or latest.is_of(asking)):
         ids = {one["id"] for one in asking.note.get("interrupts", ())}
-        is_asleep = bool(ids) and ids <= takes_no_answer(asking.note)
+        is_asleep = bool(ids) and ids <= find_unanswerable(asking.note)
         row = row._replace(waits=read_waits(asking.note), is_asleep=is_asleep)
     if heads:
         try:
@@ -218,7 +218,7 @@ def _read_metadata(record: CheckpointRecord) -> dict[str, Any]:
     """Return the metadata of a checkpoint without the entries that LangGraph adds, as JSON data."""
     metadata: dict[str, Any] = plain_reading.metadata_of(record)
     own = {name: value for name, value in metadata.items() if name not in _TECHNICAL}
-    described: dict[str, Any] = plain(
+    described: dict[str, Any] = to_plain(
         {n: v for n, v in own.items() if not n.startswith(("__", "langgraph_"))}
     )
     return described

@@ -24,7 +24,7 @@ from perdure.model.runs.messages import dedupe_digest
 from perdure.runtime.control import Control
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.threads.index import ThreadIndex
-from perdure.runtime.threads.rows import ThreadRow, look, row_of
+from perdure.runtime.threads.rows import ThreadRow, load_row, row_of
 
 _TOUCHED_US = 3600 * 1_000_000
 """Longest time for which records of runs alone show that a thread is in use."""
@@ -115,7 +115,7 @@ class Threads:
 
     async def look(self, thread_id: str) -> ThreadRow | None:
         """Return a thread as it is now, or None."""
-        return await self._database.arun(look(self._partition(thread_id)))
+        return await self._database.arun(load_row(self._partition(thread_id)))
 
     async def get(self, thread_id: str) -> ThreadRow:
         """Return a thread as ``look`` does. ``NotFound`` if it does not exist."""

@@ -17,7 +17,7 @@ from perdure.model.ops import FindThreads
 from perdure.model.program import ask
 from perdure.model.records import Partition
 from perdure.runtime.threads.index import Sees
-from perdure.runtime.threads.rows import ThreadRow, look
+from perdure.runtime.threads.rows import ThreadRow, load_row
 
 _PAGE = 64
 _SKIPPED_PAGE = 1000
@@ -89,7 +89,7 @@ async def walk(
         partitions = [hit.partition for hit in hits[skipped:]]
         rows: list[ThreadRow | None] = [None] * len(partitions)
         if with_rows or sees is not None:
-            rows = list(await asyncio.gather(*(database.arun(look(each)) for each in partitions)))
+            rows = list(await asyncio.gather(*(database.arun(load_row(each)) for each in partitions)))
         for partition, row in zip(partitions, rows, strict=True):
             if sees is None or (row is not None and sees(row.metadata)):
                 place = WalkPlace(partition.thread)

@@ -23,9 +23,9 @@ from perdure.errors import NotAllowed, NotFound
 from perdure.langgraph.early_loads import keep_for_next_load
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.reading.readable_states import (
+    amake_graph_without_refused,
     aread_state,
     aupdate_state,
-    awithout_refused,
     select_outputs,
 )
 from perdure.model.model_calls import Prices
@@ -184,7 +184,7 @@ async def _attempt(
         )
         return Ending(DONE, {})
     if has_begun or given is None:
-        graph = await awithout_refused(graph, config)
+        graph = await amake_graph_without_refused(graph, config)
     is_unnamed = isinstance(given, Command) and given.resume is not None and not is_by_name(given.resume)
     call_options = {**_make_call_options(agent, options, context), "control": views.steering.control}
     publisher = _make_publisher(graph, held, buffer, begun_at, journal.waits)

@@ -390,7 +390,7 @@ class Runner:
         fresh, max_ops = self._database.draw_version(), self._database.limits.ops
         finish = runs.finish(held, ending, now, fresh, max_ops, puts)
         # Expired records are looked for in the round trip of the end, where that is possible.
-        fetch = queue_retention.look_after(held.partition, held.run)
+        fetch = queue_retention.make_request_at_end(held.partition, held.run)
         fetched = None
         try:
             (lane, replies), fetched = await self._database.arun_and_fetch(finish, fetch)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from perdure.server.resources import Caller
-from perdure.server.thread_graphs import OtherAgent, has_run, is_other_agent_s
+from perdure.server.thread_graphs import OtherAgent, has_run, was_run_by_other_agent
 from perdure.server.thread_ids import thread_id_of
 
 _OWN = re.compile(r"a2a:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}):(.+)", re.DOTALL)
@@ -39,7 +39,7 @@ async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     if await _has_own(caller, assistant_id, context_id):
         return own_thread_of(assistant_id, context_id)
     row = await caller.threads.look(context_id)
-    is_of_other_agent = row is not None and has_run(row) and is_other_agent_s(row, assistant_id)
+    is_of_other_agent = row is not None and has_run(row) and was_run_by_other_agent(row, assistant_id)
     if is_of_other_agent:
         return own_thread_of(assistant_id, context_id)
     return context_id

@@ -14,7 +14,7 @@ from typing import Any
 
 from perdure.model.runs.messages import DONE, OPEN, WAITING
 from perdure.model.runs.payloads import COMMAND, INPUT, RESUME
-from perdure.model.runs.waits import BY_WAIT, asks_nobody, takes_no_answer
+from perdure.model.runs.waits import BY_WAIT, find_unanswerable, is_unanswerable
 from perdure.model.write_records import INTERRUPT
 from perdure.runtime import Standing
 from perdure.runtime.json_encoding import to_json
@@ -147,7 +147,7 @@ class DurableTask:
         run = standing.run
         asked, is_asleep = None, False
         if run is not None and run.state == WAITING:
-            unanswerable = takes_no_answer(run.note)
+            unanswerable = find_unanswerable(run.note)
             ids = [str(each["id"]) for each in run.note.get("interrupts", ())]
             asked = tuple(name for name in ids if name not in unanswerable)
             if is_asleep := bool(ids) and not asked:
@@ -225,7 +225,7 @@ async def _with_question(runtime: TenantRuntime, task: DurableTask) -> DurableTa
     if (question := await runtime.question(task.thread_id)) is not None:
         return replace(task, asked=question.interrupts)
     row = await runtime.threads.get(task.thread_id)
-    if row.status == "busy" or not any(asks_nobody(row.waits, name) for name in row.waits):
+    if row.status == "busy" or not any(is_unanswerable(row.waits, name) for name in row.waits):
         return replace(task, may_be_superseded=True)
     # A run that failed after its wait was over is not asleep: nothing wakes it again.
     return replace(task, is_asleep=run.state == WAITING)

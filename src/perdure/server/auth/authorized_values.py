@@ -63,7 +63,9 @@ _FURTHER: Mapping[tuple[str, str], Mapping[str, TypeAdapter[Any]]] = {
 """Types of further arguments that a handler may change in one action, by resource and action."""
 
 
-def check_left(resource: str, action: str, before: Mapping[str, Any], value: dict[str, Any]) -> None:
+def check_changed_arguments(
+    resource: str, action: str, before: Mapping[str, Any], value: dict[str, Any]
+) -> None:
     """Replace the arguments in ``value`` by their checked values.
 
     Args:
@@ -81,16 +83,18 @@ def check_left(resource: str, action: str, before: Mapping[str, Any], value: dic
     kinds = {**_KINDS, **_FURTHER.get((resource, action), {})}
     for name, original in before.items():
         if name not in value:
-            raise refuse_left(resource, action, f"no {name!r}: it may change it, but not remove it")
+            raise make_change_refusal(resource, action, f"no {name!r}: it may change it, but not remove it")
         kind = kinds.get(name)
         if kind is not None:
             try:
                 value[name] = kind.validate_python(value[name])
             except ValidationError as error:
-                raise refuse_left(resource, action, f"{name!r} with a fault: {fault_of(error)}") from None
+                raise make_change_refusal(
+                    resource, action, f"{name!r} with a fault: {fault_of(error)}"
+                ) from None
         elif value[name] != original:
             changeable = sorted(before.keys() & kinds.keys())
-            raise refuse_left(
+            raise make_change_refusal(
                 resource,
                 action,
                 f"another {name!r}, which has no effect; it may change "
@@ -110,7 +114,7 @@ def require_unnarrowed(value: Mapping[str, Any], *names: str) -> None:
             )
 
 
-def refuse_left(resource: str, action: str, what: str) -> Refusal:
+def make_change_refusal(resource: str, action: str, what: str) -> Refusal:
     """Return the refusal of arguments that a handler changed."""
     return Refusal(_STATUS, f"the authorization handler for {resource}.{action} left {what}")
 

@@ -64,7 +64,7 @@ def find_patterns(conditions: Filter | None) -> Patterns:
     return tuple(found)
 
 
-def stamp_allowed(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
+def may_write_metadata(conditions: Filter | None, metadata: Mapping[str, Any] | None) -> bool:
     """Return True if an object may be written with this metadata: its writer must be able to see it
     afterwards. The metadata is all that the object has after the write. It may contain values set by a
     handler that are not JSON data yet, such as a UUID."""

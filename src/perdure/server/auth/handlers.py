@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
-from perdure.server.auth.authorized_values import check_left
+from perdure.server.auth.authorized_values import check_changed_arguments
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
@@ -84,7 +84,7 @@ class OnHandlers:
             raise _make_refusal(error, handler_name) from error
         if result is False:
             raise Refusal(403, "Forbidden")
-        check_left(resource, action, before, value)
+        check_changed_arguments(resource, action, before, value)
         if result is None or result is True:
             return None
         if not isinstance(result, Mapping):
@@ -178,7 +178,7 @@ class _NotAUser(Exception):
     """An authenticate handler returned something that is not a user; the message gives the reason."""
 
 
-def only(request: HTTPConnection, header: str) -> str | None:
+def read_single_header(request: HTTPConnection, header: str) -> str | None:
     """Return the only value of a header, or None if it is absent; refuse several, as a proxy and this server
     might use different ones."""
     values = [value for name, value in request.scope["headers"] if name.lower() == header.encode("latin-1")]
@@ -208,7 +208,7 @@ def _list_scopes(connection: HTTPConnection) -> list[str]:
 
 
 _ARGUMENTS: dict[str, Callable[[HTTPConnection], Any]] = {
-    "authorization": lambda connection: only(connection, "authorization"),
+    "authorization": lambda connection: read_single_header(connection, "authorization"),
     "headers": lambda connection: dict(connection.scope["headers"]),
     "method": lambda connection: connection.scope.get("method", "GET"),
     "path": lambda connection: connection.scope["path"],

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting
 from perdure.runtime.agents.run_user import wrap_dotted
-from perdure.server.auth.filters import BadFilter, Filter, stamp_allowed
+from perdure.server.auth.filters import BadFilter, Filter, may_write_metadata
 
 TENANT_MAX = 512
 """Maximum length of a tenant in characters: it is a part of every key."""
@@ -173,7 +173,7 @@ def require_stamp(conditions: Filter | None, metadata: Mapping[str, Any] | None)
     """Raise ``Refusal`` unless an object may be written with this metadata: the handler that restricts a
     user's view has to stamp what the user creates, and no user may give an object away."""
     try:
-        allowed = stamp_allowed(conditions, metadata)
+        allowed = may_write_metadata(conditions, metadata)
     except BadFilter as error:
         raise Refusal(500, f"the authorization handler left what cannot be stored: {error}") from error
     if not allowed:

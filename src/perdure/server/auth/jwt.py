@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 
 from perdure.errors import BadSetting, MissingExtra
 from perdure.server.auth.filters import Filter
-from perdure.server.auth.handlers import only
+from perdure.server.auth.handlers import read_single_header
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
 
@@ -174,7 +174,7 @@ class Jwt:
 
     def _read_token(self, request: HTTPConnection) -> str:
         header = self._settings.header.lower()
-        scheme, _, token = (only(request, header) or "").strip().partition(" ")
+        scheme, _, token = (read_single_header(request, header) or "").strip().partition(" ")
         if header != "authorization" and not token:
             scheme, token = "bearer", scheme
         if scheme.lower() != "bearer" or not token.strip():

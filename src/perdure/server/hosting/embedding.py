@@ -21,7 +21,7 @@ from perdure.server.auth.identity import Refusal
 from perdure.server.config import Http
 from perdure.server.origins import allows
 from perdure.server.resources import GatedRoute
-from perdure.web.guard import SIMPLE, changes, is_asked_about, is_foreign
+from perdure.web.guard import SIMPLE, is_foreign, may_change, needs_preflight
 
 
 def perdure_app(app: FastAPI, http: Http | None = None) -> FastAPI:
@@ -42,8 +42,8 @@ def perdure_router(http: Http | None = None) -> APIRouter:
     async def require_own_page(connection: HTTPConnection) -> None:
         # The route of the WebSocket checks its client itself, and sends it the reason of a refusal.
         headers = connection.headers
-        is_change = connection.scope["type"] == "http" and changes(connection.scope)
-        if is_change and is_foreign(headers, allowed) and not is_asked_about(headers):
+        is_change = connection.scope["type"] == "http" and may_change(connection.scope)
+        if is_change and is_foreign(headers, allowed) and not needs_preflight(headers):
             raise Refusal(403, SIMPLE)
 
     router = APIRouter(route_class=_OwnErrorsRoute, dependencies=[Depends(require_own_page)])
@@ -103,7 +103,7 @@ async def thread_id_of_request(request: Request) -> str:
     """
     in_path = [str(request.path_params[name]) for name in thread_ids.NAMES if name in request.path_params]
     try:
-        named = thread_ids.only(
+        named = thread_ids.require_same_thread(
             [*in_path, *thread_ids.in_query(request), *thread_ids.in_body(await _read_object(request))]
         )
     except Refusal as refusal:

@@ -53,7 +53,7 @@ def _bind(transport: Any, app: Any) -> None:
 
 
 @contextmanager
-def reachable(app: ASGIApp) -> Iterator[None]:
+def bind_clients_to(app: ASGIApp) -> Iterator[None]:
     """Make clients without a URL reach an application: those created before, and those created within the
     block."""
     loopback = _LoopbackApp(app)

@@ -20,7 +20,7 @@ from perdure.runtime.worker.node_threads import run_with_node_threads
 from perdure.server.app import create_app
 from perdure.server.auth.identity import Gate, Open
 from perdure.server.config import Config, Cors
-from perdure.server.hosting.loopback import reachable
+from perdure.server.hosting.loopback import bind_clients_to
 from perdure.server.hosting.mounting import Prefixed, mount
 from perdure.server.hosting.startup import import_graphs, load_own_app, open_state, settings_of
 from perdure.server.origins import allows
@@ -141,7 +141,7 @@ async def application(config: Config, host: ServerState) -> AsyncIterator[FastAP
         app.router.routes.extend(chat.routes(host.runtime))
     own = await load_own_app(config)
     async with AsyncExitStack() as stack:
-        stack.enter_context(reachable(app))
+        stack.enter_context(bind_clients_to(app))
         if own is not None:
             gate = None
             if config.http.enable_custom_route_auth:

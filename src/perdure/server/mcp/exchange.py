@@ -45,7 +45,7 @@ from perdure.server import error_handlers, responses
 from perdure.server.auth.identity import Refusal
 from perdure.server.auth.reserved_names import with_verified
 from perdure.server.mcp.replies import reply_of
-from perdure.server.mcp.tools import assistant_of, input_of, name_tools, visible
+from perdure.server.mcp.tools import assistant_of, find_visible_assistants, input_of, name_tools
 from perdure.server.requests import NewRun
 from perdure.server.resources import Caller
 from perdure.server.runs.run_creation import AcceptedRun, submit
@@ -94,7 +94,7 @@ class _Exchange:
         """Return a page of the tools that the user may call."""
         start = _parse_cursor(None if params is None else params.cursor)
         try:
-            named = list(name_tools(self._caller, await visible(self._caller)).items())
+            named = list(name_tools(self._caller, await find_visible_assistants(self._caller)).items())
             page = named[start : start + _PAGE]
             inputs = {
                 graph_id: await input_of(self._caller, graph_id)
@@ -133,7 +133,7 @@ class _Exchange:
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         caller = self._caller
-        assistant = assistant_of(caller, await visible(caller), name)
+        assistant = assistant_of(caller, await find_visible_assistants(caller), name)
         if assistant is None:
             raise MCPError(INVALID_PARAMS, f"There is no tool {name!r}; tools/list returns those there are.")
         tool_input = await input_of(caller, assistant.graph_id)

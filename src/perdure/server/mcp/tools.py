@@ -56,7 +56,7 @@ class ToolInput:
         return dict(arguments)
 
 
-async def visible(caller: Caller) -> list[Assistant]:
+async def find_visible_assistants(caller: Caller) -> list[Assistant]:
     """Return the assistants that a user may see and whose graphs are served, default ones first."""
     value: dict[str, Any] = {"metadata": {}}
     conditions = await caller.may("assistants", "search", value)

@@ -24,7 +24,7 @@ from perdure.server.streaming.event_stream import Frame
 from perdure.server.streaming.protocol_events import ProtocolEvent
 from perdure.server.streaming.protocol_subscriptions import Failed
 from perdure.server.streaming.reading_rights import ReadingRights, reads_as_before
-from perdure.web.guard import is_asked_about
+from perdure.web.guard import needs_preflight
 
 router = make_router("protocol", GatedRoute)
 
@@ -93,7 +93,7 @@ def error(number: int | None, code: str, message: str) -> dict[str, Any]:
 
 
 async def _read_body(request: Request) -> dict[str, Any]:
-    if not is_asked_about(request.headers):
+    if not needs_preflight(request.headers):
         raise Refusal(400, error_handlers.describe_body(request))
     try:
         body = await request.json()

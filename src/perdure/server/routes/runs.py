@@ -116,7 +116,7 @@ async def create_batch(
 
 def _find_thread(request: Request, new: NewRun) -> str | None:
     """Return the thread that the query or the body names, for a run whose path has none."""
-    return thread_ids.only(
+    return thread_ids.require_same_thread(
         [*thread_ids.in_query(request), *thread_ids.in_body(new.model_dump(include=set(NAMES)))]
     )
 
@@ -332,7 +332,7 @@ async def cancel_many(
 ) -> Response:
     """Cancel several runs: those of a thread by their ids, or all with a status. Nothing is cancelled if the
     thread does not have all of them; those that have ended stay as they are."""
-    thread_id = thread_ids.only(await thread_ids.in_request(request))
+    thread_id = thread_ids.require_same_thread(await thread_ids.in_request(request))
     named = _find_named_runs(thread_id, asked, "a status")
     if named is not None:
         await caller.thread(named[0], "update", action=action)
@@ -378,7 +378,7 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
 @router.post("/runs/retry")
 async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
     """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
-    thread_id = thread_ids.only(await thread_ids.in_request(request))
+    thread_id = thread_ids.require_same_thread(await thread_ids.in_request(request))
     named = _find_named_runs(thread_id, asked, "the status 'error'")
     failed: list[tuple[str, str]] = []
     if named is not None:

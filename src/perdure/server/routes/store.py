@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from perdure.langgraph.store import PerdureStore
 from perdure.runtime.json_encoding import to_json
-from perdure.server.auth.authorized_values import fault_of, refuse_left
+from perdure.server.auth.authorized_values import fault_of, make_change_refusal
 from perdure.server.auth.identity import Refusal
 from perdure.server.memories import require_own
 from perdure.server.openapi import make_router
@@ -234,22 +234,22 @@ async def _authorize(caller: Caller, action: str, asked: B) -> B:
     names = type(asked).model_fields
     if missing := names - value.keys():
         description = f"no {min(missing)!r}; a handler may change a value, but not remove it"
-        raise refuse_left("store", action, description)
+        raise make_change_refusal("store", action, description)
     try:
         asked = _validate(type(asked), {name: value[name] for name in names})
     except Refusal as error:
-        raise refuse_left("store", action, f"what cannot be used: {error.detail}") from None
+        raise make_change_refusal("store", action, f"what cannot be used: {error.detail}") from None
     for name in _NAMESPACES & value.assigned:
         labels, original = value[name], before[name] or ()
         if labels is None or (original and not labels):
-            raise refuse_left(
+            raise make_change_refusal(
                 "store",
                 action,
                 f"no {name}, which covers the items of all users; assign at least one label",
             )
         if labels.count(_ANY) > original.count(_ANY):
             description = f"a {name} with the label {_ANY!r}, which covers the items of all users"
-            raise refuse_left("store", action, description)
+            raise make_change_refusal("store", action, description)
     require_own(caller, tuple(value["namespace"] or ()))
     return asked
 

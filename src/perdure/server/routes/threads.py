@@ -17,7 +17,7 @@ from perdure.langgraph.loop_state import mark_scan
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.runtime.agents.agent import describe_unknown_nodes, parse_command
 from perdure.runtime.failures.unfit_updates import describe_unfitness
-from perdure.runtime.json_encoding import plain, to_json
+from perdure.runtime.json_encoding import to_json, to_plain
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.order import Order
 from perdure.runtime.threads.rows import ThreadRow
@@ -54,7 +54,7 @@ class _Prune(Body):
 @router.post("/threads")
 async def create(caller: CallerNow, request: Request, new: requests.NewThread) -> Json:
     """Create a thread."""
-    named = naming.only(filter(None, await naming.in_request(request)))
+    named = naming.require_same_thread(filter(None, await naming.in_request(request)))
     thread_id = str(uuid.uuid4()) if named is None else named
     ttl = None if new.ttl is None else new.ttl.model_dump()
     value: dict[str, Any] = {
@@ -343,7 +343,7 @@ async def _find_matching(
         if asked.values:
             try:
                 state = await _state(caller, row, is_scan=True)
-                if state is None or not contains(plain(state.values), asked.values):
+                if state is None or not contains(to_plain(state.values), asked.values):
                     continue
             except Exception as error:
                 _fault_of(row, error)
@@ -380,7 +380,7 @@ async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> St
 
 def _extract(shown: dict[str, Any], path: str) -> Any:
     """Return the value at a path such as ``values.messages[-1].content``, or None."""
-    value: Any = plain(shown)
+    value: Any = to_plain(shown)
     for part in path.replace("[", ".[").split("."):
         try:
             if part.startswith("["):

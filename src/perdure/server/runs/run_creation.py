@@ -15,7 +15,7 @@ from perdure.runtime import Options, StreamOptions, Ticket
 from perdure.runtime.accepting import AlreadyCreated, Precondition
 from perdure.runtime.agents.run_context import is_reserved
 from perdure.runtime.agents.run_user import USER, choose_storable
-from perdure.runtime.json_encoding import plain
+from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.options import WEBHOOK, StreamMode
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.runtime.threads.threads import THERE
@@ -503,7 +503,7 @@ async def _refuse_other_run(caller: Caller, ticket: Ticket, new: NewRun, options
     payload = {"input": new.input if command is None else None, "command": command}
     if (read_input(accepted.payload), _without_delay(accepted.options.get("about"))) != (
         payload,
-        _without_delay(plain(options.about)),
+        _without_delay(to_plain(options.about)),
     ):
         raise Conflict("This Idempotency-Key was used for another run; send a new one, or the same run.")
 

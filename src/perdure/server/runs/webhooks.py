@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from perdure.config.settings import SETTINGS
-from perdure.config.sources import of_environment, value_of
+from perdure.config.sources import read_environment, value_of
 from perdure.model.records import Partition
 from perdure.model.runs.messages import FAILED, INTERRUPTED, READY, SENDING, Reply
 from perdure.runtime import Channel, NotSent, Runtime, Settings, Undeliverable
@@ -235,7 +235,7 @@ def webhooks(http: Http, *, development: bool) -> Webhooks | None:
 def of_variables(environ: Mapping[str, str]) -> Webhooks | None:
     """Return the webhooks of a process that is configured by environment variables alone. ``BadSetting``
     if one of them cannot be used."""
-    values = of_environment(environ, {}, Path()).entries
+    values = read_environment(environ, {}, Path()).entries
     keys = ("http.webhook_hosts", "http.webhook_secrets", "http.disable_webhooks", "development")
     allowed, secrets, is_disabled, is_development = (
         value_of(SETTINGS[key], values[key]) if key in values else SETTINGS[key].default for key in keys

@@ -166,7 +166,9 @@ def find(effect: Find) -> Statement:
 
     def within(bound: Bound) -> str:
         limit = bind_text(str(bound.limit))
-        return sql.keeps(bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)")
+        return sql.write_bound_condition(
+            bound, limit if isinstance(bound.limit, str) else f"CAST({limit} AS REAL)"
+        )
 
     syntax = searches.BodySyntax(
         bind,

@@ -161,7 +161,7 @@ def make_part_keys(partition: Partition, incarnation: bytes, nonce: bytes, count
 
 def encode_order_prefix(kind: Kind, prefix: Key) -> bytes:
     """Return the prefix of the ordering attribute for records of one key prefix."""
-    (start,) = places.starts(kind, prefix)
+    (start,) = places.find_place_prefixes(kind, prefix)
     return shorten(start, _SK_MAX - 8)
 
 

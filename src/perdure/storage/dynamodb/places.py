@@ -48,7 +48,7 @@ def is_mirrored(kind: Kind) -> bool:
     return kind is PACK
 
 
-def starts(kind: Kind, prefix: Key) -> tuple[bytes, ...]:
+def find_place_prefixes(kind: Kind, prefix: Key) -> tuple[bytes, ...]:
     """Return the beginnings that the places of all records have whose key begins with ``prefix``, in the
     order of the keys."""
     if shares_place(kind):
@@ -61,7 +61,7 @@ def starts(kind: Kind, prefix: Key) -> tuple[bytes, ...]:
 
 def place_of(kind: Kind, key: Key) -> bytes:
     """Return the place of a record."""
-    (place,) = starts(kind, key)
+    (place,) = find_place_prefixes(kind, key)
     return place
 
 
@@ -80,4 +80,4 @@ def is_followed(kind: Kind, prefix: Key, place: bytes) -> bool:
     writes on the newest checkpoint of the root namespace this is likely, but not certain."""
     if kind is WRITE:
         return len(prefix) == len(CHECKPOINT.key) and not prefix[0] and place == _PLACES[CHUNK.name]
-    return not shares_place(kind) and keys.successor(starts(kind, prefix)[0]) == place
+    return not shares_place(kind) and keys.successor(find_place_prefixes(kind, prefix)[0]) == place

@@ -52,7 +52,9 @@ def group_neighbours(wanted: Sequence[Get | Range]) -> list[list[Span]]:
     alone: list[list[Span]] = []
     together: list[list[Span]] = []
     spans = [
-        Span(item, places.starts(item.kind, item.key if isinstance(item, Get) else item.prefix)[0])
+        Span(
+            item, places.find_place_prefixes(item.kind, item.key if isinstance(item, Get) else item.prefix)[0]
+        )
         for item in wanted
     ]
     for span in sorted(spans, key=lambda span: (span.start, span.item.kind is WRITE)):

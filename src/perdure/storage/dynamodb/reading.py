@@ -361,7 +361,7 @@ class Reader:
         limit = item.limit
         if limit is not None and places.shares_place(kind):
             limit *= _SHARE
-        starts = places.starts(kind, item.prefix)
+        starts = places.find_place_prefixes(kind, item.prefix)
         if item.after is None:
             edge = None
         else:

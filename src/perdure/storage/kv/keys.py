@@ -247,7 +247,7 @@ class KindLayout:
 
 
 @lru_cache(maxsize=64)
-def shape(kind: Kind) -> KindLayout:
+def find_layout(kind: Kind) -> KindLayout:
     """Return the packed form of a kind's records."""
     return KindLayout(kind)
 

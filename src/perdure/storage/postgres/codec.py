@@ -91,22 +91,22 @@ class _Arrays:
                 self.b.extend(values)
 
     def values(self, counts: list[int]) -> Values:
-        return numbers(counts), numbers(self.n), texts(self.s), blobs(self.b)
+        return pack_numbers(counts), pack_numbers(self.n), pack_texts(self.s), pack_blobs(self.b)
 
 
-def numbers(values: Sequence[int | None]) -> bytes:
+def pack_numbers(values: Sequence[int | None]) -> bytes:
     """Return an array of integers in binary."""
     pack = _NUMBER.pack
-    return array_of(_NUMBERS, len(values), b"".join([_NULL if v is None else pack(8, v) for v in values]))
+    return pack_array(_NUMBERS, len(values), b"".join([_NULL if v is None else pack(8, v) for v in values]))
 
 
-def texts(values: Sequence[str | None]) -> bytes:
+def pack_texts(values: Sequence[str | None]) -> bytes:
     """Return an array of texts in binary."""
     sent = [None if s is None else escape(s).encode() for s in values]
     return _pack_array(_TEXTS, sent)
 
 
-def blobs(values: Sequence[bytes | None]) -> bytes:
+def pack_blobs(values: Sequence[bytes | None]) -> bytes:
     """Return an array of bytes in binary."""
     return _pack_array(_BYTES, values)
 
@@ -114,10 +114,10 @@ def blobs(values: Sequence[bytes | None]) -> bytes:
 def _pack_array(oid: int, values: Sequence[bytes | None]) -> bytes:
     length = _LENGTH.pack
     parts = chain.from_iterable((_NULL,) if v is None else (length(len(v)), v) for v in values)
-    return array_of(oid, len(values), b"".join(parts))
+    return pack_array(oid, len(values), b"".join(parts))
 
 
-def array_of(oid: int, count: int, items: bytes) -> bytes:
+def pack_array(oid: int, count: int, items: bytes) -> bytes:
     """Return an array in binary format; each of ``items`` begins with its length.
 
     Args:

@@ -46,7 +46,7 @@ NOW = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 """The server's clock in microseconds, on which deadlines are based."""
 
 
-def every(schema: str, version: int) -> list[str]:
+def write_functions(schema: str, version: int) -> list[str]:
     """Return the statements that create the functions of a version."""
     makers = (commit, fetch, drop)
     return [make(schema, version) for make in makers] + [find(schema, version, index) for index in INDEXED]

@@ -54,7 +54,7 @@ def setup_statements(name: str) -> tuple[str, ...]:
     for kind in KINDS:
         statements += _write_table(schema, kind)
     statements += listing.postgres(schema)
-    statements += functions.every(schema, SCHEMA_VERSION)
+    statements += functions.write_functions(schema, SCHEMA_VERSION)
     statements += [
         f"CREATE TABLE {schema}.schema (version integer NOT NULL, one integer PRIMARY KEY CHECK (one = 1))",
         f"INSERT INTO {schema}.schema (version, one) VALUES ({SCHEMA_VERSION}, 1)",
@@ -76,7 +76,7 @@ def plan_migration(name: str, found: int) -> tuple[str, ...]:
     schema = quote(name)
     steps = [s.replace("{schema}", schema) for n in range(found + 1, SCHEMA_VERSION + 1) for s in STEPS[n]]
     # Functions of earlier versions are kept for running processes, unless a step removes them.
-    steps += functions.every(schema, SCHEMA_VERSION)
+    steps += functions.write_functions(schema, SCHEMA_VERSION)
     steps.append(functions.drop_by(schema, found, SCHEMA_VERSION))
     return (*steps, f"UPDATE {schema}.schema SET version = {SCHEMA_VERSION}")
 

@@ -34,11 +34,11 @@ class Statements:
         schema, version = quote(settings.schema), SCHEMA_VERSION
         self._schema = schema
         self._tables = searches.Tables(f"{schema}.thread", f"{schema}.listing", f"{schema}.{DOCUMENT.name}")
-        self.commit = call(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
-        self.fetch = call(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
+        self.commit = make_statement(f"SELECT {schema}.commit_{version}($1, $2, $3, $4)", codec.ARRAYS)
+        self.fetch = make_statement(f"SELECT * FROM {schema}.fetch_{version}($1, $2, $3, $4)", codec.ARRAYS)
         texts = (_TEXT, _TEXT, _TEXT, _BIGINT, _BIGINT)
         self._find_by_index = {
-            kind: call(
+            kind: make_statement(
                 f"SELECT * FROM {schema}.{index}_{version}($1, $2, $3)",
                 (_TEXT if index == "runs" else _BIGINT, _BIGINT, _TEXT),
                 binary=False,
@@ -46,7 +46,7 @@ class Statements:
             for index, kind in INDEXED.items()
         }
         columns = ", ".join(f"r.{column.name}" for column in (*LANE.key, *LANE.fields))
-        self._find_due_since = call(
+        self._find_due_since = make_statement(
             f"SELECT p.tenant, p.thread, p.space, {columns} FROM {schema}.{LANE.name} r"
             f" CROSS JOIN LATERAL (SELECT * FROM {schema}.thread h WHERE h.pk = r.t OFFSET 0) p"
             f" WHERE r.{LANE.index} <= $1 AND r.{LANE.index} >= $4 AND ($3::text IS NULL OR p.tenant = $3)"
@@ -54,10 +54,10 @@ class Statements:
             (_BIGINT, _BIGINT, _TEXT, _BIGINT),
             binary=False,
         )
-        self.now = call(f"SELECT {NOW}", (), binary=False)
-        self.drop = call(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
+        self.now = make_statement(f"SELECT {NOW}", (), binary=False)
+        self.drop = make_statement(f"SELECT {schema}.drop_{version}($1, $2, $3, $4, $5)", texts, binary=False)
         # The checks lock the thread's row until the end of the statement, which also removes the row.
-        self.drop_if = call(
+        self.drop_if = make_statement(
             f"SELECT c.z, CASE WHEN c.z[1] = 0 THEN {schema}.drop_{version}($5, $6, $7, $8, $9) END"
             f" FROM (SELECT {schema}.commit_{version}($1, $2, $3, $4) AS z OFFSET 0) c",
             (*codec.ARRAYS, *texts),
@@ -97,7 +97,7 @@ class Statements:
         else:
             raise TypeError(f"not a request to PostgreSQL: {type(effect).__name__}")
         types = tuple(_TYPES[type(p)] for p in parameters)
-        return call(sql, types, binary=False), [to_text(p) for p in parameters]
+        return make_statement(sql, types, binary=False), [to_text(p) for p in parameters]
 
     def _write_item_query(self, effect: FindItems, syntax: searches.BodySyntax) -> str:
         where = searches.write_item_conditions(effect, syntax)
@@ -109,7 +109,7 @@ class Statements:
         )
 
 
-def call(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
+def make_statement(sql: str, types: tuple[int, ...], *, binary: bool = True) -> Statement:
     """Return a statement, under a name of its own."""
     name = f"perdure_{sha256(sql.encode()).hexdigest()[:16]}"
     return Statement(name.encode(), sql.encode(), types, binary)

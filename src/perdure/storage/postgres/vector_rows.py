@@ -53,10 +53,10 @@ def pack_vectors(writes: Sequence[codec.Write], vector_type: int) -> Values | No
         return None
     numbers = [*(r.job for r in rows), *(r.place for r in rows), *(len(r.vector) // 4 for r in rows)]
     return (
-        codec.numbers(numbers),
-        codec.texts([row.item for row in rows]),
-        codec.blobs([*(row.model for row in rows), *(row.content for row in rows)]),
-        codec.array_of(vector_type, len(rows), b"".join([_encode_binary(row.vector) for row in rows])),
+        codec.pack_numbers(numbers),
+        codec.pack_texts([row.item for row in rows]),
+        codec.pack_blobs([*(row.model for row in rows), *(row.content for row in rows)]),
+        codec.pack_array(vector_type, len(rows), b"".join([_encode_binary(row.vector) for row in rows])),
     )
 
 

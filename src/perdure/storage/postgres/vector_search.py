@@ -13,7 +13,7 @@ from perdure.model.ops import Find, FindNearest, FindOutdated, IndexHit, RankedI
 from perdure.model.records import ITEM, STORE, Partition
 from perdure.storage.postgres import codec, vector_rows
 from perdure.storage.postgres.schema import SCHEMA_VERSION, quote
-from perdure.storage.postgres.statements import Statement, call, to_text
+from perdure.storage.postgres.statements import Statement, make_statement, to_text
 from perdure.storage.postgres.url import PostgresUrl
 from perdure.storage.postgres.vector_table import MOST_DIMS, SENT, Extension
 
@@ -52,7 +52,7 @@ class VectorSearch:
         self._schema = schema = quote(settings.schema)
         within = "p.space = 'store' AND p.tenant = $1 AND p.thread >= $2 AND ($3 = '' OR p.thread < $3)"
         texts = (_TEXT, _TEXT, _TEXT)
-        self._nearest = call(
+        self._nearest = make_statement(
             f"SELECT * FROM {schema}.nearest($1, $2, $3, $4, $5, $6, $7, $8)",
             (*texts, _BIGINT, _FLOATS, _BYTEAS, _BIGINT, _BIGINT),
             binary=False,
@@ -70,12 +70,12 @@ class VectorSearch:
             f" JOIN {schema}.thread p ON p.pk = v.t WHERE {models} AND {within} AND {is_not_empty} LIMIT $6)"
             for models, is_not_empty in ranges
         )
-        self._outdated = call(
+        self._outdated = make_statement(
             f"SELECT tenant, thread, space FROM ({outdated}) x LIMIT $6",
             (*texts, _BYTEA, _BYTEA, _BIGINT),
             binary=False,
         )
-        self._commit = call(
+        self._commit = make_statement(
             f"SELECT {schema}.vectors_sent(c.z, $1, $2, $3, $5, $6, $7, $8)"
             f" FROM (SELECT set_config('{SENT}', 'on', true),"
             f" {schema}.commit_{SCHEMA_VERSION}($1, $2, $3, $4) AS z OFFSET 0) c",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perdure.model.ops import Find, FindRecords, FindThreads, IndexHit
-from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, shape, successor
+from perdure.storage.kv.keys import decode_partition, encode_partition, encode_text, find_layout, successor
 from perdure.storage.redis import scripts
 from perdure.storage.redis.cluster import Call, evaluate
 from perdure.storage.redis.requests import Keyspace, parse_indexed
@@ -80,8 +80,8 @@ def _find_indexed(space: Keyspace, effect: FindRecords, ask: Ask) -> list[IndexH
     if lowest is None:
         low = prefix
     else:
-        low = prefix + shape(kind).index_prefix(lowest)
-    high = successor(prefix + shape(kind).index_prefix(highest))
+        low = prefix + find_layout(kind).index_prefix(lowest)
+    high = successor(prefix + find_layout(kind).index_prefix(highest))
     if effect.tenant is None:
         tenant = b""
     else:

@@ -41,7 +41,7 @@ from perdure.storage.kv.keys import (
     encode_key,
     encode_partition,
     encode_prefix,
-    shape,
+    find_layout,
     successor,
 )
 from perdure.storage.redis import scripts
@@ -157,14 +157,14 @@ def _append_op(args: list[bytes], op: Op) -> None:
         head += encode_integer(op.expect)
     args += (head, field)
     if isinstance(op, Put):
-        args.append(shape(kind).pack(op.fields, op.version, compress_body(op)))
+        args.append(find_layout(kind).pack(op.fields, op.version, compress_body(op)))
     elif isinstance(op, Delete):
         args.append(b"".join(_encode_columns(kind, op)))
 
 
 def _encode_columns(kind: Kind, op: Delete) -> Iterator[bytes]:
     for column, value in op.unchanged.items():
-        position, data = shape(kind).column(column, value)
+        position, data = find_layout(kind).column(column, value)
         yield _COLUMN.pack(position, len(data))
         yield data
 
@@ -276,14 +276,14 @@ def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
             if length == _ALL:
                 gets.append(())
             else:
-                gets.append((shape(item.kind).record(item.key, data[offset : offset + length]),))
+                gets.append((find_layout(item.kind).record(item.key, data[offset : offset + length]),))
                 offset += length
     for item in effect.items:
         if isinstance(item, Range):
             (count,) = size(data, offset)
             offset += 4
             records: list[Record] = []
-            kind_layout = shape(item.kind)
+            kind_layout = find_layout(item.kind)
             for _ in range(count):
                 (length,) = size(data, offset)
                 offset += 4 + length
@@ -298,7 +298,7 @@ def parse_fetch(effect: Fetch, data: bytes) -> tuple[tuple[Record, ...], ...]:
 
 def parse_indexed(kind: Kind, answer: Sequence[bytes]) -> Iterator[tuple[Partition, Record]]:
     """Yield the records of the script ``indexed`` from its answer."""
-    kind_layout = shape(kind)
+    kind_layout = find_layout(kind)
     for start in range(0, len(answer), 3):
         partition, key, data = answer[start : start + 3]
         record = kind_layout.record(decode_key(kind, key), data)

@@ -7,7 +7,7 @@ from hashlib import sha1
 from importlib.resources import files
 
 from perdure.model.records import KINDS, LANE, Kind
-from perdure.storage.kv.keys import LAYOUT_VERSION, shape
+from perdure.storage.kv.keys import LAYOUT_VERSION, find_layout
 
 NUMBERS = {kind: number for number, kind in enumerate(KINDS, start=1)}
 """The numbers by which scripts know the kinds. Nothing stored depends on them."""
@@ -32,7 +32,7 @@ def _write_kinds() -> str:
     than most calls."""
     lines = []
     for kind, number in NUMBERS.items():
-        form = shape(kind)
+        form = find_layout(kind)
         by = ", ".join(f"'{name}'" for name in kind.by)
         if form.index is not None:
             index = f"'{form.index.kind}'"
@@ -59,7 +59,7 @@ def _write_lua(flag: bool) -> str:
     return "false"
 
 
-def on_records(name: str, layout: int = LAYOUT_VERSION) -> Script:
+def make_record_script(name: str, layout: int = LAYOUT_VERSION) -> Script:
     """Return a script on records, which refuses a bucket that a later layout has marked."""
     shared = "".join(map(_read_source, ("mark", "records", name)))
     return _make_script(f"local LAYOUT = {layout}\n{_write_kinds()}{shared}")
@@ -75,10 +75,10 @@ def _make_script(source: str) -> Script:
     return Script(text, sha1(text, usedforsecurity=False).hexdigest().encode())
 
 
-COMMIT = on_records("commit")
-FETCH = on_records("fetch")
-THREADS = on_records("threads")
-INDEXED = on_records("indexed")
-DROP = on_records("drop")
+COMMIT = make_record_script("commit")
+FETCH = make_record_script("fetch")
+THREADS = make_record_script("threads")
+INDEXED = make_record_script("indexed")
+DROP = make_record_script("drop")
 RAISE = _make_script(_read_source("raise"))
 ALL = (COMMIT, FETCH, THREADS, INDEXED, DROP, RAISE)

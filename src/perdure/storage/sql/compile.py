@@ -66,7 +66,7 @@ def _make_syntax(parameters: Parameters) -> searches.BodySyntax:
         bind,
         holds=lambda body, part: f"instr({body}, {bind(part)}) > 0",
         ends=lambda body, part: f"substr({body}, -{len(part)}) = {bind(part)}",
-        within=lambda bound: keeps(bound, bind(bound.limit)),
+        within=lambda bound: write_bound_condition(bound, bind(bound.limit)),
     )
 
 
@@ -89,7 +89,7 @@ def select_items(effect: FindItems) -> Statement:
     return sql, tuple(parameters)
 
 
-def keeps(bound: Bound, limit: str) -> str:
+def write_bound_condition(bound: Bound, limit: str) -> str:
     """Return the condition that an item's value is within a bound. A body that is not JSON fulfils it, so
     that reading the item reports the damage.
 

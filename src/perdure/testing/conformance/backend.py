@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, empty_checkpoint
 
 from perdure.database.blocking import SyncDatabase
-from perdure.database.opening import over
+from perdure.database.opening import make_database
 from perdure.errors import PerdureError
 from perdure.langgraph import loop_state
 from perdure.langgraph.saver import PerdureSaver
@@ -41,7 +41,7 @@ class Backend:
 
     def database(self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None) -> SyncDatabase:
         driver = self.driver if wrap is None else wrap(self.driver)
-        return over(driver, tenant=tenant, keyring=self.keyring)
+        return make_database(driver, tenant=tenant, keyring=self.keyring)
 
     def saver(
         self, *, tenant: str = "", wrap: Callable[[Driver], Driver] | None = None, **options: Any

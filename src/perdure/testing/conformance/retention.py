@@ -12,7 +12,7 @@ from langgraph.checkpoint.serde.types import ERROR
 from langgraph.graph import START, StateGraph
 
 from perdure.database.base import handle_of
-from perdure.engine.queue.inbox import Accept, look
+from perdure.engine.queue.inbox import Accept, read_standing
 from perdure.errors import NotFound
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.ops import Commit, Delete, Fetch, Get, Put, Stage
@@ -204,7 +204,7 @@ class Pruning:
         def store_message() -> list[object]:
             accept = Accept(AT, Message("id", {"input": 1}, "g"), 1, Debounce(), "enqueue", 100, 1 << 30)
             number = handle_of(database).run(accept.store(None)).seq
-            return [number, handle_of(database).run(look(AT, number, "id")).message.payload]
+            return [number, handle_of(database).run(read_standing(AT, number, "id")).message.payload]
 
         removals: list[Callable[[], None]] = [
             lambda: saver.prune([THREAD], strategy="delete"),
@@ -215,7 +215,7 @@ class Pruning:
             assert store_message() == [number, {"input": 1}]
             remove()
             assert saver.get_tuple(at()) is None
-            assert handle_of(database).run(look(AT, number, "id")).message.id == "id"
+            assert handle_of(database).run(read_standing(AT, number, "id")).message.id == "id"
         saver.delete_thread(THREAD)
         assert store_message() == [1, {"input": 1}], "a deleted thread kept its messages"
 

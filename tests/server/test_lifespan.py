@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from examples.fastapi_app import builder as chat
 from perdure.errors import BadSetting, MissingExtra, NotFound, SchemaTooNew
 from perdure.model.runs.messages import DONE
 from perdure.runtime import Agent, Runtime
+from perdure.runtime.retention_loop import RetentionLoop
 from perdure.schema import Schema
 from perdure.server import checkpoint_lifespan, compile_graph, perdure_app
 from perdure.server.auth.identity import Open, User
@@ -437,3 +439,39 @@ def test_a_policy_is_applied_to_the_threads(near: str, monkeypatch: pytest.Monke
             await eventually_stored(is_pruned)
 
     asyncio.run(work())
+
+
+def test_a_thread_expires_by_its_own_time_to_live_without_a_policy_or_a_sweep(
+    near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = time.time_ns
+    monkeypatch.setattr("langgraph.checkpoint.base.id._last_v6_timestamp", None)
+
+    async def wait_only(loop: RetentionLoop) -> float:
+        return 3600.0
+
+    monkeypatch.setattr(RetentionLoop, "sweep_if_due", wait_only)
+
+    async def work() -> None:
+        app = app_with(near, serve=True, settings=QUICK)
+        app.mount("/agents", perdure_app(app))
+        async with started(app), client_of(app) as client:
+            made_thread = {"thread_id": "ada", "ttl": {"ttl": 0.001}}
+            (await client.post("/agents/threads", json=made_thread)).raise_for_status()
+            (await client.post("/agents/threads", json={"thread_id": "bob"})).raise_for_status()
+            said = {"assistant_id": "chat", "input": {"messages": ["hi"]}}
+            ran = await client.post("/agents/threads/ada/runs/wait", json=said)
+            assert ran.json()["messages"][-1]["content"] == "1: hi"
+            # This process does not look again for ten seconds at a thread that it has seen alive.
+            monkeypatch.setattr(time, "time_ns", lambda: real() + 20_000_000_000)
+
+            async def is_absent() -> bool:
+                return (await client.get("/agents/threads/ada")).status_code == 404
+
+            await eventually_stored(is_absent)
+            found = (await client.post("/agents/threads/search", json={})).json()
+            assert [each["thread_id"] for each in found] == ["bob"]
+            assert (await client.post("/agents/threads/count", json={})).json() == 1
+            assert await turn(app.state.perdure, "ada", "hi") == "1: hi"
+
+    run(work())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Protocol, TypeVar
 from weakref import WeakSet
 
@@ -22,6 +23,7 @@ from perdure.model.records import Partition
 from perdure.model.retention_policy import RetentionRules
 from perdure.model.values.chunks import Digester
 from perdure.model.well_formed import require_text
+from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.retention.sweeper import RetentionOptions, Sweeper
 from perdure.storage.own_threads import in_own_thread
 from perdure.storage.port import (
@@ -75,6 +77,13 @@ class DatabaseHandle:
         self._stores: WeakSet[PerdureStore] = WeakSet()
         self._large_channels: dict[int, LargeChannels] = {}
         self.closed_first: list[Closeable] = []
+
+    def honour_thread_ttl(self) -> None:
+        """Let threads expire by the time to live that a client gave them, too, from now on and for every user
+        of this handle."""
+        self.retention = replace(self.retention, thread_ttl=True)
+        if not isinstance(self.driver, ExpiringDriver):
+            self.driver = ExpiringDriver(self.driver, self.retention)
 
     def sweeper(self, options: RetentionOptions | None = None) -> Sweeper:
         """Return a sweeper that applies retention to the threads of the tenant, or of all tenants if

@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 
 from perdure.engine.transact import retry_attempt
 from perdure.errors import Corrupt
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Expectation, Fetch, Get, Put, Range
+from perdure.model.ops import (
+    Check,
+    Commit,
+    Committed,
+    Delete,
+    Expect,
+    Expectation,
+    Fetch,
+    Get,
+    Op,
+    Put,
+    Range,
+)
 from perdure.model.program import Program, ask
 from perdure.model.records import DOCUMENT, OF_THREAD, Partition, Record
 from perdure.model.runs.messages import decode_object, encode
@@ -73,7 +85,7 @@ def put(
         Unserialisable: the body is not plain data.
         TooLarge: the body exceeds the limit.
     """
-    write = _plan_put(collection, name, body, now, expect, fresh)
+    write = plan_put(collection, name, body, now, expect, fresh)
     outcome = yield from ask(Commit(partition, (write,)))
     if isinstance(outcome, Committed):
         return _to_document(write)
@@ -85,19 +97,20 @@ def plan_create(
 ) -> tuple[Put, Document]:
     """Return the operation that creates a document unless it exists, for a commit with other operations, and
     the document that it stores. Raises the errors of ``put``."""
-    write = _plan_put(collection, name, body, now, Expect.ABSENT, fresh)
+    write = plan_put(collection, name, body, now, Expect.ABSENT, fresh)
     return write, _to_document(write)
 
 
 def plan_replace(collection: str, before: Document, body: Mapping[str, Any], now: int) -> Put:
     """Return the operation that replaces a document unless it was changed, for a commit with other
     operations. Raises the errors of ``put``."""
-    return _plan_put(collection, before.name, body, now, before.version, before.version)
+    return plan_put(collection, before.name, body, now, before.version, before.version)
 
 
-def _plan_put(
+def plan_put(
     collection: str, name: str, body: Mapping[str, Any], now: int, expect: Expectation, fresh: int
 ) -> Put:
+    """Return the operation of ``put``, for a commit with other operations."""
     stored = encode(dict(body), "document")
     version = expect + 1 if isinstance(expect, int) else fresh
     return Put(DOCUMENT, (collection, name), {"updated_at": now}, stored, expect, version)
@@ -117,11 +130,13 @@ def change(
     fresh: int,
     *,
     in_thread: bool = False,
+    beside: Callable[[Document | None], Sequence[Op]] = lambda before: (),
 ) -> Program[Document | None]:
     """Read a document, compute its new body and store it, again after each conflict; return the new document.
 
     With ``in_thread`` the document is part of a thread: if clients do not, or no longer, know the thread,
-    nothing is stored and the answer is ``None``.
+    nothing is stored and the answer is ``None``. ``beside`` returns operations for the same commit, from the
+    document as it is before.
 
     Raises the errors of ``put``, and ``Contention`` if others keep changing it.
     """
@@ -136,8 +151,8 @@ def change(
         if body is None:
             return view
         expect = Expect.ABSENT if before is None else before.version
-        write = _plan_put(collection, name, body, now, expect, fresh)
-        outcome = yield from ask(Commit(partition, (*checks, write)))
+        write = plan_put(collection, name, body, now, expect, fresh)
+        outcome = yield from ask(Commit(partition, (*checks, write, *beside(before))))
         if isinstance(outcome, Committed):
             return (_to_document(write),)
         is_gone = in_thread and (outcome.kind, outcome.key) == (DOCUMENT, OF_THREAD)

@@ -315,6 +315,10 @@ LISTED = ("threads", SERVER)
 """Name and space of the partition with a server's index of a tenant's threads. Its documents are
 copies of those of the threads (``OF_THREAD``), under the threads' names in the collection ``threads``."""
 
+EXPIRING = "expiring"
+"""Collection in the partition ``LISTED``: an empty document, under the thread's name, for each thread with a
+time to live of its own. Its ``updated_at`` is the time at which the thread expires."""
+
 EVENT = Kind(
     "event", key=(_declare_integer("seq"),), fields=(_declare_text("run_id"),), body=True, compact=False
 )

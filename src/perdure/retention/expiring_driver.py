@@ -11,7 +11,8 @@ import time
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
+from perdure.engine.retention.expiring_threads import Overdue, find_overdue
+from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
 from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
@@ -19,6 +20,7 @@ from perdure.model.bounded_cache import BoundedCache
 from perdure.model.ops import (
     Commit,
     Committed,
+    CopyCondition,
     Drop,
     Fetch,
     FindListed,
@@ -43,6 +45,10 @@ _FRESH_US = 10_000_000
 thread's time to live."""
 
 _KNOWN_MAX = 20_000
+_PAGE = 1000
+_FEW = 64
+"""Number of threads up to which all whose own time to live is over are read first. More are read only as far
+as a page needs it."""
 
 _LOOKS = (Get(HEAD, ("",)), Get(EPOCH, ()), Get(DOCUMENT, OF_THREAD))
 
@@ -64,6 +70,7 @@ class ExpiringDriver(WrappingDriver):
         super().__init__(inner)
         self._rules = rules
         self._alive: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
+        self._listed_expired: BoundedCache[Partition, int] = BoundedCache(_KNOWN_MAX)
         self._lock = threading.Lock()
 
     @property
@@ -117,43 +124,81 @@ class ExpiringDriver(WrappingDriver):
 
     def _find(self, effect: FindThreads | FindListed | FindRuns) -> Program[tuple[IndexHit, ...]]:
         """Return a page without expired threads. It is shorter than its limit only at the end."""
-        if self._rules.shortest_idle_us is None:
-            return (yield from ask(effect))
+        overdue: Overdue | None = None
+        if effect.tenant is not None and not isinstance(effect, FindRuns):
+            overdue = yield from self._find_overdue(effect.tenant)
+            if not overdue.names and self._rules.shortest_idle_us is None:
+                return (yield from ask(effect))
         out: list[IndexHit] = []
         page, passed = effect, 0
+        copies: CopyCondition | None = None
+        meeting: set[Partition] = set()
         if isinstance(effect, FindListed):
-            # ``skip`` counts only threads that are not expired, so the skipped ones are checked, too. To be
-            # counted, none of them may be left out of a page, as ``copies`` would do.
-            page, passed = replace(effect, skip=0, copies=None), effect.skip
+            # Places count only threads that are not expired, so skipped ones are checked, too.
+            passed, copies, limit = effect.skip, effect.copies, min(effect.limit + effect.skip, _PAGE)
+            page = replace(effect, skip=0, copies=None, limit=limit)
         while len(out) < effect.limit:
             found = yield from ask(page)
+            if copies is not None and isinstance(page, FindListed):
+                meeting.update(hit.partition for hit in (yield from ask(replace(page, copies=copies))))
             for hit in found:
-                if len(out) < effect.limit and not (yield from self._is_expired(hit)):
+                if len(out) < effect.limit and not (yield from self._is_expired(hit, overdue)):
                     if passed:
                         passed -= 1
                     else:
                         out.append(hit)
-            if len(found) < effect.limit or isinstance(page, FindRuns):
+            if len(found) < page.limit or isinstance(page, FindRuns):
                 break
             last = found[-1]
             if not isinstance(page, FindListed):
                 page = replace(page, after=last.partition)
             elif last.listed is not None:
                 page = page.after(last.listed)
+            page = replace(page, limit=max(page.limit, min(page.limit * 4, _PAGE)))
+        if copies is not None:
+            numbered = [_number(hit, number) for number, hit in enumerate(out, 1)]
+            return tuple(hit for hit in numbered if hit.partition in meeting or hit is numbered[-1])
         return tuple(out)
 
-    def _is_expired(self, hit: IndexHit) -> Program[bool]:
-        """Return True if a thread of a listing is expired by a policy. One that has a time to live of its own
-        may be listed although that is over; it then reads as absent."""
+    def _find_overdue(self, tenant: str) -> Program[Overdue]:
+        """Return the threads whose own time to live is over. If they are few, each is read, and those that
+        live on, e.g. because of a tag, are left out."""
+        overdue = yield from find_overdue(tenant)
+        if len(overdue.names) > _FEW:
+            return overdue
+        expired = set[str]()
+        for name in overdue.names:
+            if (yield from self._is_over(Partition(tenant, name), overdue.now)):
+                expired.add(name)
+        return overdue._replace(names=frozenset(expired))
+
+    def _is_expired(self, hit: IndexHit, overdue: Overdue | None) -> Program[bool]:
+        """Return True if a thread of a listing is expired. Without ``overdue``, the threads whose own time to
+        live is over are not known."""
         partition, idle = hit.partition, self._rules.shortest_idle_us
-        if idle is None or not _is_thread(partition) or self._is_alive(partition):
+        if overdue is not None and partition.thread in overdue.names:
+            was_read = len(overdue.names) <= _FEW
+            return was_read or (yield from self._is_over(partition, overdue.now))
+        if not _is_thread(partition) or self._is_alive(partition):
             return False
-        if hit.listed is not None and hit.listed.updated_at + idle > host_clock():
+        is_recent = idle is None or (hit.listed is not None and hit.listed.updated_at + idle > host_clock())
+        if overdue is not None and is_recent:
             return False
         heads, epochs, documents = yield from ask(Fetch(partition, _LOOKS))
         if not self._may_be_expired(partition, heads, epochs, documents):
             return False
         return (yield from self._find_expired(partition)) is not None
+
+    def _is_over(self, partition: Partition, now: int) -> Program[bool]:
+        """Return True if a thread whose own time to live is over is expired. For ten seconds, further
+        listings do not read it again; if it is created again meanwhile, its time is not over."""
+        if self._listed_expired.get(partition, 0) > now:
+            return True
+        is_expired = (yield from self._find_expired(partition, now)) is not None
+        if is_expired:
+            with self._lock:
+                self._listed_expired[partition] = now + _FRESH_US
+        return is_expired
 
     def _write(self, effect: Commit | Stage) -> Program[Any]:
         for _ in range(ATTEMPTS):
@@ -167,8 +212,8 @@ class ExpiringDriver(WrappingDriver):
             # it.
         return (yield from ask(cast("Effect[Any]", effect)))
 
-    def _find_expired(self, partition: Partition) -> Program[ExpiryFacts | None]:
-        """Return the thread if it is expired by the database's clock."""
+    def _find_expired(self, partition: Partition, now: int | None = None) -> Program[ThreadAtRest | None]:
+        """Return the thread if it is expired by the database's clock; ``now`` is its time, if it was read."""
         try:
             thread = yield from read_expiry_facts(partition)
             expires_at = thread.expires_at(self._rules)
@@ -176,7 +221,8 @@ class ExpiringDriver(WrappingDriver):
             # A thread that is damaged, or names an unknown policy, is left to those who report that.
             self._remember(partition, host_clock() + _FRESH_US)
             return None
-        now = yield from ask(Now())
+        if now is None:
+            now = yield from ask(Now())
         if expires_at is None or expires_at > now:
             self._remember(partition, host_clock() + min(_FRESH_US, (expires_at or now + _FRESH_US) - now))
             return None
@@ -238,6 +284,11 @@ class ExpiringDriver(WrappingDriver):
     def _forget(self, partition: Partition) -> None:
         with self._lock:
             self._alive.pop(partition, None)
+            self._listed_expired.pop(partition, None)
+
+
+def _number(hit: IndexHit, number: int) -> IndexHit:
+    return replace(hit, listed=hit.listed and hit.listed._replace(number=number))
 
 
 def _is_thread(partition: Partition) -> bool:

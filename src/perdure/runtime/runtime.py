@@ -72,7 +72,8 @@ class Runtime(OnDemand, TenantRuntime):
         store_index: LangGraph's ``IndexConfig`` for the graphs' store, or a ``SearchIndex``, for
             ``store.search(query=…)``.
         store_database: The database of the graphs' store, by default that of the threads.
-        thread_ttl: The time to live of threads that clients create without one.
+        thread_ttl: The time to live of threads that clients create without one. With it, threads also expire
+            by the one that a client gave them.
 
     Raises:
         ValueError: There is no graph, a channel has no name or a timeout longer than the lease, the
@@ -103,6 +104,8 @@ class Runtime(OnDemand, TenantRuntime):
             limiter_of(handle_of(database)).declare(settings.limits)
         tenant = None if all_tenants else database.tenant
         handle = handle_of(database)
+        if thread_ttl is not None:
+            handle.honour_thread_ttl()
         clock = DatabaseClock(lambda: handle.arun(ask(Now())))
         observing = Observers((Logs(),) if observers is None else observers)
         index = index_of(store_index)

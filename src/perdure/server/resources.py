@@ -16,6 +16,7 @@ from langgraph.pregel import Pregel
 from starlette.requests import HTTPConnection
 
 from perdure.channels.chat_channel import ChatChannel
+from perdure.database.base import handle_of
 from perdure.errors import NotFound
 from perdure.model.records import Partition
 from perdure.runtime import Runtime
@@ -90,7 +91,8 @@ class ServerState:
         configs: Mapping[str, Mapping[str, Any]] | None = None,
         headers: Headers = NO_HEADERS,
     ) -> ServerState:
-        """Return the resources for a runtime.
+        """Return the resources for a runtime. From now on its threads also expire by the times to live that
+        clients gave them.
 
         Args:
             runtime: the runtime.
@@ -101,6 +103,7 @@ class ServerState:
             configs: configurations of graphs, by name.
             headers: patterns of the headers that runs can read.
         """
+        handle_of(runtime.database).honour_thread_ttl()
         assistants = Assistants(runtime, descriptions, configs)
         return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
 

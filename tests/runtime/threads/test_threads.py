@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from perdure.errors import NotFound
@@ -9,7 +11,7 @@ from perdure.model.ops import Commit, Fetch
 from perdure.model.records import DOCUMENT, INBOX
 from perdure.model.retention_policy import ThreadTtl
 from perdure.runtime.accepting import AlreadyCreated
-from tests.runtime.graphs import Storage, Talk, go, index_entry, working
+from tests.runtime.graphs import HOUR_US, Storage, Talk, go, index_entry, spoken, working
 
 
 def test_a_thread_and_its_first_message_are_one_commit(storage: Storage, talk: Talk) -> None:
@@ -86,5 +88,31 @@ def test_a_thread_with_a_time_to_live_is_in_the_index_before_it_exists(near: Sto
             entry = await index_entry(runtime, "ada")
             assert entry is not None, "it is the other's entry"
             assert entry.body["metadata"] == kept.row.metadata
+
+    go(main())
+
+
+def test_a_message_to_a_thread_whose_time_to_live_is_over_starts_a_new_one(
+    near: Storage, talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever policies its database was opened with."""
+    real = time.time_ns
+    monkeypatch.setattr("langgraph.checkpoint.base.id._last_v6_timestamp", None)
+
+    async def main() -> None:
+        database, line = near.open()
+        async with working(database, talk.graph, thread_ttl=ThreadTtl(default_ttl=30)) as runtime:
+            threads = runtime.threads
+            await threads.create("ada", {"owner": "ann"})
+            await runtime.wait(await runtime.accept("ada", "ask me"), 30)
+            assert (await threads.get("ada")).status == "interrupted"
+            line.ahead_us = HOUR_US
+            monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_US * 1000)
+            runtime._context.clock._asked_at = None
+            assert await threads.look("ada") is None
+            assert [row async for row in threads.index.search()] == []
+            await runtime.wait(await runtime.accept("ada", "hello"), 30)
+            assert "owner" not in (await threads.get("ada")).metadata
+            assert await spoken(database, talk.graph, "ada") == ["hello", "echo: hello"]
 
     go(main())

@@ -13,20 +13,20 @@ claim, no head and no other record come from a writer that died, or whose next c
 claim, or the generation under which it stores chunks, is gone. A generation without any other record is left
 by a first write that died, as a first write stores the generation before its chunks.
 
-A thread's records in other partitions are removed with it: its entry in a server's index, with a copy of its
-metadata, and the crons that are bound to it, with the input of their runs. No commit can change them and the
-thread together. They are read before the thread is removed, and only what was read is removed: records of a
-thread that is created under the same name meanwhile stay.
+A thread's records in other partitions are removed with it: its entries in a server's index, one with a copy
+of its metadata, and the crons that are bound to it, with the input of their runs. No commit can change them
+and the thread together. They are read before the thread is removed, and only what was read is removed:
+records of a thread that is created under the same name meanwhile stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from perdure.engine import documents
 from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
-from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
+from perdure.engine.retention import expiring_threads
+from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget
 from perdure.model.heads import ROOT
@@ -207,7 +207,8 @@ def _remove_elsewhere(thread: Partition, entry: int | None, cron_ids: Sequence[s
         yield from crons.remove(crons.place(thread.tenant), cron_id)
     if entry is not None:
         index, key = _locate_entry(thread)
-        yield from documents.remove(index, *key, entry)
+        expiring = expiring_threads.plan_removal(thread.thread)
+        yield from ask(Commit(index, (Delete(DOCUMENT, key, entry), expiring)))
 
 
 def _locate_entry(thread: Partition) -> tuple[Partition, tuple[str, str]]:

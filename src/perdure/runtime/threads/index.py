@@ -3,6 +3,9 @@
 The metadata itself is stored in the thread. A copy in the index is a hint, which is checked against the
 thread before the thread is returned; a thread without a copy is read in full instead.
 
+With the copy of a thread that has a time to live of its own, an entry with the time at which it is over is
+stored (``engine.retention.expiring_threads``).
+
 A copy has the version of the document that it was made of, so that an older one never takes the place of a
 newer one, in whatever order they arrive. A change of metadata is announced before it is stored: until its
 copy follows, and for good if the process ends in between, the thread counts as one without a copy.
@@ -17,9 +20,11 @@ from typing import Any
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import documents
-from perdure.engine.documents import Change, Document
-from perdure.model.ops import CopyCondition, Expect, ListedThread
-from perdure.model.records import LISTED, Partition
+from perdure.engine.documents import Document
+from perdure.engine.retention import expiring_threads
+from perdure.model.ops import Commit, Committed, CopyCondition, Delete, Expect, ListedThread, Op
+from perdure.model.program import ask
+from perdure.model.records import DOCUMENT, LISTED, Partition
 from perdure.model.runs.lifecycle import Status
 from perdure.runtime.threads.metadata_patterns import MOST, Patterns, patterns_of
 from perdure.runtime.threads.order import (
@@ -62,16 +67,11 @@ class ThreadIndex:
             document: its document, as it will be or is stored.
         """
         fresh = self._database.draw_version()
-        program = documents.put(
-            self._partition,
-            _COLLECTION,
-            thread_id,
-            _make_copy(document, 0),
-            document.updated_at,
-            Expect.ABSENT,
-            fresh=fresh,
-        )
-        return await self._database.arun(program)
+        copy = _make_copy(document, 0)
+        put, added = documents.plan_create(_COLLECTION, thread_id, copy, document.updated_at, fresh)
+        entry = expiring_threads.plan_entry(thread_id, copy["ttl"], fresh)
+        outcome = await self._database.arun(ask(Commit(self._partition, (put, *entry))))
+        return added if isinstance(outcome, Committed) else None
 
     async def write(self, thread_id: str, document: Document) -> None:
         """Store the copy of a thread's document, unless the index has one of a newer document; the arguments
@@ -84,7 +84,22 @@ class ThreadIndex:
                 return None
             return made
 
-        await self._change(thread_id, make_newer, document.updated_at)
+        fresh, ttl = self._database.draw_version(), document.body.get("ttl")
+
+        def change_entry(before: Document | None) -> tuple[Op, ...]:
+            earlier = None if before is None else before.body.get("ttl")
+            return expiring_threads.plan_change(thread_id, earlier, ttl, fresh)
+
+        program = documents.change(
+            self._partition,
+            _COLLECTION,
+            thread_id,
+            make_newer,
+            document.updated_at,
+            fresh,
+            beside=change_entry,
+        )
+        await self._database.arun(program)
 
     async def announce(self, thread_id: str, document: Document, now: int) -> None:
         """Record that a thread's document is about to be replaced by its next version.
@@ -102,13 +117,17 @@ class ThreadIndex:
                 return None
             return {**before.body, "announced": max(_read_announced(before, document), document.version + 1)}
 
-        await self._change(thread_id, add_announcement, now)
+        fresh = self._database.draw_version()
+        program = documents.change(self._partition, _COLLECTION, thread_id, add_announcement, now, fresh)
+        await self._database.arun(program)
 
     async def remove(self, thread_id: str, seen: Document | None = None) -> None:
         """Remove the copy of a thread that was removed; with ``seen`` only that copy, because a thread
         of the same name that was created since has another."""
         expect = Expect.PRESENT if seen is None else seen.version
-        await self._database.arun(documents.remove(self._partition, _COLLECTION, thread_id, expect))
+        removal = Delete(DOCUMENT, (_COLLECTION, thread_id), expect)
+        ops = (removal, expiring_threads.plan_removal(thread_id))
+        await self._database.arun(ask(Commit(self._partition, ops)))
 
     async def search(
         self,
@@ -250,11 +269,6 @@ class ThreadIndex:
         async for _ in found:
             number += 1
         return number
-
-    async def _change(self, thread_id: str, change: Change, now: int) -> None:
-        fresh = self._database.draw_version()
-        program = documents.change(self._partition, _COLLECTION, thread_id, change, now, fresh)
-        await self._database.arun(program)
 
     async def _read_copies(self, found: Sequence[SortedThread]) -> dict[str, Mapping[str, Any]]:
         """Return the copies of threads' documents, by name, without those that cannot be read, or for which

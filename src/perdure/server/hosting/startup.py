@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +86,7 @@ async def open_state(
                 config.database_url,
                 migrate=config.development,
                 encryption_key=config.keys,
-                retention=replace(config.retention.rules, thread_ttl=True),
+                retention=config.retention.rules,
             )
         )
         store = await store_database(stack, config.store_url, development=config.development, key=config.keys)

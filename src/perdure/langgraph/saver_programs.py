@@ -43,7 +43,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop, plain
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain, without_loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from perdure.engine.retention.expiring_threads import Overdue, find_overdue
-from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
 from perdure.engine.retention.thread_removal import remove_expired
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Corrupt
@@ -212,7 +212,7 @@ class ExpiringDriver(WrappingDriver):
             # it.
         return (yield from ask(cast("Effect[Any]", effect)))
 
-    def _find_expired(self, partition: Partition, now: int | None = None) -> Program[ThreadAtRest | None]:
+    def _find_expired(self, partition: Partition, now: int | None = None) -> Program[ExpiryFacts | None]:
         """Return the thread if it is expired by the database's clock; ``now`` is its time, if it was read."""
         try:
             thread = yield from read_expiry_facts(partition)

@@ -26,7 +26,7 @@ from collections.abc import Collection, Sequence
 from perdure.engine.complete_reads import read_all
 from perdure.engine.queue import crons
 from perdure.engine.retention import expiring_threads
-from perdure.engine.retention.thread_expiry import ThreadAtRest, read_at_rest
+from perdure.engine.retention.thread_expiry import ExpiryFacts, read_expiry_facts
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.transact import Budget
 from perdure.model.heads import ROOT

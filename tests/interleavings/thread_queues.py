@@ -10,7 +10,16 @@ from functools import partial
 from typing import Any
 
 from perdure.engine.checks.fsck_queue import check_queue
-from perdure.engine.queue import accept_and_claim, events, inbox, outbox, runs, scheduled, subscribers
+from perdure.engine.queue import (
+    accept_and_claim,
+    events,
+    inbox,
+    outbox,
+    questions,
+    runs,
+    scheduled,
+    subscribers,
+)
 from perdure.engine.queue.accept_and_claim import Begun
 from perdure.engine.queue.inbox import Accept, Accepted
 from perdure.engine.queue.outbox import DeliveryOutcome, Sending, Take
@@ -71,8 +80,13 @@ class Thread(World):
         payload = {"message": name}
         channel = options.pop("channel", "post")
         message = Message(name, payload, "g", channel, mode, dedupe=dedupe_digest(key) if key else b"")
-        terms = {"strategy": "enqueue", "most": MOST, **options}
+        terms = {"strategy": "enqueue", "most": MOST, "read_asked": self._read_asked, **options}
         return Accept(self.here, message, self.now, Debounce(quiet, quiet), fresh=FRESH, **terms)
+
+    def _read_asked(self) -> Program[questions.Asked]:
+        """Return what the latest checkpoint would ask, which these threads do not have."""
+        (found,) = yield from ask(Fetch(self.here, (Get(LANE, (IN,)),)))
+        return questions.Asked(interrupts=() if Lane.read(IN, found).waiting is None else ("i",))
 
     def accept_and_claim(self, name: str, *, knows: bool) -> Any:
         """Accept a message, and claim its run in the same commit if the thread is idle, as a worker does."""

@@ -142,7 +142,7 @@ def no_comparison_of_answers(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_memory_of_what_was_brought(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(importer, "extent", lambda outline: b"")
+    patch.setattr(importer, "make_extent", lambda outline: b"")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,8 @@ def _write_postgres_time(name: str) -> str:
 _SQLITE = _Dialect(
     lambda name: f"perdure_{name}",
     "max",
-    "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
+    # For programs with an older SQLite, too, which change a database by hand.
+    "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)",
     _write_sqlite_time,
     "IS NOT",
     "LIMIT -1 OFFSET 0",

@@ -409,8 +409,8 @@ def _print(
     for row in rows:
         shown = {"since": row.get("updated", row.get("created")), **row}
         cells = [shown.get(heading) for heading in headings]
-        if "error" in headings and shown.get("error"):
-            cells[headings.index("error")] = cut_message(shown["error"])
+        if "error" in headings and (error := shown.get("error")):
+            cells[headings.index("error")] = cut_message(error)
         if text:
             cells.append(json_text(row["payload"], ascii_only=False) if "payload" in row else None)
         table.add_row(*(escape(_format_cell(cell)) for cell in cells))

@@ -121,9 +121,9 @@ def _require_nodes(graph: Pregel[Any, Any, Any, Any], steps: Sequence[Sequence[S
 
 
 def _parse_update(given: requests.SuperstepUpdate) -> StateUpdate:
-    if given.command is None:
-        values = given.values
-    else:
+    # LangGraph takes a command here, too, which the type of an update does not say.
+    values: Any = given.values
+    if given.command is not None:
         values = parse_command(given.command.dump_sent())
     return StateUpdate(values=values, as_node=given.as_node)
 

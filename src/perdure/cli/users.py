@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import aclosing
+from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,12 +40,18 @@ users = typer.Typer(
     cls=Group, help="Look at what users use, and remove everything of one.", no_args_is_help=True
 )
 
-Last = Annotated[
-    Literal["hour", "day"], typer.Option(help="The last hour, or the last 24 hours", show_default=True)
-]
+
+class Period(StrEnum):
+    """A time up to now."""
+
+    HOUR = "hour"
+    DAY = "day"
 
 
-def list_users(last: Last = "day", *, place: DataPlace, as_json: AsJson = False) -> None:
+Last = Annotated[Period, typer.Option(help="The last hour, or the last 24 hours", show_default=True)]
+
+
+def list_users(last: Last = Period.DAY, *, place: DataPlace, as_json: AsJson = False) -> None:
     """List the users with their runs, tokens of models and costs, the most tokens first.
 
     A run's user is the user_id of its config, or the one of the server's authentication; the metadata of

@@ -13,7 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from perdure.cli.stop_signals import watch_stop_signals
@@ -21,6 +21,7 @@ from perdure.config.resolve import add_import_folders, make_folder_of, set_varia
 from perdure.config.store_database import store_database
 from perdure.config.worker import HostPort, WorkerConfig
 from perdure.database.asynchronous import Database
+from perdure.database.base import handle_of
 from perdure.database.opening import connect
 from perdure.errors import BadSetting, MissingExtra
 from perdure.retention.sweeper import RetentionOptions
@@ -99,9 +100,10 @@ async def _run_worker(
                     migrate=config.development,
                     tenant=whose.tenant,
                     encryption_key=config.keys,
-                    retention=replace(config.retention.rules, thread_ttl=True),
+                    retention=config.retention.rules,
                 ) as database,
             ):
+                handle_of(database).honour_thread_ttl()
                 observers: tuple[Observer, ...] = (Logs(), tally, *counting)
                 store = await store_database(
                     closing, config.store_url, development=config.development, key=config.keys

@@ -3,7 +3,7 @@
 The open questions are read from the latest checkpoint each time. The inbox names the run that asked, whose
 graph and channel an answer gets. A run that waits may leave a reply in its note for the case that its
 question is closed without an answer. This reply enters the outbox in the commit that ends the run which
-replaced the question, so that whoever was sent the question also learns that it is closed."""
+replaced the question, so that the people who got the question learn that it is closed."""
 
 from __future__ import annotations
 

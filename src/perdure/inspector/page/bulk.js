@@ -17,14 +17,14 @@ addEventListener("beforeunload", (event) => {
 const kept = sessionStorage.getItem(KEPT);
 if (kept !== null) {
   sessionStorage.removeItem(KEPT);
-  showAbove(`The page was left before this was over: ${kept} The rest was not begun.`, " ", closing());
+  showAbove(`The page was left before this was over: ${kept} The rest was not begun.`, " ", makeClose());
 }
 
 function showAbove(...children) {
   at("bulk").append(make("p.notice", {}, ...children));
 }
 
-function closing() {
+function makeClose() {
   const close = make("button", { type: "button", onclick: () => close.parentElement.remove() }, "Close");
   return close;
 }
@@ -33,12 +33,12 @@ function closing() {
 // was stopped or a request failed. `place` is a status.
 export async function inParts(name, given, place, add, words) {
   const whose = tenant(); // The view of another tenant may be opened meanwhile.
-  const said = make("span", {}, words(false));
+  const progress = make("span", {}, words(false));
   const stop = make("button", { type: "button" }, "Stop");
   stop.onclick = () => (stop.disabled = true);
   let [more, cursor] = [true, null];
   place.className = "quiet";
-  place.replaceChildren(said, " ", stop);
+  place.replaceChildren(progress, " ", stop);
   underWay += 1;
   try {
     while (more && !stop.disabled) {
@@ -47,19 +47,19 @@ export async function inParts(name, given, place, add, words) {
       add(part);
       cursor = part.cursor ?? "";
       more = part.more ?? part.cursor !== null;
-      said.textContent = words(!more);
-      if (more && !said.isConnected) showAbove(said, " ", stop);
+      progress.textContent = words(!more);
+      if (more && !progress.isConnected) showAbove(progress, " ", stop);
     }
-    if (more) said.textContent += " Stopped: the rest was not begun.";
+    if (more) progress.textContent += " Stopped: the rest was not begun.";
   } catch (problem) {
-    said.textContent = cursor === null ? problem.message : `${said.textContent} ${problem.message}`;
-    said.className = "problem";
+    progress.textContent = cursor === null ? problem.message : `${progress.textContent} ${problem.message}`;
+    progress.className = "problem";
   }
   underWay -= 1;
   sessionStorage.removeItem(KEPT);
-  announce(said.textContent);
-  if (!said.isConnected) showAbove(said);
-  if (at("bulk").contains(said)) said.parentElement.append(" ", closing());
+  announce(progress.textContent);
+  if (!progress.isConnected) showAbove(progress);
+  if (at("bulk").contains(progress)) progress.parentElement.append(" ", makeClose());
   stop.remove();
   return !more;
 }

@@ -95,8 +95,7 @@ export function cut(text, most = 100) {
 
 // The beginning of a text in a list; its whole is on the page that the list links to.
 export function brief(text) {
-  const shown = String(text ?? "");
-  return shown ? make("span.brief", {}, shown.length > LONG ? `${shown.slice(0, LONG)}…` : shown) : "";
+  return text ? make("span.brief", {}, cut(String(text), LONG)) : "";
 }
 
 export const count = (amount, one, many) => `${number(amount)} ${amount === 1 ? one : many}`;

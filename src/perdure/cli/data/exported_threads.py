@@ -46,12 +46,10 @@ def choose_threads(
     """
     if everything:
         names = list_threads(database, tenant)
-        chosen = ChosenThreads([], [])
-        for name in names:
-            chosen[0 if _has_state(database, tenant, name) else 1].append(name)
-        return chosen
-    wanted = require_named(thread_ids)
-    for name in wanted:
+        wanted = [name for name in names if _has_state(database, tenant, name)]
+        return ChosenThreads(wanted, sorted(set(names) - set(wanted)))
+    named = require_named(thread_ids)
+    for name in named:
         if not _has_state(database, tenant, name):
             if name not in list_threads(database, tenant):
                 raise missing_thread(Partition(tenant, name))
@@ -59,7 +57,7 @@ def choose_threads(
                 f"thread {name!r} has no state to export: no run of it has stored a checkpoint, or its "
                 "checkpoints were removed"
             )
-    return ChosenThreads(wanted, [])
+    return ChosenThreads(named, [])
 
 
 def report_stateless(names: Sequence[str]) -> None:

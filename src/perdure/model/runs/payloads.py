@@ -62,8 +62,7 @@ def can_be_joined(before: Sequence[Any], payload: Any) -> bool:
     Messages can be joined, and so can inputs, by concatenating their lists. A graph may accumulate other
     values that it gets under one name, so inputs that both have such a value under a name are joined only if
     it is the same text, ``True``, ``False`` or ``None``, and not a message. A payload that removes messages
-    is never
-    joined: in a joined list it would also act on later messages, and fail if it names no message.
+    is never joined: in a joined list it would also act on later messages, and fail if it names no message.
     """
     if not before:
         return True

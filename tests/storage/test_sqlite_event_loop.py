@@ -1,6 +1,6 @@
 """Calls of SQLite's driver in an event loop's own thread: none that looks at a file.
 
-Covers perdure.storage.sqlite.file_identity.
+Covers perdure.storage.sqlite.file_identity and perdure.storage.sqlite.driver.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.errors import DatabaseReplaced
-from perdure.storage.sqlite import file_identity
+from perdure.storage.sqlite import driver, file_identity
 
 NAMES = ("stat", "listdir", "scandir", "mkdir", "rename", "replace", "unlink", "rmdir")
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "t"}}
@@ -102,7 +102,7 @@ def test_a_loop_of_quick_reads_leaves_turns_to_others(tmp_path: Path) -> None:
             saver = db.checkpointer()
             assert await saver.aget_tuple(CONFIG) is None
             other = asyncio.create_task(take_turns())
-            end = time.monotonic() + 30 * file_identity._FRESH_S
+            end = time.monotonic() + 30 * driver._ON_LOOP_S
             before = turns
             while time.monotonic() < end:
                 await saver.aget_tuple(CONFIG)

@@ -29,7 +29,8 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from pydantic import BaseModel
+
+from perdure.langgraph.values.object_building import set_extra, set_fields, set_given, set_private
 
 _IMMUTABLE = frozenset(
     {
@@ -47,18 +48,6 @@ _get_extra = attrgetter("__pydantic_extra__")
 _get_given = attrgetter("__pydantic_fields_set__")
 _drain: Callable[[Iterable[object]], None] = deque[object](maxlen=0).extend
 _new: Callable[[type], Any] = object.__new__
-
-
-def _find_setter(name: str) -> Callable[[Any, Any], None]:
-    """Return the setter of a model's attribute by its descriptor, past the model's own ``__setattr__``: half
-    the cost of ``object.__setattr__``."""
-    descriptor: Callable[[Any, Any], None] = vars(BaseModel)[name].__set__
-    return descriptor
-
-
-_set_fields, _set_extra, _set_given, _set_private = map(
-    _find_setter, ("__dict__", "__pydantic_extra__", "__pydantic_fields_set__", "__pydantic_private__")
-)
 
 
 class Template(NamedTuple):
@@ -140,10 +129,10 @@ class Template(NamedTuple):
             tuple(map(get_made, self.roots)),
             tuple(map(get_made, map(add, self.roots, repeat(1)))),
         )
-        _drain(map(_set_fields, models, roots))
-        _drain(map(_set_given, models, map(set.copy, map(_get_given, originals))))
-        _drain(map(_set_extra, models, extras))
-        _drain(map(_set_private, models, repeat(None)))
+        _drain(map(set_fields, models, roots))
+        _drain(map(set_given, models, map(set.copy, map(_get_given, originals))))
+        _drain(map(set_extra, models, extras))
+        _drain(map(set_private, models, repeat(None)))
         values = list(self.values)
         _drain(map(values.__setitem__, self.models, models))
         for place, number in self.bare:

@@ -65,6 +65,8 @@ _PAGE_BYTES = 1024
 _LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
 _ON_LOOP_MOST = 16
+_ON_LOOP_S = 0.01
+"""The time after which quick reads on an event loop let others have a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class SqliteDriver:
                 raise
         self.limits = CommitLimits(ops=1_000_000, bytes=256 << 20)
         self._closed = False
+        self._turn_left_at = time.monotonic()
         self._statements = SqliteStatements()
         self._written: dict[int, int] = {}
         self._readers: list[apsw.Connection] = []
@@ -117,6 +120,10 @@ class SqliteDriver:
     async def aperform(self, effect: Effect[R]) -> R:
         if isinstance(effect, Fetch | Find | Now):
             if self._is_quick(effect):
+                now = time.monotonic()
+                if now - self._turn_left_at > _ON_LOOP_S:
+                    self._turn_left_at = now
+                    await asyncio.sleep(0)
                 # A failed read is repeated in the pool, where the file is examined and the cause is found.
                 with suppress(PerdureError):
                     return cast(R, self._read(effect, look=False))

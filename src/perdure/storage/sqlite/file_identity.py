@@ -28,7 +28,7 @@ from perdure.storage.sql.schema import PREFIX
 _HISTORY = f"SELECT id, state FROM {PREFIX}history WHERE one = 1"
 _ADVANCE = f"UPDATE {PREFIX}history SET state = state + 1 WHERE one = 1 RETURNING id, state"
 _PATIENCE_S = 2.0
-_FRESH_S = 0.01
+_FRESH_S = 0.05
 _HEADER = 100
 _MAGIC = b"SQLite format 3\0"
 _LOG_HEADER = 32

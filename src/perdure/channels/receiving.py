@@ -15,7 +15,7 @@ from perdure.channels.options import ChatOptions
 from perdure.channels.sessions import SessionList, Sessions
 from perdure.engine.queue.inbox import Standing
 from perdure.errors import NotFound, NotWaiting
-from perdure.langgraph.reading.open_interrupts import aread_with_questions
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.model.runs.messages import OPEN, SENDING, SENT, Reply
 from perdure.model.runs.waits import read_waits
 from perdure.runtime import Runtime

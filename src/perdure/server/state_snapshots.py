@@ -8,8 +8,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.types import StateSnapshot
 
 from perdure.errors import MigrationRequired, Unavailable
-from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.reading.readable_states import aread_state
+from perdure.langgraph.reading.shown_questions import aread_with_questions
 from perdure.runtime.threads.rows import ThreadRow
 from perdure.server import requests, thread_ids
 from perdure.server.resources import Caller
@@ -80,7 +80,7 @@ async def show_snapshot(
     graph_id = graph_id_of(caller, row)
     if is_latest and row.status in ("interrupted", "error") and graph_id is not None:
         async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
-            return await open_interrupts.aread_with_questions(graph, config, subgraphs=subgraphs)
+            return await aread_with_questions(graph, config, subgraphs=subgraphs)
     state = await snapshot(caller, row, config, subgraphs=subgraphs)
     if is_latest and row.status == "busy":
         return _without_questions(state)

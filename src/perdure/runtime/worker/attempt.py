@@ -45,6 +45,7 @@ from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
+from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
@@ -54,6 +55,9 @@ from perdure.runtime.options import CLOSED, WEBHOOK, Options
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
+
+
+let_steps_end()
 
 
 class Views(NamedTuple):

@@ -14,7 +14,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector import audit_log, diff
 from perdure.inspector.access import Access
 from perdure.inspector.states import shorten_values, truncate
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 if TYPE_CHECKING:
     from perdure.replay.comparison import Difference
@@ -80,7 +80,7 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
     differs = False
     while done < len(chain) and not differs and (not steps or time.monotonic() < until):
         results = [await each.step(chain[done]) for each in replayers]
-        steps.append(await in_own_thread(_describe, results))
+        steps.append(await run_in_own_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1
     next_cursor = chain[done][0].id if done < len(chain) else None

@@ -16,7 +16,7 @@ from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
 from perdure.langgraph.search.segments import numpy
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ class TextEmbedder:
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
+            return await run_in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
         return self._pack(texts, vectors), self._check_all(query_vectors)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:

@@ -92,7 +92,7 @@ class ThreadEncoder:
             record = record._replace(cut=True)
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
-        self._cache.see(namespace, HeadRefs(record.id, record.refs))
+        self._cache.note_head(namespace, HeadRefs(record.id, record.refs))
         self._previous[namespace] = checkpoint_id
         return record, chunks
 
@@ -101,7 +101,7 @@ class ThreadEncoder:
         slot = found.slot
         require_text((slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel))
         encoding = self._make_encoding(slot.namespace, None)
-        ref = encoding.write(Frozen(payload=(found.kind, found.body)))
+        ref = encoding.encode_write(Frozen(payload=(found.kind, found.body)))
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
@@ -110,7 +110,7 @@ class ThreadEncoder:
         """Return the reference and the chunks of a channel's value at a checkpoint that is itself not
         stored."""
         encoding = self._make_encoding(namespace, None)
-        ref = encoding.write(value)
+        ref = encoding.encode_write(value)
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return ref, chunks

@@ -84,7 +84,7 @@ class CheckpointListing:
                 self.at.partition, namespace, below=self._below, limit=self._choose_page_size()
             )
         if not records:
-            return self._leave()
+            return self._go_to_next_namespace()
         self._below, partition = records[-1].seq, self.at.partition
         if self._ancestors is not None:
             records = yield from history.before_root(self.at.partition, records, self._ancestors)
@@ -98,12 +98,12 @@ class CheckpointListing:
             chosen = chosen[: self.remaining]
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
-            self._leave()
+            self._go_to_next_namespace()
         return (
             yield from _make_tuples(migration, digest, self.at.partition, namespace, chosen, self.thread_of)
         )
 
-    def _leave(self) -> list[CheckpointTuple]:
+    def _go_to_next_namespace(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
         rest = (self._namespaces or [])[1:]
         self._namespaces = rest

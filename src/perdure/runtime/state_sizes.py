@@ -14,7 +14,7 @@ from typing import Any
 
 from langgraph.constants import START
 
-from perdure.langgraph.values.large_channel_warning import is_large_in_sum, largest, path_of
+from perdure.langgraph.values.large_channel_warning import find_largest, is_large_in_sum, path_of
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers
@@ -58,7 +58,7 @@ class Sizes:
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
         if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):
-            names = [name for name, _ in largest(channels)]
+            names = [name for name, _ in find_largest(channels)]
             self._observers.event("state.large", **fields, bytes=sum(channels.values()), channels=names)
         for channel, size in channels.items():
             if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):

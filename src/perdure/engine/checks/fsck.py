@@ -302,7 +302,7 @@ def _classify_chunks(
         yield from blobs.turn(partition)
         for record in blobs.records:
             name = record.key[0]
-            (damaged if digest.plain(name, record.body) is None else sound).add(name)
+            (damaged if digest.read_stored(name, record.body) is None else sound).add(name)
         damaged.update(key[0] for key, _ in blobs.unreadable)
     return sound, damaged
 

@@ -20,7 +20,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.lifecycle import Left, find_waiting_run
-from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, batch
+from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, select_batch
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import WAITS
@@ -202,7 +202,7 @@ class Claim:
             )
             run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
         else:
-            messages = tuple(batch(seen.messages, self.most))
+            messages = tuple(select_batch(seen.messages, self.most))
             first, last = messages[0], messages[-1]
             run = Run(
                 first.id,

@@ -13,7 +13,7 @@ from perdure.engine.threads.thread_state import (
 )
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
-from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, sort_writes
 from perdure.model.heads import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -132,7 +132,7 @@ def writes_of(
                 f"thread {partition.thread!r}: checkpoints were removed while their writes were read; read "
                 "the thread again"
             )
-    return {c: in_order(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
+    return {c: sort_writes(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
 
 
 def list_root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
@@ -219,7 +219,7 @@ def read_delta_history(
         open_channels = [c for c in collected if c not in done]
         for channel in open_channels:
             if (carried := child.carried.get(named(channel, child.schema) or "")) is not None:
-                kept = carried.by(child.schema)
+                kept = carried.with_schema(child.schema)
                 done[channel] = kept._replace(writes=(*kept.writes, *reversed(collected[channel])))
         if child.parent_id is None:
             break

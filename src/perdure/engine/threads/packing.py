@@ -36,7 +36,7 @@ def pack(
         ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
         sound: list[Put] = []
         for record in answers[-1]:
-            body = digest.plain(record.key[0], record.body)
+            body = digest.read_stored(record.key[0], record.body)
             # A damaged one stays where it is, for `perdure fsck` to report.
             if body is not None:
                 sound.append(Put(CHUNK, record.key, body=body))

@@ -366,7 +366,7 @@ def _send_chunks(
             terms.report(len(body))
         written += yield from at(Side.TARGET, _stage(target, fresh, at_target, terms.budget))
     for ref in references(reading.contents):
-        graft.reference(ref)
+        graft.rename(ref)
     written += yield from at(Side.TARGET, _stage(target, graft.fresh, at_target, terms.budget))
     return _Sent(read, written)
 

@@ -172,7 +172,7 @@ class ServerSource:
             self.outline(thread)
         if key not in self._places:
             raise Contention(f"checkpoint {key[1]} is gone from {self.name}")
-        return SERDE.plain(self._read(self._places[key]))
+        return SERDE.unpack_plain(self._read(self._places[key]))
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""

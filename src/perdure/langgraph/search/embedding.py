@@ -15,7 +15,7 @@ from langgraph.store.base.embed import EmbeddingsLambda
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
-from perdure.langgraph.search.segments import numpy
+from perdure.langgraph.search.segments import import_numpy
 from perdure.storage.own_threads import run_in_own_thread
 
 if TYPE_CHECKING:
@@ -140,12 +140,12 @@ class TextEmbedder:
                 "length that the embedding model has"
             )
         # Looking at the bytes takes a tenth of the time of a reduction.
-        if 0 in numpy().isfinite(row).tobytes():
+        if 0 in import_numpy().isfinite(row).tobytes():
             raise BadEmbedding("embed returned a vector with numbers that are not finite")
         return row
 
     def _to_row(self, vector: Any) -> Any:
-        np = numpy()
+        np = import_numpy()
         if type(vector) is list:
             # Most models return lists, which are packed in half the time that NumPy takes for them. NumPy
             # handles lists of another length, and those with other values than numbers.

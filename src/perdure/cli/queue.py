@@ -69,7 +69,7 @@ def inbox(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
-        return inboxes.latest(partition, count, last.message.seq if last else None)
+        return inboxes.read_latest(partition, count, last.message.seq if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
@@ -89,7 +89,7 @@ def runs(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
-        return running.latest(partition, count, last.first if last else None)
+        return running.read_latest(partition, count, last.first if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
@@ -110,7 +110,7 @@ def outbox(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
-        return outboxes.replies(partition, count, last.seq if last else None)
+        return outboxes.read_replies(partition, count, last.seq if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")

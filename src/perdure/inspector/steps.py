@@ -51,7 +51,7 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     newest = None
     if asked.get("step"):
         before = await _locate_step(access, partition, namespace, asked["step"])
-        for record in await access.handle.arun(history.page(partition, namespace, below=None, limit=1)):
+        for record in await access.handle.arun(history.read_page(partition, namespace, below=None, limit=1)):
             newest = record.step
     page = await access.handle.arun(load_steps(partition, access.handle.digest, namespace, before))
     if before is None:

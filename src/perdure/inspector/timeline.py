@@ -166,7 +166,7 @@ def describe_lane(lane: Lane) -> dict[str, Any]:
 
 
 def _read_timeline(partition: Partition, namespace: str, before: int | None) -> Program[dict[str, Any]]:
-    page = yield from history.page(partition, namespace, below=before, limit=PAGE)
+    page = yield from history.read_page(partition, namespace, below=before, limit=PAGE)
     if not page and before is None:
         return {"checkpoints": [], "runs": {}, "cursor": None}
     ids = [record.id for record in page]

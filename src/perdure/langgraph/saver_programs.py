@@ -240,7 +240,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     ) -> Program[dict[str, list[tuple[PendingWrite, Any]]]]:
         """Return the writes of tasks with their values, by checkpoint. Records of calls are included, and
         channels have the names under which they are stored."""
-        found = yield from history.writes_of(partition, namespace, checkpoint_ids)
+        found = yield from history.read_pending_writes(partition, namespace, checkpoint_ids)
         wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
         trees, _ = yield from resolve(partition, wanted, self._digest)
         return {

@@ -139,7 +139,7 @@ class Recording:
             else:
                 checkpoint = found.get(checkpoint.parent_id)
         line.reverse()
-        for namespace in (yield from history.namespaces(self._partition)):
+        for namespace in (yield from history.read_namespaces(self._partition)):
             if namespace:
                 yield from self._load_subgraph(namespace)
         return [(record, after) for record, after in zip(line, [*line[1:], None], strict=True)]
@@ -178,7 +178,9 @@ class Recording:
     def _load_all(self, namespace: str) -> Program[list[CheckpointRecord]]:
         out: list[CheckpointRecord] = []
         below: int | None = None
-        while page := (yield from history.page(self._partition, namespace, below=below, limit=history.PAGE)):
+        while page := (
+            yield from history.read_page(self._partition, namespace, below=below, limit=history.PAGE)
+        ):
             out += page
             below = page[-1].seq
         return out

@@ -231,7 +231,7 @@ async def replayer_of(
         recording=recording,
         partition=partition,
         options=options,
-        effects=await handle.arun(effect_journal.results(partition)),
+        effects=await handle.arun(effect_journal.read_results(partition)),
     )
 
 

@@ -461,7 +461,7 @@ class TenantRuntime:
         """Return the newest messages of a thread with their runs, newest first; those below the number
         ``before`` if it is given."""
         most = self._context.settings.max_batch
-        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before, most))
+        return await self._database.arun(inbox.read_latest(self._partition(thread_id), limit, before, most))
 
     async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
@@ -476,11 +476,11 @@ class TenantRuntime:
         """Return the newest runs of a thread that have begun, newest first; those whose first message is
         below the number ``before`` if it is given. Those that wait are among ``messages`` and
         ``list_postponed``."""
-        return await self._database.arun(runs.latest(self._partition(thread_id), limit, before))
+        return await self._database.arun(runs.read_latest(self._partition(thread_id), limit, before))
 
     async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:
         """Return the newest replies of a thread, newest first, sent or not."""
-        return await self._database.arun(outbox.replies(self._partition(thread_id), limit))
+        return await self._database.arun(outbox.read_replies(self._partition(thread_id), limit))
 
     # Control
 

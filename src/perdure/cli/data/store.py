@@ -60,7 +60,7 @@ def reindex(
     read and written meanwhile. Safe to interrupt: the next run passes over what is done. On PostgreSQL with
     pgvector it also creates the HNSW index, by which many items are searched quickly.
     """
-    from perdure.engine.items.items import namespaces
+    from perdure.engine.items.items import read_namespaces
     from perdure.langgraph.search.reindex import Reindexed
     from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.store_items import labels_of
@@ -70,7 +70,7 @@ def reindex(
     total, places = Reindexed(), 0
     with open_database(replace(place, db=url)) as database, closing(index):
         handle = handle_in(database)
-        found = handle.run(namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
+        found = handle.run(read_namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
         for partition in found:
             shown = escape("/".join(map(quote_id, labels_of(partition.thread))))
             with err.status(f"{shown}: reading") as status:

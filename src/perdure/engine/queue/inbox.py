@@ -359,7 +359,7 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
     Args:
         partition: the thread.
         seq: the number of the message.
-        message_id: its id, as for ``look``.
+        message_id: its id, as for ``read_standing``.
         most: most messages in a run.
     """
     its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
@@ -495,7 +495,7 @@ def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence
     return [message]
 
 
-def latest(
+def read_latest(
     partition: Partition, limit: int, after: int | None = None, most: int = 1
 ) -> Program[tuple[Standing, ...]]:
     """Read the newest messages of a thread, newest first, below number ``after``, each with its status;

@@ -172,7 +172,7 @@ class Claim:
             return (planned.held,)
         return None
 
-    def of_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
+    def plan_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
         """Return the claim of a message that the same commit stores in an idle inbox.
 
         Args:
@@ -452,7 +452,7 @@ def finish(
         waiting = find_waiting_run(ending.state, run.id, waited_before, seen.left, has_begun=has_begun)
         closing = questions.find_closing_reply(seen.waited, waiting, is_answer=is_answer)
         inbox = seen.inbox.close(waiting=waiting)
-        note, timer_ops = waits.at_end(
+        note, timer_ops = waits.plan_waits_at_end(
             run,
             held.messages[0],
             ending.note,
@@ -590,7 +590,7 @@ def _refuse_lost(held: HeldRun, lane: Lane) -> None:
         )
 
 
-def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
+def read_latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
     """Read the newest runs of a thread, newest first, before the one whose first message is ``after``."""
     (found,) = yield from ask(
         Fetch(partition, (Range(RUN, by="first", reverse=True, after=after, limit=limit),))

@@ -26,7 +26,7 @@ _LIGHT_PAGE = 2_000
 """Checkpoints that are read at once without their bodies."""
 
 
-def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
+def read_namespaces(partition: Partition) -> Program[tuple[str, ...]]:
     """Return the namespaces of a thread that have a head, in order.
 
     Raises:
@@ -39,7 +39,7 @@ def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
     return found
 
 
-def page(
+def read_page(
     partition: Partition, namespace: str, *, below: int | None, limit: int
 ) -> Program[list[CheckpointRecord]]:
     """Return a page of checkpoints of a namespace, newest first.
@@ -110,7 +110,7 @@ def find_step(partition: Partition, namespace: str, step: int) -> Program[list[t
         below = records[-1].fields["seq"]
 
 
-def writes_of(
+def read_pending_writes(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str], generation: int | None = None
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:
     """Return the pending writes of checkpoints, in the order in which a super-step applies them.
@@ -147,7 +147,7 @@ def list_root_ancestors(partition: Partition, checkpoint_id: str) -> Program[fro
     below: int | None = record.seq
     parent = record.parent_id
     while parent is not None:
-        records = yield from page(partition, "", below=below, limit=PAGE)
+        records = yield from read_page(partition, "", below=below, limit=PAGE)
         if not records:
             break
         for candidate in records:
@@ -228,7 +228,7 @@ def read_delta_history(
             buffer = chain
             if not buffer:
                 break
-            writes_by_id = yield from writes_of(
+            writes_by_id = yield from read_pending_writes(
                 partition, target.namespace, [c.id for c in buffer], generation
             )
         parent = buffer.pop(0)
@@ -257,7 +257,7 @@ def _read_ancestors(
     chain: list[CheckpointRecord] = []
     parent = child.parent_id
     while not chain:
-        records = yield from page(partition, child.namespace, below=below, limit=PAGE)
+        records = yield from read_page(partition, child.namespace, below=below, limit=PAGE)
         if not records:
             if parent is not None and not child.cut:
                 raise Corrupt(

@@ -216,7 +216,7 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     contents, graft = reading.contents, reading.graft
     digest = blake2b(digest_size=32, person=b"perdure.thread")
     places: dict[str, int] = {}
-    for record in in_order(contents.checkpoints):
+    for record in sort_checkpoints(contents.checkpoints):
         places[record.namespace] = place = places.get(record.namespace, 0) + 1
         digest.update(_pack(_list_fields(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
@@ -239,7 +239,7 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     )
 
 
-def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+def sort_checkpoints(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
     """Sort checkpoints by namespace, oldest first within each."""
     return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
 

@@ -444,7 +444,7 @@ class Migration:
                 known = self._rename_record(known, changes)
                 continue
             if names is None:
-                names = yield from history.namespaces(partition)
+                names = yield from history.read_namespaces(partition)
                 sends = yield from self._read_sends(partition, record)
                 tasks = out[-1][2].with_sends(sends)
                 out[-1] = before, changes, tasks

@@ -208,7 +208,7 @@ class _Reading:
 
     def read_page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
         # One more checkpoint than steps: it is the parent of the last one.
-        found = yield from history.page(self.partition, namespace, below=before, limit=limit + 1)
+        found = yield from history.read_page(self.partition, namespace, below=before, limit=limit + 1)
         by_id = {record.id: record for record in found}
         records = found[:limit]
         wanted = {r.parent_id for r in records if r.parent_id is not None} - by_id.keys()
@@ -281,7 +281,9 @@ class _Reading:
         self, records: Sequence[CheckpointRecord], names: Sequence[str]
     ) -> Program[dict[str, dict[str, TaskAuthor]]]:
         """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
-        found = yield from history.writes_of(self.partition, records[0].namespace, [r.id for r in records])
+        found = yield from history.read_pending_writes(
+            self.partition, records[0].namespace, [r.id for r in records]
+        )
         writes = {name: visible(some) for name, some in found.items()}
         refs = {
             f"{name}|{number}": write.ref
@@ -356,7 +358,9 @@ class _Reading:
             kept: list[tuple[int, frozenset[object]]] = []
             for _ in range(_KEPT_PAGES):
                 below = kept[-1][0] if kept else None
-                found = yield from history.page(self.partition, namespace, below=below, limit=history.PAGE)
+                found = yield from history.read_page(
+                    self.partition, namespace, below=below, limit=history.PAGE
+                )
                 kept += ((record.seq, _list_above(record)) for record in found)
                 if len(found) < history.PAGE:
                     break

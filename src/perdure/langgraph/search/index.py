@@ -18,7 +18,7 @@ from weakref import WeakSet
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
 
 from perdure.engine.items import search_index
-from perdure.engine.items.items import namespaces
+from perdure.engine.items.items import read_namespaces
 from perdure.engine.items.known_generations import KnownGenerations
 from perdure.engine.items.nearest_items import Candidate
 from perdure.engine.items.search_index import IndexChanges, IndexEntry
@@ -266,7 +266,7 @@ class SearchIndex:
         """
         found: dict[Partition, NamespaceIndex] = {}
         rows = 0
-        for partition in (yield from namespaces(tenant, tuple(op.namespace_prefix))):
+        for partition in (yield from read_namespaces(tenant, tuple(op.namespace_prefix))):
             found[partition] = known = yield from self._refresh(driver, partition)
             if known.outdated:
                 raise self._reindex_required(partition, len(known.outdated))
@@ -292,12 +292,14 @@ class SearchIndex:
 
     def _refresh(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
         known = self._cache.get(driver, partition)
-        changes = yield from search_index.changes(partition, known.generation, known.versions, MOST_ITEMS)
+        changes = yield from search_index.read_changes(
+            partition, known.generation, known.versions, MOST_ITEMS
+        )
         if changes is None:
             return known
         bodies: dict[str, bytes] = {}
         if self.extractor is not None:
-            bodies = yield from search_index.values(partition, changes.written)
+            bodies = yield from search_index.read_values(partition, changes.written)
         updated = known.apply(self._update(partition, changes, bodies), self._dims, self.distance)
         self._cache.put(driver, partition, updated)
         return updated

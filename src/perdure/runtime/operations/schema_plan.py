@@ -100,7 +100,7 @@ def _plan(
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = read_state(graph, config, subgraphs=True)
-        namespaces = handle_of(database).run(history.namespaces(partition))
+        namespaces = handle_of(database).run(history.read_namespaces(partition))
         problems = [
             *_find_lost(graph, saver, state, config),
             *_find_hidden(graph, saver.schema, namespaces),

@@ -18,6 +18,7 @@ from perdure.cli.app import (
     DataPlace,
     ThreadId,
     err,
+    format_count,
     handle_in,
     json_text,
     make_legible,
@@ -26,7 +27,6 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
-    several,
 )
 from perdure.cli.runs import cut_message, print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
@@ -172,7 +172,7 @@ def _format_given_up(row: dict[str, Any], text: bool) -> str:
     line = f"{quote_id(row['thread'])}  "
     if row["what"] == "reply":
         line += f"reply {row['number']} of "
-    line += f"run {row['run']}  {row['state']}  {several(row['attempts'], 'attempt')}"
+    line += f"run {row['run']}  {row['state']}  {format_count(row['attempts'], 'attempt')}"
     line += f"  {_format_cell(row.get('updated', row.get('created')))}"
     if row["channel"]:
         line += f"  to {quote_id(row['channel'])}"

@@ -79,7 +79,7 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
     steps: list[dict[str, Any]] = []
     differs = False
     while done < len(chain) and not differs and (not steps or time.monotonic() < until):
-        results = [await each.step(chain[done]) for each in replayers]
+        results = [await each.replay_step(chain[done]) for each in replayers]
         steps.append(await run_in_own_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1

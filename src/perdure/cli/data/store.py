@@ -16,12 +16,12 @@ from perdure.cli.app import (
     AsJson,
     DataPlace,
     err,
+    format_count,
     handle_in,
     open_database,
     print_json,
     quote_id,
     say,
-    several,
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
@@ -88,8 +88,9 @@ def reindex(
         print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": remade, "method": method})
         return
     say(
-        f"{several(total.items, 'item')} in {several(places, 'namespace')}: {total.indexed} indexed, "
-        f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed"
+        f"{format_count(total.items, 'item')} in {format_count(places, 'namespace')}: "
+        f"{total.indexed} indexed, {total.changed} written meanwhile by others, "
+        f"{total.removed} entries without an item removed"
     )
     if remade:
         say(f"{remade} items whose vectors were not those of their entries: made anew")

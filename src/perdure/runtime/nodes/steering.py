@@ -37,7 +37,7 @@ from langgraph.runtime import RunControl
 from langgraph.types import StateSnapshot
 
 from perdure.conversation.compaction import compact
-from perdure.conversation.hook import off_loop
+from perdure.conversation.hook import run_off_loop
 from perdure.conversation.tool_calls import calls_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
@@ -195,7 +195,7 @@ class Steering:
         present: Any = state.values.get(conversation.key) or []
         combined: Any = add_messages(present, update[conversation.key])
         try:
-            compacted = await off_loop(conversation, compact, conversation, combined)
+            compacted = await run_off_loop(conversation, compact, conversation, combined)
         except NoWindow:
             return True
         return compacted is not None and compacted.left_out > 0

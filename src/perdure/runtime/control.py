@@ -51,7 +51,7 @@ class Control:
             self._context.queues.forget(partition)
             self._context.notifications.notify_ended(partition)
             if self._context.works:
-                self._worker.dispatch.soon((partition, IN))
+                self._worker.dispatch.serve_soon((partition, IN))
             else:
                 self._context.notifications.notify_due(partition)
         return withdrawn

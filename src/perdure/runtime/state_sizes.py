@@ -38,9 +38,9 @@ class Sizes:
     def report_checkpoint(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
         OS thread."""
-        self._observers.on_loop(lambda: self._emit(partition, namespace, sizes))
+        self._observers.run_on_loop(lambda: self._emit(partition, namespace, sizes))
 
-    def older(self, partition: Partition) -> None:
+    def report_older(self, partition: Partition) -> None:
         """Report a thread whose stored state is older than a known one: the database was restored to an
         earlier state."""
         self._observers.event("thread.older", tenant=partition.tenant, thread=partition.thread)

@@ -409,14 +409,14 @@ class TenantRuntime:
             SubscriberTooSlow: The next event is not kept any more.
         """
         partition = self._partition(thread_id)
-        items = self._context.subscriptions.run(partition, run_id, after)
+        items = self._context.subscriptions.follow_run(partition, run_id, after)
         return self._worker.dispatch.share_slot_during(partition, items)
 
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
         run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
         ``SubscriberTooSlow`` if the next event is not kept any more."""
-        return self._context.subscriptions.thread(self._partition(thread_id), after)
+        return self._context.subscriptions.follow_thread(self._partition(thread_id), after)
 
     async def expect_followers(self, thread_id: str) -> None:
         """Record that this process follows a thread: when this returns, processes that work on its runs store

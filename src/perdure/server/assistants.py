@@ -105,7 +105,7 @@ class Assistants:
 
     async def everything(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
-        stored = await self._open_documents(tenant).everything()
+        stored = await self._open_documents(tenant).read_all()
         changed = {document.name for document in stored}
         return [
             *(
@@ -170,7 +170,7 @@ class Assistants:
 
     async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version of an assistant, the newest first."""
-        documents = await self._open_documents(tenant).past(assistant_id)
+        documents = await self._open_documents(tenant).read_versions(assistant_id)
         if not documents and self.is_own(assistant_id):
             return [self._make_default_assistant(assistant_id)]
         return list(map(_make_assistant, documents))

@@ -171,7 +171,7 @@ class Caller:
     async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
         """Return a thread that the user may see. ``NotFound`` if it does not exist or is not visible to the
         user."""
-        row = await self.threads.look(thread_id)
+        row = await self.threads.find(thread_id)
         if row is None or not self.sees(conditions, row.metadata):
             raise missing_error(thread_id)
         return row

@@ -54,7 +54,7 @@ class _Records:
             name = str(found["assistant_id"])
             bodies = [_read_body(version) for version in api.versions(name) or (found,)]
             stored = TenantDocuments(self._handle, self._clock, self._target.tenant, "assistant")
-            past = [dict(held.body) for held in reversed(await stored.past(name))]
+            past = [dict(held.body) for held in reversed(await stored.read_versions(name))]
             if past != bodies[: len(past)]:
                 self._counts.skipped.append(
                     f"assistant {name} was changed at the target; it stays as it is there"

@@ -49,7 +49,7 @@ class Conversations:
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def input(
+    async def prepare_input(
         self,
         conversation: Conversation,
         held: HeldRun,
@@ -124,7 +124,7 @@ class Conversations:
         if isinstance(messages, list):
             self._replied[held.partition] = (held, conversation, messages)
 
-    def after_reply(self, partition: Partition) -> None:
+    def begin_due_summary(self, partition: Partition) -> None:
         """Begin a thread's summary in the background if its latest run has made one due."""
         replied = self._replied.pop(partition, None)
         if replied is None or partition in self._tasks:

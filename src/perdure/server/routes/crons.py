@@ -383,7 +383,7 @@ async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cro
         assistant_id = caller.host.assistants.id_of(named) or named
     found = [
         cron
-        for cron in await caller.runtime.crons.everything()
+        for cron in await caller.runtime.crons.read_all()
         if contains(cron.body["metadata"], asked.metadata)
         and caller.sees(conditions, cron.body["metadata"])
         and assistant_id in (None, cron.body["assistant_id"])

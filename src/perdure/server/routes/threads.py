@@ -218,7 +218,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
     pruned = 0
     for thread_id in dict.fromkeys(asked.thread_ids):
         conditions = await caller.may("threads", "delete", {"thread_id": thread_id})
-        row = await caller.threads.look(thread_id)
+        row = await caller.threads.find(thread_id)
         if row is None or not caller.sees(conditions, row.metadata):
             continue
         if asked.strategy == "keep_latest":
@@ -369,7 +369,7 @@ async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> St
     found = await show_snapshot(caller, row, config)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # The state was removed meanwhile, or the thread's head names a checkpoint that is not stored.
-        current = await caller.threads.look(row.thread_id)
+        current = await caller.threads.find(row.thread_id)
         if current is not None and current.has_state and (await snapshot(caller, current)).created_at is None:
             raise Corrupt(
                 f"thread {row.thread_id!r}: its head names a checkpoint that is not stored; "

@@ -198,7 +198,7 @@ async def check(
     if is_alone and terms.key is None:
         row = None
     else:
-        row = await caller.threads.look(thread_id)
+        row = await caller.threads.find(thread_id)
     if row is not None and not caller.sees(conditions, row.metadata):
         # The same error as for a thread that does not exist, to not reveal another user's.
         raise NotFound(NONE_TO_RUN)

@@ -167,7 +167,7 @@ def _find_start(params: Params) -> Any:
 async def _is_waiting(caller: Caller, thread_id: str) -> bool:
     """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
     end is awaited first."""
-    row = await caller.threads.look(thread_id)
+    row = await caller.threads.find(thread_id)
     if row is None or row.run is None or graph_id_of(caller, row) is None:
         return False
     if row.run.state == OPEN:

@@ -68,5 +68,5 @@ async def _may_see(caller: Caller, thread_id: str, conditions: Filter | None) ->
     """Return True if the user may see a thread now."""
     if conditions is None:
         return True
-    row = await caller.threads.look(thread_id)
+    row = await caller.threads.find(thread_id)
     return row is not None and caller.sees(conditions, row.metadata)

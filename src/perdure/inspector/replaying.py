@@ -52,7 +52,7 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     if not (cursor is None or isinstance(cursor, str)):
         raise BadSetting("cursor has to be that of the last part")
     names, options = _read_names(given), _read_options(given)
-    row = await access.act("replay", thread_id)
+    row = await access.authorize("replay", thread_id)
     graph_names = access.replay_graphs.names
     if unknown := [name for name in names if name not in graph_names]:
         raise NotFound(f"there is no graph {unknown[0]!r}; there are {sorted(graph_names)}")

@@ -84,7 +84,7 @@ async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
 async def read_thread(access: Access, asked: Mapping[str, str]) -> tuple[Partition, ThreadRow]:
     """Return the thread whose ``id`` a request has, with its row; raise ``NotFound`` if the viewer may not
     read it."""
-    row = await access.thread(require_parameter(asked, "id"))
+    row = await access.find_thread(require_parameter(asked, "id"))
     return Partition(access.tenant, row.thread_id), row
 
 

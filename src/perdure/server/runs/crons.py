@@ -170,7 +170,7 @@ class CronStarter:
             return _Accepted(accepted, None)
         # The thread is removed only once the cron has moved on: it holds the key by which a second start is
         # recognised.
-        return _Accepted(accepted, lambda: self._host.in_background(remove_after_run(caller, accepted)))
+        return _Accepted(accepted, lambda: self._host.run_in_background(remove_after_run(caller, accepted)))
 
 
 def _make_due(job: CronJob, moment: int) -> Due:

@@ -255,7 +255,10 @@ def import_archive(name: str, options: ArchiveOptions) -> None:
         ) as archive,
     ):
         moves = _plan_moves(archive, file, options.threads, options.rename, place.tenant)
-        previews = [(into, admin.move(archive, each, database, into, dry_run=True)) for each, into in moves]
+        previews = [
+            (into, admin.move(archive, each, database, into, replace=options.replace, dry_run=True))
+            for each, into in moves
+        ]
         taken = [into.thread for into, moved in previews if moved.found is State.DIFFERENT]
         if taken and not options.replace:
             raise Conflict(

@@ -49,7 +49,7 @@ from perdure.engine.transfer.transfer_waits import (
     take_waits,
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
-from perdure.errors import Contention, Corrupt, NotFound
+from perdure.errors import Conflict, Contention, Corrupt, NotFound, PerdureError, Unavailable
 from perdure.model.ops import (
     Check,
     Delete,
@@ -115,14 +115,19 @@ def compare_thread(
     """Compare a thread with the target's; nothing is changed.
 
     Raises:
-        Conflict: the thread's queue is not at rest, or its waits would have to be handed over.
+        Conflict: its queue is not at rest, here or at the target, or its waits would have to be handed over.
         NotFound: the source has no such thread.
         Corrupt: it is damaged at the source.
         Contention: it keeps being written to.
     """
     waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
-    return (yield from _compare(partition, target, terms))
+    compared = yield from _compare(partition, target, terms)
+    if compared.found in (State.ABSENT, State.PARTIAL) or (
+        compared.found is State.DIFFERENT and terms.replace
+    ):
+        yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+    return compared
 
 
 def _compare(partition: Partition, target: Partition, terms: TransferOptions) -> Program[TransferResult]:
@@ -149,11 +154,12 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     """Transfer a thread to the target, in its latest state at the source.
 
     After an error during the writing the thread has not arrived; a repeated transfer continues with the
-    records that have arrived.
+    records that have arrived. A thread that was to be replaced is put back if its replacement cannot arrive,
+    unless a database is unavailable.
 
     Raises:
-        Conflict: the thread's queue is not at rest, its waits would have to be handed over or were handed
-            over before, others write to the target, or the target is the source.
+        Conflict: the thread's queue is not at rest, here or at the target, its waits would have to be handed
+            over or were handed over before, others write to the target, or the target is the source.
         NotFound: the source has no such thread.
         Exists: the target has a different one, and ``replace`` is false.
         Contention: the source keeps being written to.
@@ -161,7 +167,6 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
     """
     waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
-    found: State | None = None
     view = yield from run_at(Side.TARGET, load_view(target, ""))
     if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(target))):
         compared = yield from _compare(partition, target, terms)
@@ -177,22 +182,51 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
                 "as it is. Pass --replace to bring it up to date"
             )
         yield from refuse_same_database(partition, target, terms)
-        yield from _set_aside(target, terms)
-        yield from run_at(Side.TARGET, _withdraw(target, view, terms.first_version))
-        found = State.DIFFERENT
-    else:
-        refuse_to_wake_twice(partition, waiting, terms, is_there=False)
-    result = yield from _bring(partition, target, terms, found)
-    if result.found in (State.DIFFERENT, State.PARTIAL):
+        return (yield from _replace(partition, target, view, terms))
+    refuse_to_wake_twice(partition, waiting, terms, is_there=False)
+    yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+    result = yield from _bring(partition, target, terms, None)
+    if result.found is State.PARTIAL:
         yield from run_at(Side.TARGET, _drop_replaced(target))
     return result
 
 
-def _bring(
-    partition: Partition, target: Partition, terms: TransferOptions, found: State | None
+def _replace(
+    partition: Partition, target: Partition, view: View, terms: TransferOptions
 ) -> Program[TransferResult]:
-    """Transfer a thread to a name at which there is no thread; ``found`` is the target's state before, if
-    that is known."""
+    """Transfer a thread in the place of a different one, which is put back if that fails."""
+    yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
+    copy = yield from _set_aside(target, terms)
+    yield from run_at(Side.TARGET, _withdraw(target, view, terms.first_version))
+    try:
+        result = yield from _bring(partition, target, terms, State.DIFFERENT)
+    except Unavailable:
+        # A repeated transfer continues with what has arrived.
+        raise
+    except PerdureError as error:
+        yield from _put_back(copy, target, terms, error)
+        raise
+    yield from run_at(Side.TARGET, _drop_replaced(target))
+    return result
+
+
+def _bring(
+    partition: Partition,
+    target: Partition,
+    terms: TransferOptions,
+    found: State | None,
+    *,
+    is_claimed: bool = False,
+) -> Program[TransferResult]:
+    """Transfer a thread to a name at which there is no thread.
+
+    Args:
+        partition: the thread.
+        target: its name at the target.
+        terms: the options.
+        found: the target's state before, if that is known.
+        is_claimed: the name is claimed already, and the transfer ends if the claim is lost.
+    """
     written = 0
     for _ in range(ATTEMPTS):
         reading = yield from run_at(
@@ -203,7 +237,8 @@ def _bring(
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone_error(partition)
         _refuse_headless(partition, reading.contents)
-        yield from run_at(Side.TARGET, _claim(target, terms.first_version))
+        if not is_claimed:
+            yield from run_at(Side.TARGET, _claim(target, terms.first_version))
         at_target = yield from run_at(Side.TARGET, _read_target(target, terms.target))
         found = found or at_target.state
         sent = yield from _send_chunks(partition, target, reading, at_target, terms)
@@ -237,16 +272,43 @@ def _bring(
     )
 
 
-def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
+def _set_aside(target: Partition, terms: TransferOptions) -> Program[Partition]:
     """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
-    a name of its own. An earlier transfer that was cut short may have made the copy already."""
+    a name of its own, which is returned. An earlier transfer that was cut short may have made the copy
+    already."""
     digest = yield from run_at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
     name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
     view = yield from run_at(Side.TARGET, load_view(name, ""))
     if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(name))):
-        return
+        return name
+    yield from _copy_at_target(target, name, terms)
+    return name
+
+
+def _put_back(
+    copy: Partition, target: Partition, terms: TransferOptions, error: PerdureError
+) -> Program[None]:
+    """Put the thread that was to be replaced back to its name. Its queue was left as it is, so that a message
+    that was accepted meanwhile goes on with it.
+
+    Nothing is put back if the claim on the name is lost: the thread was deleted meanwhile, or another
+    transfer brings one.
+    """
+    try:
+        yield from _copy_at_target(copy, target, terms, is_claimed=True)
+    except PerdureError as failure:
+        raise Conflict(
+            f"{error}. The thread that was there could not be put back to its name; it is at the target as "
+            f"{copy.thread!r}"
+        ) from failure
+    yield from run_at(Side.TARGET, ask(Drop(copy)))
+
+
+def _copy_at_target(
+    partition: Partition, name: Partition, terms: TransferOptions, *, is_claimed: bool = False
+) -> Program[None]:
     within = replace(terms, source=terms.target, report=thread_digest.report_nothing, has_queue=False)
-    copying: Program[Any] = _bring(target, name, within, None)
+    copying: Program[Any] = _bring(partition, name, within, None, is_claimed=is_claimed)
     # Both sides are the target here.
     yield from resume(
         copying, advance(copying), lambda each: ask(OnSide(Side.TARGET, cast(Any, each).effect))
@@ -445,10 +507,10 @@ def _arrive(
         # The holder of an open run's lease belongs to the source: a raised epoch keeps it from writing here.
         epoch = view.epoch + (view.open_run is not None)
         ops.append(Put(EPOCH, (), {"open_run": None}, expect=Expect.ABSENT, version=epoch))
-    waits = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
-    if waits is None:
-        raise busy_target_error(target)
-    yield from commit_at_target(target, [*ops, *waits])
+    if terms.has_queue:
+        now = yield from ask(Now())
+        ops += yield from waiting_runs.arrive(target, waiting, now, terms.first_version)
+    yield from commit_at_target(target, ops)
     if not at_target.chunks <= reading.graft.names:
         yield from collect(target, generation, terms.target, terms.budget)
 

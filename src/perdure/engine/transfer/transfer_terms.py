@@ -111,5 +111,6 @@ def busy_target_error(target: Partition) -> Conflict:
     """Return the error for a thread that others write to while it arrives."""
     return Conflict(
         f"thread {target.thread!r} is written to at the target while it arrives; it was not put in place. "
-        "Stop its writers there, delete it there, and move it again"
+        "Stop its writers there, and move it again; if it is then taken by what they wrote, delete it there, "
+        "or pass --replace"
     )

@@ -11,7 +11,6 @@ from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
     Side,
     TransferOptions,
-    busy_target_error,
     commit_at_target,
     run_at,
 )
@@ -69,6 +68,7 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
         if terms.hand_over and found.wakes:
             yield from refuse_same_database(partition, target, terms)
         if not (yield from run_at(Side.TARGET, waiting_runs.has_run_with_waits(target, found.run.id))):
+            yield from run_at(Side.TARGET, waiting_runs.refuse_target_at_work(target))
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:
                 continue
@@ -92,7 +92,5 @@ def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptio
     view = yield from load_view(target, "")
     fence, unchanged = guards(target, view, None)
     ops = yield from waiting_runs.arrive(target, waiting, (yield from ask(Now())), terms.first_version)
-    if ops is None:
-        raise busy_target_error(target)
     head = view.head.version if view.head is not None else Expect.ABSENT
     yield from commit_at_target(target, [fence, unchanged, Check(HEAD, ("",), head), *ops])

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from perdure.engine.decoding import read_each
 from perdure.engine.queue.waits import set_timer
 from perdure.errors import Conflict
-from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Op
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Run, dedupe_put
@@ -63,16 +63,43 @@ class WaitingRun(NamedTuple):
         return self._replace(run=replace(self.run, note=note_take_over(self.run.note)))
 
 
+class _Queues(NamedTuple):
+    """The queue records of a thread."""
+
+    inbox: Lane
+    outbox: Lane
+    later: Lane
+    timer: Lane
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if messages or replies are under way, or waits are being ended."""
+        is_being_ended = self.inbox.waiting is None and self.timer.due_at is not None
+        is_due = any(each.due_at is not None for each in self[:3])
+        return is_being_ended or is_due or self.inbox.run_id is not None or self.inbox.pending > 0
+
+
+def _read_queues(partition: Partition) -> Program[_Queues]:
+    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
+    return _Queues(*(Lane.read(name, found) for name, found in zip(_QUEUES, lanes, strict=True)))
+
+
+def refuse_target_at_work(target: Partition) -> Program[None]:
+    """Raise ``Conflict`` if a name of the target has messages or replies under way: they would go on with the
+    thread that arrives there."""
+    if (yield from _read_queues(target)).is_at_work:
+        raise _target_at_work_error(target)
+
+
 def read_waiting(partition: Partition) -> Program[WaitingRun | None]:
     """Return the run whose question a thread waits on, ``None`` if it waits on none.
 
     Raises:
         Conflict: the thread has messages or replies under way.
     """
-    lanes = yield from ask(Fetch(partition, tuple(Get(LANE, (name,)) for name in _QUEUES)))
-    inbox, *others, timer = (Lane.read(name, found) for name, found in zip(_QUEUES, lanes, strict=True))
-    is_being_ended = inbox.waiting is None and timer.due_at is not None
-    if is_being_ended or any(lane.due_at is not None for lane in (inbox, *others)):
+    queues = yield from _read_queues(partition)
+    inbox, timer = queues.inbox, queues.timer
+    if queues.is_at_work:
         raise Conflict(
             f"thread {partition.thread!r} has messages or replies under way, and would leave them behind; "
             "nothing of it was moved. Let its workers finish, then move it"
@@ -109,11 +136,12 @@ def note_arrival(partition: Partition) -> Program[None]:
         yield from ask(Commit(partition, (replace(found.run, note=note).put(),)))
 
 
-def arrive(
-    partition: Partition, waiting: WaitingRun | None, now: int, fresh: int
-) -> Program[list[Op] | None]:
+def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: int) -> Program[list[Op]]:
     """Return the operations with which a thread at the target waits as it did at the source: with a run, or
-    with none. ``None`` if it has messages under way there.
+    with none.
+
+    Raises:
+        Conflict: the thread has messages or replies under way there.
 
     Args:
         partition: the thread at the target.
@@ -121,20 +149,23 @@ def arrive(
         now: current time in microseconds.
         fresh: start of the versions of new records.
     """
-    runs = () if waiting is None else (Get(RUN, (waiting.run.id,)),)
-    inboxes, timers, *stored_runs = yield from ask(
-        Fetch(partition, (Get(LANE, (IN,)), Get(LANE, (WAITS,)), *runs))
-    )
-    inbox, timer = Lane.read(IN, inboxes), Lane.read(WAITS, timers)
+    queues = yield from _read_queues(partition)
+    if queues.is_at_work:
+        raise _target_at_work_error(partition)
+    inbox, timer = queues.inbox, queues.timer
+    unchanged = [_check_unchanged(queues.outbox), _check_unchanged(queues.later)]
     if waiting is None:
         # The waits of the replaced thread are over.
         is_over = inbox.waiting is not None and inbox.run_id is None
         if is_over:
-            return [inbox._replace(waiting=None).put(fresh), *set_timer(timer, {}, now, fresh)]
-        return []
-    if inbox.run_id is not None or inbox.pending:
-        return None
-    stored_run = next(read_each(partition, Run.read, stored_runs[0]), None)
+            return [
+                inbox._replace(waiting=None).put(fresh),
+                *set_timer(timer, {}, now, fresh),
+                *unchanged,
+            ]
+        return [_check_unchanged(inbox), *unchanged]
+    (stored_runs,) = yield from ask(Fetch(partition, (Get(RUN, (waiting.run.id,)),)))
+    stored_run = next(read_each(partition, Run.read, stored_runs), None)
     number = inbox.last + 1 if stored_run is None else stored_run.first
     last = max(inbox.last, number)
     run = replace(
@@ -146,7 +177,18 @@ def arrive(
         ops.append(message.put())
         if message.dedupe:
             ops.append(dedupe_put(message.dedupe, number, Expect.ANY))
-    return [*ops, *set_timer(timer, read_waits(run.note), now, fresh)]
+    return [*ops, *set_timer(timer, read_waits(run.note), now, fresh), *unchanged]
+
+
+def _check_unchanged(lane: Lane) -> Op:
+    return Check(LANE, (lane.name,), lane.version or Expect.ABSENT)
+
+
+def _target_at_work_error(target: Partition) -> Conflict:
+    return Conflict(
+        f"thread {target.thread!r} has messages or replies under way at the target, which would go on with "
+        "what arrives; it was not put in place. Let the workers there finish, then move it again"
+    )
 
 
 def has_run_with_waits(partition: Partition, run_id: str) -> Program[bool]:

@@ -62,3 +62,27 @@ def test_a_thread_that_sleeps_is_handed_over_when_that_is_asked_for(
     code, _, err = run("export", "ada", "--hand-over", "--db", source)
     assert code != 0
     assert "name it with --output" in err
+
+
+def test_a_thread_goes_on_where_it_is_if_another_one_cannot_be_exported(run: Run, tmp_path: Path) -> None:
+    source = database(tmp_path / "a.db", fill=sleeping_beside_a_message)
+    copying = ("export", "cy", "dee", "--output", "both.perdure", "--hand-over", "--db", source)
+    code, _, err = run(*copying)
+    assert code == 1
+    assert "'dee' has messages or replies under way" in err
+    assert sleepers(run, source) == ["cy"]
+    assert not Path("both.perdure").exists()
+
+
+def sleeping_beside_a_message(db: perdure.SyncDatabase) -> None:
+    """A thread "cy" that sleeps, and a thread "dee" whose message waits for a worker."""
+    sleeping(db)
+
+    async def accept() -> None:
+        graph = StateGraph(MessagesState).add_node("n", lambda state: {}).add_edge(START, "n").compile()
+        async with Runtime(db, graph) as runtime:
+            await runtime.wait(await runtime.accept("dee", "hello"))
+        async with Runtime(db, graph, works=False) as runtime:
+            await runtime.accept("dee", "again")
+
+    asyncio.run(accept())

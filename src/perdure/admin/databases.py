@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from perdure.admin.hand_overs import collect_hand_overs
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
@@ -120,11 +121,28 @@ def _require_keys(database: Database | SyncDatabase) -> StoredKeys:
 @contextmanager
 def new_archive(path: Path, *, encryption_key: EncryptionKey | None = None) -> Iterator[SyncDatabase]:
     """Create a file to move threads into. It appears at ``path``, complete, when the block ends without an
-    error. With a key everything that a user could have typed is encrypted."""
+    error. With a key everything that a user could have typed is encrypted.
+
+    The waits that ``move`` is to hand over are taken from their databases at the end of the block, which have
+    to be open then. If no file comes of it, the threads go on there.
+
+    Raises:
+        Conflict: A thread that is handed over was written to since it was moved; no file was written.
+        NotAllowed: There is something at the path that is not a file.
+        Unavailable: The file cannot be written.
+    """
     archive = Archive.create(path)
     try:
-        yield _open(archive, path, encryption_key)
-        archive.finish()
+        database = _open(archive, path, encryption_key)
+        with collect_hand_overs(database) as hand_overs:
+            yield database
+            try:
+                hand_overs.take()
+                archive.finish()
+            except BaseException:
+                if not archive.is_in_place:
+                    hand_overs.give_back()
+                raise
     finally:
         archive.close()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TypeVar
 
+from perdure.admin.hand_overs import find_hand_overs
 from perdure.database.asynchronous import Database
 from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
@@ -70,6 +72,7 @@ def move(
         NotFound: There is no such thread.
     """
     here, there = handle_of(source), handle_of(target)
+    hand_overs = find_hand_overs(there)
     options = TransferOptions(
         here.digest,
         there.digest,
@@ -78,6 +81,7 @@ def move(
         replace,
         report,
         hand_over=hand_over,
+        leave=None if hand_overs is None else partial(hand_overs.add, here),
         is_from_archive=here.driver.capabilities.is_archive,
         is_to_archive=there.driver.capabilities.is_archive,
     )

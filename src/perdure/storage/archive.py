@@ -162,6 +162,7 @@ class Archive:
                 if not _is_at(self._file, _name_file_beside(self._path)):
                     raise FileNotFoundError(ENOENT, "the unfinished file was removed by another program")
                 os.replace(_name_file_beside(self._path), self._path)
+                self._writing = False
                 folder = os.open(self._path.absolute().parent, os.O_RDONLY)
                 try:
                     os.fsync(folder)
@@ -169,7 +170,11 @@ class Archive:
                     os.close(folder)
             except OSError as error:
                 raise _unwritable_error(self._path, error) from error
-            self._writing = False
+
+    @property
+    def is_in_place(self) -> bool:
+        """True once the file is at its final path."""
+        return self._path.exists() and _is_at(self._file, self._path)
 
     def close(self) -> None:
         """Close the file; an unfinished one is removed."""

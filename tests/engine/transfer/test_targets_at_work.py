@@ -30,7 +30,7 @@ from tests.engine.transfer.test_transfer import (
     rows,
 )
 from tests.engine.transfer.test_transfer_replacement import grown, threads
-from tests.engine.transfer.test_waiting_runs import begin, only_asks
+from tests.engine.transfer.test_waiting_runs import asks, begin, only_asks, timers, wake, woken
 
 HERE = Partition("", "t")
 
@@ -150,3 +150,30 @@ def test_a_thread_that_is_deleted_while_it_is_replaced_does_not_come_back_to_its
     with pytest.raises(Conflict, match=r"could not be put back.*'t \(replaced "):
         admin.move(source, HERE, database(Hooked(handle_of(target).driver, act)), replace=True)
     assert is_absent(target, HERE)
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["new", "replaced"])
+def test_the_source_gets_its_waits_back_if_the_arrival_is_refused(is_there: bool) -> None:
+    source, target = in_memory(), in_memory()
+    begin(source, asks)
+    if is_there:
+        grow(target, "t", 1)
+    before = timers(source)
+    has_come = False
+
+    def act(effect: Effect[Any]) -> None:
+        nonlocal has_come
+        if arrives(effect) and not has_come:
+            has_come = True
+            assert not timers(source)
+            accept(target)
+
+    watched = database(Hooked(handle_of(target).driver, act))
+    with pytest.raises(Conflict, match="at the target"):
+        admin.move(source, HERE, watched, replace=True, hand_over=True)
+    assert has_come
+    assert [each.fields["due_at"] for each in timers(source)] == [each.fields["due_at"] for each in before]
+    for _ in range(3):
+        wake(source)
+    assert woken(source) == [1]
+    assert_sound(source)

@@ -209,7 +209,7 @@ def test_a_thread_that_moved_goes_on(house: perdure.SyncDatabase) -> None:
         assert target.fsck(there.thread) == []
 
 
-@pytest.mark.parametrize("limits", [DYNAMODB, CommitLimits(ops=8, bytes=1)])
+@pytest.mark.parametrize("limits", [DYNAMODB, CommitLimits(ops=6, bytes=1)])
 def test_a_house_moves_through_narrow_doors(house: perdure.SyncDatabase, limits: CommitLimits) -> None:
     target = in_memory(wrap=lambda driver: Narrow(driver, limits))
     assert move_all(house, target) == {State.ABSENT}

@@ -44,7 +44,8 @@ from perdure.engine.transfer.transfer_terms import (
 )
 from perdure.engine.transfer.transfer_waits import (
     bring_waits,
-    note_arrival,
+    give_waits_back,
+    leave_or_note_arrival,
     refuse_to_wake_twice,
     take_waits,
 )
@@ -228,6 +229,7 @@ def _bring(
         is_claimed: the name is claimed already, and the transfer ends if the claim is lost.
     """
     written = 0
+    is_taken = False
     for _ in range(ATTEMPTS):
         reading = yield from run_at(
             Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target)
@@ -257,15 +259,27 @@ def _bring(
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
             )
         taken = yield from take_waits(partition, terms)
+        is_taken = is_taken or (taken is not None and taken.is_taken)
         # A signal that came before the waits were taken is a part of the thread: read it again.
         if (
             taken is None
             or (yield from run_at(Side.SOURCE, thread_digest.read_pulse(partition))) != reading.pulse
         ):
             continue
-        yield from run_at(Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting))
-        yield from note_arrival(partition, taken.waiting, terms)
+        try:
+            generation = yield from run_at(
+                Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting)
+            )
+        except Conflict:
+            if is_taken:
+                yield from give_waits_back(partition, terms)
+            raise
+        yield from leave_or_note_arrival(partition, taken, reading.pulse, terms)
+        if not at_target.chunks <= reading.graft.names:
+            yield from run_at(Side.TARGET, collect(target, generation, terms.target, terms.budget))
         return TransferResult(found, digest, written)
+    if is_taken:
+        yield from give_waits_back(partition, terms)
     raise Contention(
         f"thread {partition.thread!r} keeps being written to and was not moved; stop its writers, or "
         "move it later"
@@ -487,8 +501,8 @@ def _arrive(
     at_target: _AtTarget,
     terms: TransferOptions,
     waiting: WaitingRun | None,
-) -> Program[None]:
-    """Make the thread visible, and remove the chunks that an earlier attempt left."""
+) -> Program[int]:
+    """Make the thread visible, and return the generation of its chunks."""
     view, root = reading.contents.view, reading.contents.heads.get("")
     generation = max(terms.first_version, at_target.generation + 1)
     ops: list[Op] = [
@@ -511,8 +525,7 @@ def _arrive(
         now = yield from ask(Now())
         ops += yield from waiting_runs.arrive(target, waiting, now, terms.first_version)
     yield from commit_at_target(target, ops)
-    if not at_target.chunks <= reading.graft.names:
-        yield from collect(target, generation, terms.target, terms.budget)
+    return generation
 
 
 def _make_head(namespace: str, head: HeadView, version: int) -> Put:

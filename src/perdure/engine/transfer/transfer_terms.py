@@ -5,7 +5,7 @@ A program of a transfer uses two databases: every effect carries the ``Side`` at
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
@@ -13,6 +13,7 @@ from typing import TypeVar
 from perdure.engine.threads import thread_digest
 from perdure.engine.threads.thread_digest import Digest, Report
 from perdure.engine.transact import Budget
+from perdure.engine.transfer.waiting_runs import WaitingRun
 from perdure.errors import Conflict
 from perdure.model.ops import Commit, Committed, Op
 from perdure.model.program import Effect, Program, advance, ask, resume
@@ -43,6 +44,21 @@ class OnSide(Effect[R]):
 def run_at(place: Side, program: Program[R]) -> Program[R]:
     """Run a program of one database as part of a program of two."""
     return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Waits that a file takes along, and that are taken from the source once the file is complete.
+
+    Attributes:
+        partition: the thread at the source.
+        waiting: the run with which it waits.
+        pulse: changes with every write to the thread.
+    """
+
+    partition: Partition
+    waiting: WaitingRun
+    pulse: object
 
 
 class State(Enum):
@@ -79,6 +95,8 @@ class TransferOptions:
         replace: replace a different thread of the same name.
         report: called with the count of bytes as they are read.
         hand_over: take the waits from the source.
+        leave: called with the waits that are to be taken from the source later, ``None`` to take them before
+            the thread arrives.
         is_from_archive: the source is an archive, in which nothing wakes a thread.
         is_to_archive: the target is an archive, in which nothing wakes a thread.
         has_queue: the run with which the thread waits is transferred, too.
@@ -91,6 +109,7 @@ class TransferOptions:
     replace: bool = False
     report: Report = thread_digest.report_nothing
     hand_over: bool = False
+    leave: Callable[[Leaving], None] | None = None
     is_from_archive: bool = False
     is_to_archive: bool = False
     has_queue: bool = True

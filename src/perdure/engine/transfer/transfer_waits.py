@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from perdure.engine.threads.thread_digest import read_pulse
 from perdure.engine.threads.thread_state import guards, load_view
 from perdure.engine.transfer import waiting_runs
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
+    Leaving,
     Side,
     TransferOptions,
     commit_at_target,
     run_at,
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
-from perdure.errors import Contention
+from perdure.errors import Conflict, Contention
 from perdure.model.ops import Check, Expect, Now
 from perdure.model.program import Program, ask
 from perdure.model.records import HEAD, Partition
 
 
 class TakenWaits(NamedTuple):
-    """The run with which a thread is to wait at the target, ``None`` for none."""
+    """The run with which a thread is to wait at the target.
+
+    Attributes:
+        waiting: the run, ``None`` for none.
+        is_taken: its waits were taken from the source now.
+        leaves: its waits are to be taken from the source later.
+    """
 
     waiting: WaitingRun | None
+    is_taken: bool = False
+    leaves: bool = False
 
 
 def refuse_to_wake_twice(
@@ -52,15 +62,36 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
     if found.is_handed_over and terms.hand_over:
         refuse_to_wake_twice(partition, found, terms, is_there=False)
         return TakenWaits(found.with_waits())
-    is_kept = found.is_handed_over or not found.wakes
-    if is_kept or (yield from run_at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
+    if found.is_handed_over or not found.wakes:
         return TakenWaits(found)
+    if terms.leave is not None:
+        return TakenWaits(found, leaves=True)
+    if (yield from run_at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
+        return TakenWaits(found, is_taken=True)
     return None
+
+
+def give_waits_back(partition: Partition, terms: TransferOptions) -> Program[None]:
+    """Give the waits back to the source that were taken for a thread whose arrival is refused."""
+    now = yield from run_at(Side.SOURCE, ask(Now()))
+    yield from run_at(Side.SOURCE, waiting_runs.give_back(partition, now, terms.first_version))
+
+
+def leave_or_note_arrival(
+    partition: Partition, taken: TakenWaits, pulse: object, terms: TransferOptions
+) -> Program[None]:
+    """Note that the waits have arrived, or that they are to be taken from the source once the file is
+    complete, if the thread still has this pulse."""
+    if taken.leaves and terms.leave is not None and taken.waiting is not None:
+        terms.leave(Leaving(partition, taken.waiting, pulse))
+        return
+    yield from note_arrival(partition, taken.waiting, terms)
 
 
 def bring_waits(partition: Partition, target: Partition, terms: TransferOptions) -> Program[None]:
     """Let a thread that is at the target already wait there as at the source, if the run with which it waits
     is not there."""
+    pulse = yield from run_at(Side.SOURCE, read_pulse(partition))
     for _ in range(ATTEMPTS):
         found = yield from run_at(Side.SOURCE, read_waiting(partition))
         if found is None:
@@ -72,7 +103,14 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:
                 continue
-            yield from run_at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
+            try:
+                yield from run_at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
+            except Conflict:
+                if taken.is_taken:
+                    yield from give_waits_back(partition, terms)
+                raise
+            yield from leave_or_note_arrival(partition, taken, pulse, terms)
+            return
         yield from note_arrival(partition, found, terms)
         return
     raise Contention(

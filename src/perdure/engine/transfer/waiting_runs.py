@@ -5,8 +5,8 @@ thread, so that an answer goes on with the same graph, channel and options. A qu
 not wake the thread, and may be answered at both places. Other waits end by themselves and would do so at both
 places, so they are handed over: one commit removes them from the source, unless the thread changed meanwhile,
 and the commit with which the thread arrives adds them. In between they are kept in the note of the source's
-run, from which an interrupted transfer continues. From then on nothing wakes the thread at the source, and
-its question cannot be answered there.
+run, from which an interrupted transfer continues; a refused one gives them back. From then on nothing wakes
+the thread at the source, and its question cannot be answered there.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from perdure.engine.decoding import read_each
 from perdure.engine.queue.waits import set_timer
-from perdure.errors import Conflict
-from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op
+from perdure.engine.threads.thread_digest import ATTEMPTS, read_pulse
+from perdure.errors import Conflict, Contention
+from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Now, Op
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, LANE, RUN, Partition
 from perdure.model.runs.messages import Message, Run, dedupe_put
@@ -127,6 +128,43 @@ def take_from_source(partition: Partition, found: WaitingRun) -> Program[bool]:
     return isinstance((yield from ask(Commit(partition, tuple(ops)))), Committed)
 
 
+def take_from_unchanged(partition: Partition, found: WaitingRun, pulse: object, fresh: int) -> Program[bool]:
+    """Take the waits from a thread, unless it was written to since it was read with this pulse; ``False`` if
+    nothing was taken."""
+    if not (yield from take_from_source(partition, found)):
+        return False
+    if (yield from read_pulse(partition)) == pulse:
+        return True
+    yield from give_back(partition, (yield from ask(Now())), fresh)
+    return False
+
+
+def give_back(partition: Partition, now: int, fresh: int) -> Program[None]:
+    """Give the waits back that were taken from a thread and have not arrived anywhere; nothing is done if the
+    thread went on without them.
+
+    Args:
+        partition: the thread at the source.
+        now: current time in microseconds.
+        fresh: start of the versions of new records.
+
+    Raises:
+        Contention: the thread keeps being written to.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            found = yield from read_waiting(partition)
+        except Conflict:
+            return
+        if found is None or not found.is_handed_over or found.has_arrived:
+            return
+        run = replace(found.run, note=note_take_over(found.run.note))
+        ops = [found.inbox.put(0), run.put(), *set_timer(found.timer, read_waits(run.note), now, fresh)]
+        if isinstance((yield from ask(Commit(partition, tuple(ops)))), Committed):
+            return
+    raise Contention(f"thread {partition.thread!r} keeps being written to")
+
+
 def note_arrival(partition: Partition) -> Program[None]:
     """Note at the source that the waits of a thread have arrived, so that later copies do not get them."""
     found = yield from read_waiting(partition)
@@ -153,7 +191,8 @@ def arrive(partition: Partition, waiting: WaitingRun | None, now: int, fresh: in
     if queues.is_at_work:
         raise _target_at_work_error(partition)
     inbox, timer = queues.inbox, queues.timer
-    unchanged = [_check_unchanged(queues.outbox), _check_unchanged(queues.later)]
+    # Only a run adds replies, and it changes the inbox.
+    unchanged = [_check_unchanged(queues.later)]
     if waiting is None:
         # The waits of the replaced thread are over.
         is_over = inbox.waiting is not None and inbox.run_id is None

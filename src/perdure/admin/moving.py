@@ -12,10 +12,10 @@ from perdure.database.base import handle_of
 from perdure.database.blocking import SyncDatabase
 from perdure.engine.threads import thread_digest
 from perdure.engine.threads.thread_digest import Digest, Report
-from perdure.engine.transfer import transfer, transfer_items
+from perdure.engine.transfer import transfer, transfer_documents, transfer_items
 from perdure.engine.transfer.transfer_terms import OnSide, Side, TransferOptions, TransferResult
 from perdure.model.program import Effect
-from perdure.model.records import OF_ITEMS, Partition
+from perdure.model.records import OF_ITEMS, SERVER, Partition
 from perdure.storage.port import Driver, run
 
 R = TypeVar("R")
@@ -61,7 +61,8 @@ def move(
         partition: The thread or namespace.
         target: The database that receives it.
         into: Name at the target; the same unless given.
-        replace: Replace different content at the target.
+        replace: Replace different content at the target. Items of the store and records of a server that only
+            the target has stay.
         dry_run: Compare only.
         hand_over: Let the target take over a thread that goes on by itself; the source then stops doing so.
         report: Called with the number of bytes just read.
@@ -92,6 +93,9 @@ def move(
         else:
             make_program = transfer_items.move_items
         program = make_program(partition, into, options, _now)
+    elif partition.space == SERVER:
+        make = transfer_documents.compare_documents if dry_run else transfer_documents.move_documents
+        program = make(partition, into, options)
     else:
         program = (transfer.compare_thread if dry_run else transfer.move_thread)(partition, into, options)
     return run(program, _Between(here.driver, there.driver))

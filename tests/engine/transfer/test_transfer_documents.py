@@ -88,15 +88,15 @@ def test_documents_arrive_and_events_stay(keys: tuple[bytes | None, bytes | None
 
 
 def stopped_at_each_write(
-    source: perdure.SyncDatabase, partition: Partition
+    source: perdure.SyncDatabase, partition: Partition, ops: int = 6
 ) -> Iterator[tuple[perdure.SyncDatabase, bool]]:
-    """Transfer a partition, stopped at its first write, at its second and so on, two records a commit, and
+    """Transfer a partition, stopped at its first write, at its second and so on, few records a commit, and
     yield the target each time, and whether it was stopped."""
     at, stopped = 0, True
     while stopped:
         at += 1
         inner = MemoryDriver()
-        narrow = Narrow(inner, CommitLimits(ops=6, bytes=40_000))
+        narrow = Narrow(inner, CommitLimits(ops=ops, bytes=40_000))
         broken = database(FaultyDriver(narrow, Fault(at, fail("unavailable")), counts=WRITES))
         try:
             admin.move(source, partition, broken)
@@ -133,7 +133,7 @@ def test_a_document_arrives_after_all_its_versions() -> None:
         for n in range(1, 5):
             handle.run(versioned_documents.revise(partition, "assistant", name, _numbered(n), 7, n << 30))
     counts = set[int]()
-    for target, stopped in stopped_at_each_write(source, partition):
+    for target, stopped in stopped_at_each_write(source, partition, ops=2):
         there = handle_of(target)
         found = there.run(versioned_documents.read_all_current(partition, "assistant"))
         counts.add(len(found))

@@ -105,7 +105,8 @@ def copy(
         list[str] | None, typer.Option("--thread", help="Only this thread; may be repeated")
     ] = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Bring threads up to date that differ at the target")
+        bool,
+        typer.Option("--replace", help="Bring threads and records up to date that differ at the target"),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Read and compare both; change nothing")] = False,
     hand_over: HandOver = False,
@@ -129,6 +130,9 @@ def copy(
     before it becomes visible. Stop the command at any time and run it again: complete threads are compared
     and skipped, partial ones are finished. A thread that differs at the target is reported and stays as it
     is, unless --replace is given. The source is not changed.
+
+    Items of the store, and records of servers such as assistants and crons, are merged: what only the target
+    has stays there, and with --replace the source's replaces what differs under the same name.
 
     Exit code 0 when everything is at the target, 1 when something is not, 130 after Ctrl-C.
     """
@@ -262,8 +266,12 @@ def _copy_one(
     tally.count(partition, moved)
     if partition.space == THREADS:
         much = f"{moved.digest.checkpoints} checkpoints"
+    elif partition.space == SERVER:
+        much = f"{moved.digest.documents} documents"
     else:
         much = f"{moved.digest.items} items"
+    if moved.kept:
+        much += f", {moved.kept} only at the target stay"
     progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
 
 

@@ -223,15 +223,16 @@ def list_due(partition: Partition, now: int, limit: int) -> Program[DueCrons]:
 
 
 def arm(partition: Partition, fresh: int) -> Program[bool]:
-    """Store the queue record if it is missing although a cron has a time, as after a copy of the database;
-    return True if it was stored."""
+    """Store the queue record if it is missing or later than the time of a cron, as after a copy of the
+    database; return True if it was stored."""
 
     def load() -> Program[tuple[_View]]:
         return ((yield from _load_view(partition, "")),)
 
     def attempt(seen: tuple[_View]) -> Program[bool | None]:
         (view,) = seen
-        if view.lane.version or view.others_due_at is None:
+        due_at = view.lane.due_at
+        if view.others_due_at is None or (due_at is not None and due_at <= view.others_due_at):
             return False
         outcome = yield from ask(Commit(partition, (_queue_op(view.lane, view.others_due_at, fresh),)))
         if isinstance(outcome, Committed):

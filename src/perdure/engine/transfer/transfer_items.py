@@ -8,7 +8,7 @@ neither side afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -74,25 +74,27 @@ def compare_items(
     """Compare a namespace with the target's; nothing is changed."""
     source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
     target_items = yield from run_at(Side.TARGET, _survey(target, now()))
-    return _compare(source_items, target_items, now())
+    return _compare(partition, source_items, target_items, now())
 
 
 def move_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
-    """Transfer a namespace's living items to the target.
+    """Transfer a namespace's living items to the target; those that only the target has stay. A session is
+    transferred as a whole.
 
     Raises as ``move_thread`` does, except that a namespace without items is not an error.
     """
     first: TransferResult | None = None
     written = 0
     sent: dict[Key, int] = {}
+    arrived_now: set[Key] = set()
     for _ in range(ATTEMPTS):
         source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
         # Read before the comparison, so that writes to the target in between are refused.
         stored = yield from run_at(Side.TARGET, _read_stored(target))
         target_items = yield from run_at(Side.TARGET, _find_living(target, stored, now()))
-        compared = _compare(source_items, target_items, now())
+        compared = _compare(partition, source_items, target_items, now())
         if first is None:
             first = compared
             sent = {key: item.record.version for key, item in target_items.items()}
@@ -103,23 +105,29 @@ def move_items(
                 )
             if compared.found is State.DIFFERENT:
                 yield from refuse_same_database(partition, target, terms)
-        elif _has_foreign_items(source_items, target_items, sent, now()):
+        elif _has_foreign_items(partition, source_items, target_items, sent, now()):
             raise _busy_target_error(target)
-        if compared.found is State.SAME:
-            return TransferResult(first.found, compared.digest, written)
-        written += yield from _send(partition, target, source_items, (stored, target_items), terms, sent)
+        # What arrived before, and was removed at the source since.
+        stale = {key for key in arrived_now if key in stored and key not in source_items}
+        if compared.found is State.SAME and not stale:
+            return TransferResult(first.found, compared.digest, written, compared.kept)
+        if partition.space == SESSIONS:
+            stale = stored.keys() - source_items.keys()
+        sides = stored, target_items
+        written += yield from _send(partition, target, source_items, sides, terms, sent, stale=stale)
+        arrived_now |= source_items.keys() & sent.keys()
         arrived = yield from run_at(Side.TARGET, _survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in source_items.items() if not is_over(i.record, edge)}
         present = yield from run_at(Side.SOURCE, _survey(partition, now(), bodies=False))
         if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
-        settled = _compare(source_items, arrived, now())
+        settled = _compare(partition, source_items, arrived, now())
         if settled.found is not State.SAME:
             if _is_altered(source_items, arrived, sent):
                 raise Corrupt(f"{name(target)}: what arrived is not what was sent; copy it again")
             raise _busy_target_error(target)
-        return TransferResult(first.found, settled.digest, written)
+        return TransferResult(first.found, settled.digest, written, settled.kept)
     raise Contention(f"{name(partition)} keeps being written to; stop its writers, or move it later")
 
 
@@ -165,9 +173,16 @@ def _read_stored(
         after = records[-1].key
 
 
-def _compare(source_items: Items, target_items: Items, now: int) -> TransferResult:
+def _compare(partition: Partition, source_items: Items, target_items: Items, now: int) -> TransferResult:
     edge = now + MARGIN
     digest = _compute_digest(source_items, edge)
+    kept = 0
+    if partition.space != SESSIONS:
+        # Items are independent of each other: those that only the target has are no difference.
+        kept = sum(
+            key not in source_items and not is_over(item.record, edge) for key, item in target_items.items()
+        )
+        target_items = {key: item for key, item in target_items.items() if key in source_items}
 
     def agrees(one: Items, other: Items) -> bool:
         return all(
@@ -176,12 +191,12 @@ def _compare(source_items: Items, target_items: Items, now: int) -> TransferResu
         )
 
     if not agrees(target_items, source_items):
-        return TransferResult(State.DIFFERENT, digest)
+        return TransferResult(State.DIFFERENT, digest, kept=kept)
     if agrees(source_items, target_items) and not any(
         _ends_early(target_items.get(key), i) for key, i in source_items.items()
     ):
-        return TransferResult(State.SAME, digest)
-    return TransferResult(State.PARTIAL if target_items else State.ABSENT, digest)
+        return TransferResult(State.SAME, digest, kept=kept)
+    return TransferResult(State.PARTIAL if target_items else State.ABSENT, digest, kept=kept)
 
 
 def _ends_early(target_item: _Item | None, item: _Item) -> bool:
@@ -192,8 +207,13 @@ def _ends_early(target_item: _Item | None, item: _Item) -> bool:
     return ends is not None and ends < item.record.fields["expires_at"]
 
 
-def _has_foreign_items(source_items: Items, target_items: Items, sent: dict[Key, int], now: int) -> bool:
-    """Return True if the target has items that neither the source has nor this transfer has sent."""
+def _has_foreign_items(
+    partition: Partition, source_items: Items, target_items: Items, sent: dict[Key, int], now: int
+) -> bool:
+    """Return True if the target has items that others have written in the place of the source's, or, of a
+    session, any that neither the source has nor this transfer has sent."""
+    if partition.space != SESSIONS:
+        target_items = {key: item for key, item in target_items.items() if key in source_items or key in sent}
     return any(
         sent.get(key) != item.record.version
         and not is_over(item.record, now + MARGIN)
@@ -219,11 +239,19 @@ def _send(
     at_target: tuple[Items, Items],
     terms: TransferOptions,
     sent: dict[Key, int],
+    *,
+    stale: Collection[Key],
 ) -> Program[int]:
-    """Write the items that are missing or differ, then remove those that do not belong there.
+    """Write the items that are missing or differ, then remove the stale ones.
 
     Args:
+        partition: the namespace.
+        target: its name at the target.
+        source_items: its items.
         at_target: everything that is stored at the target, and what a reader finds there.
+        terms: the options.
+        sent: the versions at the target that this transfer has read or written, which is changed.
+        stale: the items to remove from the target.
     """
     target_items, living = at_target
     is_session = partition.space == SESSIONS
@@ -255,10 +283,10 @@ def _send(
             entry = entries.get(record.key[0])
             # An existing entry at the target belongs to another value, and the source has none for this item.
             if held_version and not is_session:
-                stale = [search_index.make_removal(record.key[0])]
+                outdated = [search_index.make_removal(record.key[0])]
             else:
-                stale = []
-            puts.append([put, *stale] if entry is None else [put, entry])
+                outdated = []
+            puts.append([put, *outdated] if entry is None else [put, entry])
             sent[record.key] = version
             written += len(record.body)
         if is_session and keys == [session_histories.HEAD]:
@@ -270,7 +298,7 @@ def _send(
             *(() if is_session else (search_index.make_removal(key[0]),)),
         ]
         for key, item in target_items.items()
-        if key not in source_items
+        if key in stale
     ]
     yield from run_at(Side.TARGET, _commit(target, extra, terms))
     return written

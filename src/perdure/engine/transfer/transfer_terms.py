@@ -75,12 +75,14 @@ class TransferResult:
     """Result for a thread or a namespace of the store.
 
     ``found`` is the state at the target before, ``digest`` the digest of the content, ``written`` the bytes
-    of chunks written now.
+    of chunks written now, and ``kept`` the number of records of a namespace of the store, or of a server's
+    list, that only the target has and that stay there.
     """
 
     found: State
     digest: Digest
     written: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,11 @@ def test_what_only_the_target_has_stays_and_is_counted(run: Run, tmp_path: Path,
     assert code == 0, err
     assert "store 'u': would be replaced, 2 items, 1 only at the target stay" in out
     assert "a server's list of crons: would be copied, 1 documents, 1 only at the target stay" in out
+    assert ("1 cron of the source would then be in both databases" in err) == (due_at is not None)
     code, out, err = run("copy", source, target, "--replace")
     assert code == 0, err
     assert "store 'u': replaced, 2 items, 1 only at the target stay" in out
+    assert ("1 cron of the source is in both databases" in err) == (due_at is not None)
     with perdure.connect_sync(target) as db:
         items = {each.key: each.value["n"] for each in db.store().search(("u",))}
         assert items == {"both": "ours", "ours": 1, "theirs": 1}

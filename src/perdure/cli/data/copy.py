@@ -14,6 +14,7 @@ from perdure.cli.app import format_count, open_named_keys, say, show_progress_ba
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
+from perdure.model.runs.queue import CRONS
 from perdure.storage.url import redact
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class CopyCounts:
     sessions: int = 0
     bytes: int = 0
     left_alone: int = 0
+    crons: int = 0
     failed: list[str] = field(default_factory=list)
 
     def count(self, partition: Partition, moved: TransferResult) -> None:
@@ -164,6 +166,15 @@ def copy(
         warn(line)
     verb = "To copy" if dry_run else "Copied"
     say(f"{verb} to {redact(target)}: {tally}")
+    if tally.crons:
+        if dry_run:
+            where = "would then be"
+        else:
+            where = "is" if tally.crons == 1 else "are"
+        warn(
+            f"{format_count(tally.crons, 'cron')} of the source {where} in both databases, and workers on "
+            "each start them: stop those of the source, or disable the crons there"
+        )
     if tally.failed:
         raise typer.Exit(1)
 
@@ -272,7 +283,17 @@ def _copy_one(
         much = f"{moved.digest.items} items"
     if moved.kept:
         much += f", {moved.kept} only at the target stay"
+    if partition.space == SERVER and partition.thread == CRONS:
+        tally.crons += _count_crons(source_database, partition)
     progress.line(f"{name}: {text}, {much}, {moved.digest.bytes:,} bytes, digest {moved.digest.hex}")
+
+
+def _count_crons(database: SyncDatabase, partition: Partition) -> int:
+    """Return the number of crons that start runs by themselves."""
+    from perdure.database.base import handle_of
+    from perdure.engine.queue import crons
+
+    return sum(cron.due_at is not None for cron in handle_of(database).run(crons.read_all_crons(partition)))
 
 
 def label(partition: Partition) -> str:

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from perdure.cli.suggestions import Group
 from perdure.errors import BadUrl
+from perdure.model.records import INTERNAL
 from perdure.storage.url import SCHEMES, redact
 
 if TYPE_CHECKING:
@@ -91,6 +92,18 @@ def _check_thread_id(value: str) -> str:
     if value.partition("://")[0] in SCHEMES and "://" in value:
         raise typer.BadParameter(f"{redact(value)} is a database; pass it as --db, and the thread's id here")
     return value
+
+
+def check_new_id(value: str | None) -> str | None:
+    """Return an id that a thread is to get; refuse the empty text, which no route can name, and the ids of
+    the runtime's own threads."""
+    if value is None:
+        return None
+    if not value:
+        raise typer.BadParameter("a thread's id has at least one character")
+    if value.startswith(INTERNAL):
+        raise typer.BadParameter(f"ids that begin with {INTERNAL!r} are the runtime's own; take another")
+    return _check_thread_id(value)
 
 
 ThreadId = Annotated[

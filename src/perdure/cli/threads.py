@@ -14,6 +14,7 @@ from perdure.cli.app import (
     ThreadId,
     Yes,
     add_listing,
+    check_new_id,
     collect_fields,
     json_text,
     make_legible,
@@ -200,7 +201,9 @@ def fork(
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint's id or a tag to go on from")],
     into: Annotated[
         str | None,
-        typer.Option(help="Copy the thread under this id and fork the copy", show_default=False),
+        typer.Option(
+            help="Copy the thread under this id and fork the copy", show_default=False, callback=check_new_id
+        ),
     ] = None,
     place: DataPlace,
     as_json: AsJson = False,

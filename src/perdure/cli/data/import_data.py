@@ -12,6 +12,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    check_new_id,
     format_count,
     keys_of,
     open_database,
@@ -66,7 +67,8 @@ def import_(
         bool, typer.Option(help="Compare every checkpoint with the source's before it becomes visible")
     ] = True,
     rename: Annotated[
-        str | None, typer.Option("--rename", help="Archive: another id for the one thread")
+        str | None,
+        typer.Option("--rename", help="Archive: another id for the one thread", callback=check_new_id),
     ] = None,
     replace: Annotated[
         bool,

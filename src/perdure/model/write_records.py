@@ -114,6 +114,22 @@ def find_asking_tasks(records: Iterable[Record]) -> set[str]:
     return asking - ended
 
 
+def find_unanswered_tasks(records: Iterable[Record]) -> set[str]:
+    """Return the tasks of a checkpoint that have an interrupt and no answer at all, though they may have
+    ended, as by an edit: a run that starts from a checkpoint which is not the latest runs them again."""
+    asked: set[str] = set()
+    answered: set[str] = set()
+    for record in records:
+        task_id, idx = record.key[2:4]
+        if is_set_aside(idx):
+            continue
+        if record.fields["channel"] == INTERRUPT:
+            asked.add(task_id)
+        elif record.fields["channel"] == RESUME:
+            answered.add(task_id)
+    return asked - answered
+
+
 def stored_bytes(writes: Iterable[PendingWrite]) -> int:
     """Return the number of bytes of the bodies of records that hold these writes and no others."""
     return sum(

@@ -47,7 +47,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
-from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
+from perdure.runtime.worker.uncounted_attempts import PERMANENT, Excuses, Judge
 
 _ENDED_MAX = 4096
 _SOON_POLLS = 2
@@ -78,6 +78,7 @@ class Runner:
         self._works = context.works
         self.leases = Leases(context)
         self.excuses = Excuses(context)
+        self._judge = Judge(context.database, context.settings.limits)
         self.activity = ActivityCounts(context.database, context.clock, context.owner, context.observers)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
@@ -371,7 +372,9 @@ class Runner:
             return await self._stop(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
         if isinstance(error, Fenced):
-            raise error
+            # A node's own call on another thread, or on this one, raises it, too: ask for this run's lease.
+            now = await self._clock.now()
+            held = await self._database.arun(runs.renew(held, now, self._settings.lease_us))
         return await self._fail(held, error or asyncio.CancelledError())
 
     async def hand_back(self, held: HeldRun) -> None:
@@ -475,14 +478,14 @@ class Runner:
         log_failure(held.run.id, error)
         max_attempts = self._settings.attempts
         attempts = Options.read(held.messages[0].options).attempts
-        if attempts is not None and not isinstance(error, Unavailable):
+        is_no_fault, may_excuse = self._judge.is_no_fault(error, held), self._judge.may_excuse(error)
+        if attempts is not None and not may_excuse:
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             max_attempts = min(attempts, max_attempts)
-        is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
-        is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (
-            runs.count_attempts(held.run) >= max_attempts or isinstance(error, PERMANENT)
-        ):
+        is_excused = not is_no_fault and may_excuse and await self._database.arun(runs.excuse(held))
+        is_no_fault = is_no_fault or is_excused
+        is_permanent = self._judge.is_permanent(error, held)
+        if not is_no_fault and (is_permanent or runs.count_attempts(held.run) >= max_attempts):
             return await self._give_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)

@@ -35,6 +35,7 @@ from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
+from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options
@@ -329,7 +330,7 @@ class Runner:
     async def _indicate(self, held: HeldRun, indicate: Indicate) -> None:
         """Show on the run's channel that an answer is being written."""
         try:
-            await indicate(held.partition, held.messages[-1])
+            await contain(indicate(held.partition, held.messages[-1]))
         except Exception as error:
             self._emit("run.indicator_failed", held, error=type(error).__name__)
 

@@ -174,6 +174,27 @@ def test_a_question_that_was_left_is_answered_once_at_its_checkpoint(near: Stora
     go(main())
 
 
+@pytest.mark.parametrize("keeps", [None, True], ids=["", "keeps its state"])
+def test_a_question_of_a_subgraph_is_answered_once_at_its_checkpoint(near: Storage, keeps: Any) -> None:
+    asking = Asking()
+    inner = StateGraph(State).add_node("ask", asking.graph.copy(update={"checkpointer": keeps}))
+    graph = inner.add_edge(START, "ask").compile()
+
+    async def main() -> None:
+        async with working(near.database(), graph) as runtime:
+            assert await said(runtime) == "waiting"
+            options = at(await head(runtime))
+            ticket = await runtime.answer("ada", "yes", options=options)
+            assert (await runtime.wait(ticket, 30)).state == "done"
+            with pytest.raises(NotWaiting, match="without input"):
+                await runtime.answer("ada", "no", options=options)
+            assert await said(runtime, None, options=options) == "waiting"
+            assert (await runtime.wait(await runtime.answer("ada", "no"), 30)).state == "done"
+            assert (await logged(runtime))[-1] == "so no"
+
+    go(main())
+
+
 def test_a_question_that_an_edit_has_closed_is_answered_once_at_its_checkpoint(near: Storage) -> None:
     asking = Asking()
 

@@ -22,7 +22,7 @@ from perdure.model.values.joined_values import join_tree
 from perdure.model.write_records import (
     INTERRUPT,
     find_asking_tasks,
-    find_unanswered_tasks,
+    find_edited_tasks,
     read_writes,
 )
 
@@ -87,7 +87,7 @@ def _read_open(
     (records,) = yield from ask(Fetch(partition, (Range(WRITE, place),)))
     tasks = find_asking_tasks(records)
     if place[1] != head.fields["checkpoint_id"]:
-        tasks |= find_unanswered_tasks(records)
+        tasks |= find_edited_tasks(records)
     asking = [
         write
         for write in read_writes(records)

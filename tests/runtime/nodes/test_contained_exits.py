@@ -21,7 +21,7 @@ from langgraph.pregel import Pregel
 
 from perdure.runtime import Channel
 from perdure.runtime.nodes.contained_exits import ExitRequested, contain, create_contained_task
-from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
+from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, working
 
 
 class State(TypedDict, total=False):
@@ -138,6 +138,25 @@ def test_an_exit_of_a_channel_is_a_failure_to_send(near: Storage, talk: Talk) ->
             await runtime.wait(await runtime.accept("ada", "hello", channel="post"), 30)
             await eventually(lambda: len(sent) == 2)
             assert sent[0] == sent[1]
+
+    go(main())
+
+
+def test_an_exit_while_replies_are_formatted_leaves_the_worker_at_work(near: Storage, talk: Talk) -> None:
+    heard = Heard()
+
+    def split(reply: Any) -> list[Any]:
+        sys.exit("no")
+
+    async def send(thread: str, reply: Any) -> str:
+        return "1"
+
+    async def main() -> None:
+        channels = {"post": Channel(send, split=split)}
+        async with working(near.database(), talk.graph, channels=channels, observers=[heard]) as runtime:
+            await runtime.accept("ada", "hello", channel="post")
+            await eventually(lambda: heard.count("worker.error") or heard.count("run.attempt_failed"))
+            assert (await runtime.wait(await runtime.accept("bob", "hello"), 30)).state == "done"
 
     go(main())
 

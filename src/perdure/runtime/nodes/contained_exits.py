@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import dis
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from functools import partial
 from types import CodeType, TracebackType
@@ -28,13 +29,20 @@ class ExitRequested(RuntimeError):
     """Raised in place of ``SystemExit`` or ``KeyboardInterrupt``, which is its cause."""
 
 
-async def contain(awaitable: Awaitable[R]) -> R:
-    """Return the result of code of the application; raise ``ExitRequested`` if it asks for an exit."""
+@contextmanager
+def contain_exits() -> Iterator[None]:
+    """Raise ``ExitRequested`` if code of the application in the block asks for an exit."""
     try:
-        return await awaitable
+        yield
     except _EXITS as error:
         _refuse(error)
         raise
+
+
+async def contain(awaitable: Awaitable[R]) -> R:
+    """Return the result of code of the application; raise ``ExitRequested`` if it asks for an exit."""
+    with contain_exits():
+        return await awaitable
 
 
 def create_contained_task(coroutine: Coroutine[Any, Any, R], context: Context) -> asyncio.Task[R]:
@@ -85,11 +93,8 @@ class _Contained(Coroutine[Any, Any, R]):
             raise
 
     def throw(self, *args: Any) -> Any:
-        try:
+        with contain_exits():
             return self._inner.throw(*args)
-        except _EXITS as error:
-            _refuse(error)
-            raise
 
     def close(self) -> None:
         self._inner.close()

@@ -35,7 +35,7 @@ from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
-from perdure.runtime.nodes.contained_exits import contain
+from perdure.runtime.nodes.contained_exits import contain, contain_exits
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options
@@ -340,7 +340,8 @@ class Runner:
             return add_notice(held, ending)
         channel = self._channels.get(held.run.channel)
         if channel is not None:
-            return channel.format_replies(ending)
+            with contain_exits():
+                return channel.format_replies(ending)
         # The interrupts of a run are not replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 

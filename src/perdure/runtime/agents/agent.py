@@ -218,7 +218,7 @@ def _refuse_reserved(config: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if the config of an agent, or of its graph, has a name that each run sets. A
     checkpoint in it would be the start of each attempt at each run."""
     reserved = [
-        key for key in config.get("configurable", {}) if key.startswith("__") or key in OF_CHECKPOINTS
+        key for key in config.get("configurable") or {} if key.startswith("__") or key in OF_CHECKPOINTS
     ]
     if reserved:
         raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")

@@ -55,6 +55,7 @@ __all__ = ["PerdureStore", "TTLConfig"]
 _SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
+_CONDITIONS_ON_LOOP = 20
 
 
 def _read_wall_clock() -> int:
@@ -147,9 +148,7 @@ class PerdureStore(BaseStore):
         has_threads = self._driver.capabilities.has_threads
         puts = self._puts(ops)
         embedded = await self._aembed(ops, puts)
-        # The programs of searches by a query compare thousands of vectors: in an OS thread, so that the event
-        # loop goes on.
-        computes = self._index is not None and any(isinstance(op, SearchOp) and op.query for op in ops)
+        computes = any(isinstance(op, SearchOp) and self._computes_long(op) for op in ops)
         drive = partial(arun, driver=self._driver, in_threads=computes and has_threads)
         for stage in self._plan_stages(ops, puts, results, embedded):
             await _drive_side_by_side(stage, drive)
@@ -311,6 +310,12 @@ class PerdureStore(BaseStore):
             )
             for partition, of_namespace in puts.items()
         ]
+
+    def _computes_long(self, op: SearchOp) -> bool:
+        """Return True if the program of a search compares thousands of vectors, or each item with many
+        conditions: it runs in an OS thread, so that the event loop goes on."""
+        compares_vectors = bool(op.query) and self._index is not None
+        return compares_vectors or filters.has_more_than(_CONDITIONS_ON_LOOP, op.filter)
 
     def _group_gets(self, ops: list[Op]) -> dict[Partition, list[int]]:
         """Return the positions of the gets of a batch, by namespace."""

@@ -35,7 +35,12 @@ from perdure.engine.items import item_writes, items, nearest_items
 from perdure.engine.transact import Budget
 from perdure.langgraph.call_batching import CallBatcher
 from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
-from perdure.langgraph.store_arguments import check_joint_puts, check_ttl, to_plain_values, validate_all
+from perdure.langgraph.store_arguments import (
+    check_joint_puts,
+    check_ttl,
+    to_plain_values,
+    validate_all,
+)
 from perdure.langgraph.store_puts import ItemName, Puts, find_last_puts
 from perdure.langgraph.ttl_sweeper import TtlSweeper
 from perdure.model import filters
@@ -124,8 +129,7 @@ class PerdureStore(BaseStore):
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Perform operations together and return their results in the same order."""
         results: list[Result] = []
-        all_ops = list(ops)
-        validate_all(all_ops)
+        all_ops = validate_all(ops)
         puts = self._puts(all_ops)
         if self._index is None:
             embedded = NOTHING
@@ -139,8 +143,7 @@ class PerdureStore(BaseStore):
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """As ``batch``, but serves several namespaces concurrently. If one fails, those under way are
         finished before its error is raised."""
-        all_ops = list(ops)
-        validate_all(all_ops)
+        all_ops = validate_all(ops)
         return await self._batched(all_ops)
 
     async def _abatch(self, ops: list[Op]) -> list[Result]:

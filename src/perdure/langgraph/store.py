@@ -38,6 +38,7 @@ from perdure.langgraph.search.index import NOTHING, Embedded, SearchIndex
 from perdure.langgraph.store_arguments import (
     check_joint_puts,
     check_ttl,
+    read_interval,
     to_plain_values,
     validate_all,
 )
@@ -57,7 +58,6 @@ from perdure.storage.port import (
 
 __all__ = ["PerdureStore", "TTLConfig"]
 
-_SWEEP_MINUTES = 5.0
 _VERSION_BITS = 52
 _AT_ONCE = 32
 _CONDITIONS_ON_LOOP = 20
@@ -211,9 +211,14 @@ class PerdureStore(BaseStore):
 
         Returns:
             A future that is done when the thread has ended. Cancelling it stops the sweeper.
+
+        Raises:
+            ValueError: The interval is not above 0, or not finite.
+            TypeError: It is not a number.
         """
+        seconds = read_interval(sweep_interval_minutes, self.ttl_config)
         self._stop_sweeper()
-        return self._start_sweeper(sweep_interval_minutes)
+        return self._start_sweeper(seconds)
 
     def stop_ttl_sweeper(self, timeout: float | None = None) -> bool:
         """Stop the sweeper; return True if its thread ended within ``timeout`` seconds. Repeatable."""
@@ -226,9 +231,8 @@ class PerdureStore(BaseStore):
     def _sweep(self) -> int:
         return run(items.sweep(self._tenant, self._clock.now(), self._budget), self._driver)
 
-    def _start_sweeper(self, minutes: float | None) -> Future[None]:
-        minutes = minutes or (self.ttl_config or {}).get("sweep_interval_minutes")
-        self._sweeper = TtlSweeper(self._sweep, 60 * float(minutes or _SWEEP_MINUTES))
+    def _start_sweeper(self, seconds: float) -> Future[None]:
+        self._sweeper = TtlSweeper(self._sweep, seconds)
         return self._sweeper.ended
 
     def _stop_sweeper(self, timeout: float | None = None) -> bool:

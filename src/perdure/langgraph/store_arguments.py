@@ -25,6 +25,8 @@ from perdure.model.values.json_values import convert_to_plain
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
+_INTERVAL = "sweep_interval_minutes"
+_SWEEP_MINUTES = 5.0
 
 
 def check_joint_puts(puts: Sequence[PutOp]) -> list[Op]:
@@ -138,12 +140,26 @@ def _read_count(name: str, given: object) -> int:
 
 
 def check_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
-    """Return the settings; raise ``ValueError`` for an unknown one, or a text that is not a time."""
+    """Return the settings; raise ``ValueError`` for an unknown one or a time that is none, and ``TypeError``
+    for one of another type."""
     if ttl is None:
         return None
     if unknown := sorted(set(ttl) - _TTL_KEYS):
         raise ValueError(f"ttl has no setting {unknown[0]!r}; it has {', '.join(sorted(_TTL_KEYS))}")
-    default = ttl.get("default_ttl")
-    if default is not None:
-        span(default)
+    for name in ("default_ttl", _INTERVAL):
+        if (minutes := ttl.get(name)) is not None:
+            span(minutes, name)
+    refresh = ttl.get("refresh_on_read")
+    if not isinstance(refresh, bool | None):
+        raise TypeError(f"refresh_on_read is True or False, not {refresh!r}")
     return ttl
+
+
+def read_interval(minutes: float | None, ttl: TTLConfig | None) -> float:
+    """Return the seconds between two sweeps: those of the call, else of the checked settings, else 5 minutes.
+    Raise ``ValueError`` or ``TypeError`` as ``check_ttl`` does."""
+    if minutes is None:
+        minutes = (ttl or {}).get(_INTERVAL)
+    if minutes is None:
+        minutes = _SWEEP_MINUTES
+    return span(minutes, _INTERVAL) / 1_000_000

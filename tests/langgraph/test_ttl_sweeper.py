@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from math import inf, nan
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_an_interval_that_is_none_is_refused(wrong: Any) -> None:
             perdure.connect_sync("memory://") as db,
             pytest.raises((ValueError, TypeError), match=f"{name} is a number of minutes"),
         ):
-            db.store(ttl={name: wrong})  # type: ignore[misc]
+            db.store(ttl=cast(Any, {name: wrong}))
 
 
 @pytest.mark.parametrize("wrong", [0, nan])
@@ -56,7 +56,7 @@ def test_a_setting_of_another_type_is_refused() -> None:
         perdure.connect_sync("memory://") as db,
         pytest.raises(TypeError, match="True or False, not 'no'"),
     ):
-        db.store(ttl={"refresh_on_read": "no"})  # type: ignore[typeddict-item]
+        db.store(ttl=cast(Any, {"refresh_on_read": "no"}))
 
 
 def test_any_finite_interval_is_waited_for() -> None:

@@ -146,8 +146,11 @@ def check_ttl(ttl: TTLConfig | None) -> TTLConfig | None:
         return None
     if unknown := sorted(set(ttl) - _TTL_KEYS):
         raise ValueError(f"ttl has no setting {unknown[0]!r}; it has {', '.join(sorted(_TTL_KEYS))}")
-    for name in ("default_ttl", _INTERVAL):
-        if (minutes := ttl.get(name)) is not None:
+    for name, minutes in (
+        ("default_ttl", ttl.get("default_ttl")),
+        (_INTERVAL, ttl.get("sweep_interval_minutes")),
+    ):
+        if minutes is not None:
             span(minutes, name)
     refresh = ttl.get("refresh_on_read")
     if not isinstance(refresh, bool | None):
@@ -159,7 +162,7 @@ def read_interval(minutes: float | None, ttl: TTLConfig | None) -> float:
     """Return the seconds between two sweeps: those of the call, else of the checked settings, else 5 minutes.
     Raise ``ValueError`` or ``TypeError`` as ``check_ttl`` does."""
     if minutes is None:
-        minutes = (ttl or {}).get(_INTERVAL)
+        minutes = (ttl or {}).get("sweep_interval_minutes")
     if minutes is None:
         minutes = _SWEEP_MINUTES
     return span(minutes, _INTERVAL) / 1_000_000

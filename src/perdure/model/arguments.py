@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsIndex
+
+COUNT_MOST = 1 << 53
+"""Number beyond which no database counts: a larger limit or offset is cut to it."""
 
 _TEXT = (str, bytes, bytearray, memoryview)
 
@@ -20,6 +24,15 @@ def require_text(what: str, value: object) -> None:
     """Raise ``TypeError`` for anything but text. ``what`` names the argument."""
     if not isinstance(value, str):
         raise TypeError(f"{what} is text, not {type(value).__name__}")
+
+
+def read_count(what: str, value: object) -> int:
+    """Return a limit, an offset or a depth as a whole number, cut to what databases count to. Raise
+    ``TypeError`` for any other type, which each database would take for something else. ``what`` names the
+    argument."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise TypeError(f"{what} is a whole number, not {value!r}")
+    return min(operator.index(value), COUNT_MOST)
 
 
 def check_run_config(config: Mapping[str, Any]) -> None:

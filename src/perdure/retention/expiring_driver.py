@@ -112,6 +112,8 @@ class ExpiringDriver(WrappingDriver):
         try:
             answers = yield from ask(replace(effect, items=(*effect.items, *_LOOKS)))
         except Corrupt:
+            if (yield from self._find_expired(effect.partition)) is not None:
+                return ((),) * count
             # The requested records may be sound; a caller that requests the damaged one gets the error.
             return (yield from ask(effect))
         heads, epochs, documents = answers[count:]

@@ -46,9 +46,9 @@ def errors(heard: Heard) -> list[tuple[object, object]]:
     ("way", "failing"),
     [
         (accept, "serve_reserved"),
-        (debounce, "later"),
+        (debounce, "serve_later"),
         (debounce, "schedule"),
-        (postpone, "later"),
+        (postpone, "serve_later"),
         (postpone, "schedule"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_stored_cron_is_created_though_it_cannot_be_scheduled(
                 patched.setattr(Dispatch, "schedule", fail)
                 cron = await runtime.crons.create({}, 1)
                 await runtime.crons.change(cron.id, lambda held: Due(held.body, 2))
-            assert [held.id for held in await runtime.crons.everything()] == [cron.id]
+            assert [held.id for held in await runtime.crons.read_all()] == [cron.id]
             assert len(errors(heard)) == 2
 
     go(main())

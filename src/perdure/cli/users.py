@@ -15,6 +15,7 @@ from perdure.cli.app import (
     DataPlace,
     Yes,
     add_listing,
+    format_count,
     handle_in,
     new_table,
     open_database,
@@ -24,7 +25,6 @@ from perdure.cli.app import (
     require_consent,
     run_coroutine,
     say,
-    several,
     warn,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
@@ -103,7 +103,7 @@ def delete(
         roots = find_roots(kept.store(), user)
         if not place.tenant and not (own_crons or own_threads or roots):
             _refuse_elsewhere(found.database, kept, user)
-        counted = f"{several(len(own_threads), 'thread')} and {several(len(own_crons), 'cron')}"
+        counted = f"{format_count(len(own_threads), 'thread')} and {format_count(len(own_crons), 'cron')}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
         saver, store = found.database.checkpointer(), kept.store()
@@ -130,7 +130,7 @@ def delete(
         counts = {"threads": threads, "crons": len(own_crons), "entries": known}
         print_json({"user": user, **counts})
         return
-    counted = f"{several(threads, 'thread')} and {several(len(own_crons), 'cron')}"
+    counted = f"{format_count(threads, 'thread')} and {format_count(len(own_crons), 'cron')}"
     entries = "nothing was known" if not known else f"{known} entries of what was known"
     say(f"{quote_id(user)}: {counted} removed, {entries}")
 

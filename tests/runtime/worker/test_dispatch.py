@@ -149,15 +149,15 @@ def test_a_worker_that_stops_waits_for_what_was_claimed_while_its_queue_was_serv
         dispatch.start({IN: serve})
         due = (Partition("", "ada"), IN)
         assert dispatch.reserve(due)
-        dispatch.soon(due)
+        dispatch.serve_soon(due)
         dispatch.serve_reserved(due)
         await eventually(lambda: len(begun) == 1)
         dispatch.stop()
-        idle = asyncio.create_task(dispatch.idle(60))
+        idle = asyncio.create_task(dispatch.wait_until_idle(60))
         await asyncio.sleep(0)
         begun[0].set()
         await eventually(lambda: len(begun) == 2)
-        assert await dispatch.idle(0) == 1
+        assert await dispatch.wait_until_idle(0) == 1
         assert not idle.done()
         begun[1].set()
         assert await idle == 0
@@ -184,7 +184,7 @@ def test_what_was_claimed_while_a_caller_had_its_queue_served_is_served_after_a_
         with pytest.raises(Unavailable):
             await dispatch.serve(due, lambda: None, None)
         await eventually(lambda: len(begun) == 2)
-        assert await dispatch.idle(60) == 0
+        assert await dispatch.wait_until_idle(60) == 0
 
     go(main())
 
@@ -217,7 +217,7 @@ def test_a_runtime_that_was_not_entered_accepts_without_a_try_to_work(memory: St
         runtime = Runtime(database, talk.graph, observers=[heard])
         ticket = await runtime.accept("ada", "one")
         dispatch = runtime._worker.dispatch
-        assert await dispatch.idle(30) == 0
+        assert await dispatch.wait_until_idle(30) == 0
         assert heard.count("worker.error") == 0
         async with working(database, talk.graph) as worker:
             assert (await worker.wait(ticket, 30)).state == "done"
@@ -256,8 +256,8 @@ def test_only_timers_that_have_not_ended_are_kept(memory: Storage, talk: Talk) -
         dispatch = Dispatch(Runtime(memory.database(), talk.graph)._context)
         dispatch.start({IN: serve})
         for delay in (0.0, 0.0001, 0.001, 0.002):
-            dispatch.later((Partition("", f"after {delay}"), IN), delay)
-        dispatch.later((Partition("", "late"), IN), 3600.0)
+            dispatch.serve_later((Partition("", f"after {delay}"), IN), delay)
+        dispatch.serve_later((Partition("", "late"), IN), 3600.0)
         await eventually(lambda: len(served) == 4)
         assert len(dispatch._timers) == 1
         dispatch.stop()

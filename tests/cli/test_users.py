@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
@@ -69,7 +72,10 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     kept = shell("users", "delete", "ada")
     assert kept.code == 1
     assert "Nothing was removed. Pass --yes" in kept.stderr
-    (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
+    # A server has the file open meanwhile, so that no end of the last process empties the log.
+    with perdure.connect_sync("sqlite:///threads.db"):
+        (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
+        assert Path("threads.db-wal").stat().st_size == 0
     assert done == {"user": "ada", "threads": 4, "crons": 1, "entries": 2}
 
     with perdure.connect_sync("sqlite:///threads.db") as database:
@@ -82,6 +88,16 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     again = shell("users", "delete", "ada", "--yes")
     assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"
     assert "later" not in shell("runs", "stop", "--all").stdout
+
+
+def test_a_log_that_is_in_use_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    talk(("ada", "a1", "1"))
+    monkeypatch.setattr("perdure.storage.sqlite.driver._CUT_MS", 20)
+    with closing(apsw.Connection("threads.db")) as reader:
+        reader.execute("BEGIN; SELECT * FROM perdure_thread").fetchall()
+        done = shell("users", "delete", "ada", "--yes")
+    assert done.stdout.startswith("ada: 1 thread")
+    assert "what was removed stays in its log" in done.stderr
 
 
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:

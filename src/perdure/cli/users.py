@@ -25,6 +25,7 @@ from perdure.cli.app import (
     require_consent,
     run_coroutine,
     say,
+    warn,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import open_walk
@@ -85,7 +86,8 @@ def delete(
 
     Threads are those that `perdure threads ls --user` lists, with their runs, messages and replies; runs that
     are under way end. Items that an agent itself wrote into its store, the log of actions, the counts of the
-    last day, and backups stay. Safe to interrupt and to run again.
+    last day, and backups stay. On SQLite the end is to empty the database's log, which holds what was
+    removed. Safe to interrupt and to run again.
     """
     from perdure.memory import Memory
     from perdure.memory.memory import find_roots
@@ -118,7 +120,12 @@ def delete(
             unlisted,
             partial(_end_runs, found.walk, user),
         )
-        threads, known = run_coroutine(_remove(found.walk, user, terms))
+        threads, known, is_in_log = run_coroutine(_remove(found.walk, user, terms))
+    if is_in_log:
+        warn(
+            "Other processes use the database: what was removed stays in its log until they have written a "
+            "few megabytes, or end. Run this again later to empty the log."
+        )
     if as_json:
         counts = {"threads": threads, "crons": len(own_crons), "entries": known}
         print_json({"user": user, **counts})
@@ -128,15 +135,17 @@ def delete(
     say(f"{quote_id(user)}: {counted} removed, {entries}")
 
 
-async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int]:
-    """Remove everything of a user; return the numbers of threads and of entries of memories."""
+async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:
+    """Remove everything of a user; return the numbers of threads and of entries of memories, and True if the
+    database's log may hold them."""
     from perdure.runtime.operations.user_removal import remove_user
 
-    threads = entries = 0
+    threads, entries, is_in_log = 0, 0, False
     async with aclosing(remove_user(walk, user, terms)) as steps:
         async for step in steps:
             threads, entries = threads + step.threads, entries + step.entries
-    return threads, entries
+            is_in_log = step.is_in_log
+    return threads, entries, is_in_log
 
 
 async def _end_runs(walk: ThreadWalk, user: str) -> None:

@@ -135,6 +135,8 @@ class Capabilities:
             cannot do this, the name of the database.
         count_bytes: returns the size of the database in bytes, with indexes and free space, blocking, but
             without reading the data; ``None`` if the backend cannot tell the size.
+        cut_log: empties the log in which the backend keeps former states of records, blocking; returns False
+            if it could not, as others use the database. ``None`` if the backend has no such log.
         password: the source of the password, if a function or a provider returns it.
     """
 
@@ -154,6 +156,7 @@ class Capabilities:
     examiner: Examines | None = None
     statements: MakesStatements | str = "this database"
     count_bytes: Callable[[], int] | None = None
+    cut_log: Callable[[], bool] | None = None
     password: PasswordSource | None = None
 
     def vector_dims(self) -> int:

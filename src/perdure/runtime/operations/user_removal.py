@@ -70,19 +70,21 @@ class RemovalTerms(NamedTuple):
 
 class Removed(NamedTuple):
     """Numbers of threads, crons and entries of memories that a step removed. A later call can
-    continue from ``cursor``, which is set after each thread that was examined."""
+    continue from ``cursor``, which is set after each thread that was examined. ``is_in_log`` is True if the
+    database's log may hold what was removed."""
 
     threads: int = 0
     crons: int = 0
     entries: int = 0
     cursor: str | None = None
+    is_in_log: bool = False
 
 
 async def remove_user(
     walk: ThreadWalk, user: str, terms: RemovalTerms, cursor: str = ""
 ) -> AsyncGenerator[Removed, None]:
     """Remove everything of a user, and yield each step: first what would begin, or learn, something new, then
-    the threads, and at the end what is known of the user."""
+    the threads, and then what is known of the user. At the end it empties the database's log."""
     if not cursor:
         for cron in terms.own_crons:
             await walk.database.arun(crons.remove(crons.place(walk.tenant), cron.id))
@@ -104,4 +106,5 @@ async def remove_user(
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
-    yield Removed(threads=threads, entries=entries)
+    is_cut = await walk.database.acut_log()
+    yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)

@@ -61,6 +61,7 @@ R = TypeVar("R")
 SCHEMA_VERSION = schema.SCHEMA_VERSION
 
 _BUSY_MS = 30_000
+_CUT_MS = 5_000
 _PAGE_BYTES = 1024
 _LOG_BYTES = 4 << 20
 _GROUP_MAX = 512
@@ -110,6 +111,7 @@ class SqliteDriver:
             examiner=self,
             statements=self._statements,
             count_bytes=partial(count_bytes, self._path),
+            cut_log=self._cut_log,
         )
 
     def perform(self, effect: Effect[R]) -> R:
@@ -163,6 +165,15 @@ class SqliteDriver:
     def trust(self, partition: Partition) -> bool:
         """See ``port.Examines``."""
         return self._commits.perform(_Settle(partition))
+
+    def _cut_log(self) -> bool:
+        """See ``port.Capabilities.cut_log``."""
+        self._commits.refuse_when_closed()
+        # The writer may be in a transaction, in which SQLite does not copy the log.
+        with translate_errors(self._path), closing(connect(self._watch.path)) as connection:
+            connection.set_busy_timeout(_CUT_MS)
+            ((is_busy, *_),) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return not is_busy
 
     # Writing
 
@@ -381,6 +392,10 @@ def connect(path: Path, *, read_only: bool = False) -> apsw.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         ((size,),) = connection.execute("PRAGMA page_size")
         connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // int(str(size))}")
+        # What is deleted is overwritten with zeros in the file. Its former pages are in the log, which is cut
+        # when it begins anew: otherwise its end would keep them until it is as long again.
+        connection.execute("PRAGMA secure_delete = ON")
+        connection.execute("PRAGMA journal_size_limit = 0")
     else:
         connection.execute("PRAGMA query_only = 1")
     connection.execute("PRAGMA cache_size = -16384")

@@ -25,7 +25,7 @@ def _answer(state: MessagesState) -> dict[str, Any]:
     return {"messages": [AIMessage("fine")]}
 
 
-def talk(*said: tuple[str, str, str], later: str | None = None, tenant: str = "") -> None:
+def talk(*said: tuple[Any, str, str], later: Any = None, tenant: str = "") -> None:
     """Let messages of users be answered, and leave one of the user ``later`` for another time."""
 
     async def go() -> None:
@@ -82,6 +82,18 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     again = shell("users", "delete", "ada", "--yes")
     assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"
     assert "later" not in shell("runs", "stop", "--all").stdout
+
+
+def test_a_user_whose_id_is_a_number_is_found_by_every_command_and_removed(shell: Shell) -> None:
+    talk((42, "a", "1"), ("42", "b", "1"), (43, "c", "1"), later=42)
+    rows = shell("users", "ls", "--json").rows
+    assert {(row["user"], row["runs"]) for row in rows} == {("42", 2), ("43", 1)}
+    listed = shell("threads", "ls", "--user", "42", "--json").rows
+    assert {row["thread_id"] for row in listed} == {"a", "b", "soon of 42"}
+    (done,) = shell("users", "delete", "42", "--yes", "--json").rows
+    assert (done["user"], done["threads"]) == ("42", 4)
+    with perdure.connect_sync("sqlite:///threads.db") as database:
+        assert {each.thread_id for each in database.threads()} == {"c"}
 
 
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:

@@ -12,13 +12,17 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine import versioned_documents
 from perdure.engine.queue import crons
 from perdure.memory import Memory
 from perdure.memory.memory import find_roots
+from perdure.model.records import SERVER, Partition
 from perdure.runtime import Runtime
 from tests.cli.test_operations import EVIL, Shell, shell
 
 __all__ = ["shell"]
+
+ASSISTANTS = Partition("", "assistants", SERVER)
 
 
 def _answer(state: MessagesState) -> dict[str, Any]:
@@ -64,13 +68,16 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
             body = {"thread_id": None, "user": {"identity": user}}
             new = crons.Due(body, None)
             handle_of(database).run(crons.create(crons.place(""), f"cron of {user}", new, 1, 1))
+            assistant = {"graph_id": "agent", "metadata": {}, "config": {"configurable": {"user_id": user}}}
+            new_assistant = versioned_documents.create(ASSISTANTS, "assistant", f"of {user}", assistant, 1, 1)
+            handle_of(database).run(new_assistant)
 
     monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
     kept = shell("users", "delete", "ada")
     assert kept.code == 1
     assert "Nothing was removed. Pass --yes" in kept.stderr
     (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
-    assert done == {"user": "ada", "threads": 4, "crons": 1, "entries": 2}
+    assert done == {"user": "ada", "threads": 4, "crons": 1, "assistants": 1, "entries": 2}
 
     with perdure.connect_sync("sqlite:///threads.db") as database:
         assert {each.thread_id for each in database.threads()} == {"b"}
@@ -78,9 +85,11 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
         assert find_roots(database.store(), "bob") == [("memories",), ("notes", "of")]
         assert database.store().get(("ada", "facts"), "own") is not None
         left = handle_of(database).run(crons.read_all_crons(crons.place("")))
+        assistants = handle_of(database).run(versioned_documents.read_all_current(ASSISTANTS, "assistant"))
+    assert [assistant.name for assistant in assistants] == ["of bob"]
     assert [cron.id for cron in left] == ["cron of bob"]
     again = shell("users", "delete", "ada", "--yes")
-    assert again.stdout == "ada: 0 threads and 0 crons removed, nothing was known\n"
+    assert again.stdout == "ada: 0 threads, 0 crons and 0 assistants removed, nothing was known\n"
     assert "later" not in shell("runs", "stop", "--all").stdout
 
 

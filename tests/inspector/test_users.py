@@ -9,13 +9,17 @@ import json
 from typing import Any
 
 import pytest
+from langgraph.store.base import PutOp
 
 import perdure
 from perdure.database.base import handle_of
+from perdure.engine.items import items
 from perdure.engine.queue import crons
 from perdure.inspector import api, users
 from perdure.inspector.access import PERMISSIONS, LocalAccess
 from perdure.memory import Memory, MemoryPolicy
+from perdure.memory.users import REMOVALS, namespace_of
+from perdure.model.store_items import labels_of
 from perdure.runtime import Agent, Runtime
 from tests.inspector import staging
 from tests.inspector.staging import HOSTILE
@@ -67,6 +71,10 @@ async def test_nothing_of_a_removed_user_is_left(
         for user in (HOSTILE, "bob"):
             memory = Memory(found.runtime.for_tenant("").store(), user)
             await memory.aremember("Likes tea.")
+            # Of what a program has removed itself, only the name may be there.
+            own = (*namespace_of(user, ()), "facts")
+            for value in ({"of": "the application"}, None):
+                await found.runtime.for_tenant("").store().abatch([PutOp(own, "own", value)])
             body = {"thread_id": None, "user": {"identity": user}}
             await handle.arun(crons.create(crons.place(""), f"cron of {user}", crons.Due(body, None), 1, 1))
             assistant = {"graph_id": "agent", "metadata": {"owner": user}, "config": {}}
@@ -89,6 +97,8 @@ async def test_nothing_of_a_removed_user_is_left(
         assert [cron.id for cron in left] == ["cron of bob"]
         assistants = await found.runtime.for_tenant("").documents("assistant").everything()
         assert [assistant.name for assistant in assistants] == ["of bob"]
+        names = {labels_of(each.thread) for each in await handle.arun(items.namespaces("", ()))}
+        assert {label for labels in names for label in labels} - {"facts", REMOVALS} <= {"memories", "bob"}
         log = (await found.get("log"))["entries"]
         assert log[0]["action"] == "delete-user"
         assert HOSTILE not in json.dumps(log[0])

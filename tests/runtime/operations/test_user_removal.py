@@ -19,8 +19,8 @@ from perdure.server.config import Http
 from tests.backends import EMPTY
 from tests.server.hosting import Served, known, owners, run, serving
 
-SAID = {"messages": [{"role": "user", "content": "0"}]}
-ADA = {"configurable": {"user_id": "ada"}}
+SAID: Any = {"messages": [{"role": "user", "content": "0"}]}
+ADA: Any = {"configurable": {"user_id": "ada"}}
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def keepers() -> Handlers:
     auth = known()
 
     @auth.on.assistants.delete
-    async def refuse(ctx: Auth.types.AuthContext, value: dict[str, Any]) -> bool:
+    async def refuse(ctx: Auth.types.AuthContext, value: Any) -> bool:
         return False
 
     return Handlers(auth)

@@ -4,14 +4,16 @@ who may do that, and how a thread is removed."""
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
 from perdure.engine import versioned_documents
+from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
 from perdure.engine.versioned_documents import Versioned
 from perdure.memory import Memory
+from perdure.memory.users import namespace_of
 from perdure.model.records import SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
@@ -161,4 +163,16 @@ async def remove_user(
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
+        await _remove_names(walk, user)
     yield Removed(threads=threads, entries=entries)
+
+
+async def _remove_names(walk: ThreadWalk, user: str) -> None:
+    """Remove the names of all namespaces of the store that hold nothing and have the user among their labels,
+    also of those whose items a program removed earlier."""
+    of_user = {user}
+    with suppress(ValueError):
+        of_user.add(namespace_of(user, ())[0])
+    await walk.database.arun(
+        items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
+    )

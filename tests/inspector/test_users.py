@@ -95,9 +95,9 @@ async def test_nothing_of_a_removed_user_is_left(
         assert len(await Memory(found.runtime.for_tenant("").store(), "bob").afacts()) == 1
         left = await handle.arun(crons.read_all_crons(crons.place("")))
         assert [cron.id for cron in left] == ["cron of bob"]
-        assistants = await found.runtime.for_tenant("").documents("assistant").everything()
+        assistants = await found.runtime.for_tenant("").documents("assistant").read_all()
         assert [assistant.name for assistant in assistants] == ["of bob"]
-        names = {labels_of(each.thread) for each in await handle.arun(items.namespaces("", ()))}
+        names = {labels_of(each.thread) for each in await handle.arun(items.read_namespaces("", ()))}
         assert {label for labels in names for label in labels} - {"facts", REMOVALS} <= {"memories", "bob"}
         log = (await found.get("log"))["entries"]
         assert log[0]["action"] == "delete-user"

@@ -148,7 +148,7 @@ def test_each_user_is_forgotten_alone_whatever_the_id(on: str) -> None:
 
 def list_names(db: perdure.SyncDatabase) -> set[tuple[str, ...]]:
     """The namespaces in the catalogue, whether they hold items or not."""
-    return {labels_of(each.thread) for each in handle_of(db).run(items.namespaces("", ()))}
+    return {labels_of(each.thread) for each in handle_of(db).run(items.read_namespaces("", ()))}
 
 
 @pytest.mark.parametrize("on", BACKENDS)

@@ -82,28 +82,38 @@ def delete(
     place: DataPlace,
     as_json: AsJson = False,
 ) -> None:
-    """Remove everything of a user: crons, threads, and memories.
+    """Remove everything of a user: crons, assistants, threads, and memories.
 
     Threads are those that `perdure threads ls --user` lists, with their runs, messages and replies; runs that
-    are under way end. Items that an agent itself wrote into its store, the log of actions, the counts of the
-    last day, and backups stay. On SQLite the end is to empty the database's log, which holds what was
-    removed. Safe to interrupt and to run again.
+    are under way end. Crons are those that start runs of the user, or whose metadata names the user;
+    assistants those whose owner, by their metadata or else by user_id in their config, is the user.
+
+    Assistants without an owner, the default ones of graphs, items and histories of sessions that an agent
+    itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
+    empty the database's log, which holds what was removed. Safe to interrupt and to run again.
     """
     from perdure.memory import Memory
     from perdure.memory.memory import find_roots
     from perdure.memory.users import ROOT
-    from perdure.runtime.operations.user_removal import RemovalTerms, find_crons, find_unlisted
+    from perdure.runtime.operations.user_removal import (
+        RemovalTerms,
+        find_assistants,
+        find_crons,
+        find_unlisted,
+    )
 
     place = place.with_key()
     with open_walk(place) as found, open_store(place) as kept:
         handle = handle_in(found.database)
         own_crons = run_coroutine(find_crons(handle, place.tenant, user))
+        own_assistants = run_coroutine(find_assistants(handle, place.tenant, user))
         unlisted = run_coroutine(find_unlisted(found.walk, user))
         own_threads = run_coroutine(_find_threads(found.walk, user)) | unlisted
         roots = find_roots(kept.store(), user)
-        if not place.tenant and not (own_crons or own_threads or roots):
+        if not place.tenant and not (own_crons or own_assistants or own_threads or roots):
             _refuse_elsewhere(found.database, kept, user)
-        counted = f"{format_count(len(own_threads), 'thread')} and {format_count(len(own_crons), 'cron')}"
+        rest = f"{format_count(len(own_crons), 'cron')} and {format_count(len(own_assistants), 'assistant')}"
+        counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
         saver, store = found.database.checkpointer(), kept.store()
@@ -114,6 +124,7 @@ def delete(
 
         terms = RemovalTerms(
             own_crons,
+            own_assistants,
             [Memory(store, user, root=root) for root in {ROOT, *roots}],
             remove_thread,
             remove_thread,
@@ -127,12 +138,11 @@ def delete(
             "few megabytes, or end. Run this again later to empty the log."
         )
     if as_json:
-        counts = {"threads": threads, "crons": len(own_crons), "entries": known}
-        print_json({"user": user, **counts})
+        counts = {"threads": threads, "crons": len(own_crons), "assistants": len(own_assistants)}
+        print_json({"user": user, **counts, "entries": known})
         return
-    counted = f"{format_count(threads, 'thread')} and {format_count(len(own_crons), 'cron')}"
     entries = "nothing was known" if not known else f"{known} entries of what was known"
-    say(f"{quote_id(user)}: {counted} removed, {entries}")
+    say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:

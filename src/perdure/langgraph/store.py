@@ -196,6 +196,15 @@ class PerdureStore(BaseStore):
         embedded = await self._aembed(ops, packed)
         return await arun(self._put_if_unchanged(packed, wanted, embedded), self._driver)
 
+    def remove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """Remove the names of namespaces within ``prefix``, itself included, that hold no items. Some
+        backends keep such names, which may be personal data."""
+        run(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
+
+    async def aremove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """See ``remove_empty_namespaces``."""
+        await arun(items.remove_empty_names(self._tenant, tuple(prefix)), self._driver)
+
     def sweep_ttl(self) -> int:
         """Remove the tenant's expired items and return their number. Answers do not depend on this:
         expired items are never returned. DynamoDB removes them itself, so there this finds none."""

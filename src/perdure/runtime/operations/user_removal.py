@@ -3,25 +3,78 @@ who may do that, and how a thread is removed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from perdure.database.handle import DatabaseHandle
+from perdure.engine import versioned_documents
+from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
+from perdure.engine.versioned_documents import Versioned
 from perdure.memory import Memory
+from perdure.memory.users import namespace_of
+from perdure.model.records import SERVER, Partition
+from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
+from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.operations.thread_search import ThreadMatch, ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
 from perdure.runtime.threads.rows import load_row
-from perdure.runtime.threads.user_and_title import user_of_options
+from perdure.runtime.threads.user_and_title import find_user, user_of_config, user_of_options
+
+_ASSISTANT = "assistant"
 
 
 async def find_crons(database: DatabaseHandle, tenant: str, user: str) -> list[crons.Cron]:
-    """Return a user's crons."""
+    """Return a user's crons: those that start runs of the user, and those whose metadata names the user, as
+    it is that of their threads."""
     all_crons = await database.arun(crons.read_all_crons(crons.place(tenant)))
-    return [cron for cron in all_crons if cron.body["user"]["identity"] == user]
+    assistants = await _read_assistants(database, tenant) if all_crons else []
+    configs = {assistant.name: assistant.body.get("config") for assistant in assistants}
+    return [cron for cron in all_crons if user in _list_users(cron.body, configs)]
+
+
+def _list_users(cron: Mapping[str, Any], configs: Mapping[str, Any]) -> set[str | None]:
+    """Return the user of a cron's runs and those of its metadata, any of which may be missing. The verified
+    user of a run comes before its config, and that before the config of its assistant."""
+    payload = cron.get("payload") or {}
+    runs_as = (
+        name_user((cron.get("user") or {}).get("identity"))
+        or user_of_options(payload)
+        or user_of_config(configs.get(str(cron.get("assistant_id"))))
+    )
+    of_runs = (payload.get("config") or {}).get("metadata") or {}
+    return {runs_as, find_user(cron.get("metadata") or {}), find_user(of_runs)}
+
+
+async def find_assistants(database: DatabaseHandle, tenant: str, user: str) -> list[str]:
+    """Return the ids of a user's assistants: the user is the owner by their metadata or, if that names none,
+    by their config. An assistant without an owner is for all users, and so is the default one of a graph."""
+    found: list[str] = []
+    for assistant in await _read_assistants(database, tenant):
+        body = assistant.body
+        owner = find_user(body.get("metadata") or {}) or user_of_config(body.get("config"))
+        if owner == user and not await _is_default(database, tenant, assistant.name):
+            found.append(assistant.name)
+    return found
+
+
+async def _is_default(database: DatabaseHandle, tenant: str, assistant_id: str) -> bool:
+    """Return True for the default assistant of a graph, which may have been given another graph since."""
+    program = versioned_documents.list_versions(_place_assistants(tenant), _ASSISTANT, assistant_id)
+    graphs = {version.body["graph_id"] for version in await database.arun(program)}
+    return assistant_id in map(make_default_id, graphs)
+
+
+async def _read_assistants(database: DatabaseHandle, tenant: str) -> list[Versioned]:
+    program = versioned_documents.read_all_current(_place_assistants(tenant), _ASSISTANT)
+    return await database.arun(program)
+
+
+def _place_assistants(tenant: str) -> Partition:
+    return Partition(tenant, f"{_ASSISTANT}s", SERVER)
 
 
 async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[ThreadMatch, None]:
@@ -50,6 +103,7 @@ class RemovalTerms(NamedTuple):
 
     Attributes:
         own_crons: The user's crons.
+        own_assistants: The ids of the user's assistants.
         memories: The user's memories.
         remove_thread: Removes a listed thread; returns False if it stays.
         remove_unlisted: Removes a thread that is in no listing; returns False if it stays.
@@ -60,6 +114,7 @@ class RemovalTerms(NamedTuple):
     """
 
     own_crons: Sequence[crons.Cron]
+    own_assistants: Sequence[str]
     memories: Sequence[Memory]
     remove_thread: Callable[[str], Awaitable[bool]]
     remove_unlisted: Callable[[str], Awaitable[bool]]
@@ -69,12 +124,13 @@ class RemovalTerms(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Numbers of threads, crons and entries of memories that a step removed. A later call can
+    """Numbers of threads, crons, assistants and entries of memories that a step removed. A later call can
     continue from ``cursor``, which is set after each thread that was examined. ``is_in_log`` is True if the
     database's log may hold what was removed."""
 
     threads: int = 0
     crons: int = 0
+    assistants: int = 0
     entries: int = 0
     cursor: str | None = None
     is_in_log: bool = False
@@ -88,10 +144,13 @@ async def remove_user(
     if not cursor:
         for cron in terms.own_crons:
             await walk.database.arun(crons.remove(crons.place(walk.tenant), cron.id))
+        for assistant_id in terms.own_assistants:
+            program = versioned_documents.remove(_place_assistants(walk.tenant), _ASSISTANT, assistant_id)
+            await walk.database.arun(program)
         await terms.remove_unlisted(lane_of(user))
         if terms.end_runs is not None:
             await terms.end_runs()
-        yield Removed(crons=len(terms.own_crons))
+        yield Removed(crons=len(terms.own_crons), assistants=len(terms.own_assistants))
     listed = set[str]()
     async with aclosing(find_threads(walk, user, cursor)) as steps:
         async for step in steps:
@@ -106,5 +165,17 @@ async def remove_user(
         for thread_id in sorted({*terms.unlisted, *await find_unlisted(walk, user)} - listed):
             threads += await terms.remove_unlisted(thread_id)
         record["entries"] = entries = sum([await memory.aforget() for memory in terms.memories])
+        await _remove_names(walk, user)
     is_cut = await walk.database.acut_log()
     yield Removed(threads=threads, entries=entries, is_in_log=not is_cut)
+
+
+async def _remove_names(walk: ThreadWalk, user: str) -> None:
+    """Remove the names of all namespaces of the store that hold nothing and have the user among their labels,
+    also of those whose items a program removed earlier."""
+    of_user = {user}
+    with suppress(ValueError):
+        of_user.add(namespace_of(user, ())[0])
+    await walk.database.arun(
+        items.remove_empty_names(walk.tenant, (), lambda labels: not of_user.isdisjoint(labels))
+    )

@@ -39,7 +39,7 @@ from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.agents.run_context import context_of, mirror
-from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
+from perdure.runtime.agents.run_user import USER, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
@@ -52,6 +52,7 @@ from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
 from perdure.runtime.nodes.steering import STEERING, Steering
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
+from perdure.runtime.threads.user_and_title import user_of_config
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
@@ -488,9 +489,7 @@ def config_of(
     }
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
-    verified = configurable.get(USER)
-    user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
-    calls = ModelCalls(views.called, views.prices, str(user), views.answers)
+    calls = ModelCalls(views.called, views.prices, user_of_config(config) or "", views.answers)
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
         # Time that a call waited for its turn does not count for its model.

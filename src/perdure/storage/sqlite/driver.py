@@ -224,6 +224,21 @@ class SqliteDriver:
                 raise
             self._watch.note_commits(self._written)
 
+    def _drop(self, thread: rows.CatalogueRow | None, effect: Drop) -> Committed | Refused:
+        writer = self._writer
+        existing: rows.Existing = {}
+        if thread is not None:
+            existing = rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
+        for check in effect.checks:
+            if not rows.holds(thread, check, existing):
+                return Refused(check.kind, check.key)
+        if thread is None or (effect.if_empty and rows.has_records(writer, thread.pk)):
+            return Committed()
+        for kind in KINDS:
+            writer.execute(sql.drop(kind), (thread.pk,))
+        writer.execute(sql.THREAD_DROP, (thread.pk,))
+        return Committed()
+
     def _apply(self, effect: Effect[Any], optimistic: bool) -> Any:
         writer = self._writer
         partition = _partition_of(effect) or RESERVED
@@ -231,19 +246,7 @@ class SqliteDriver:
             return integrity.settle_partition(writer, partition)
         thread = rows.look_up(writer, partition)
         if isinstance(effect, Drop):
-            existing = (
-                {}
-                if thread is None
-                else rows.read_existing(writer, thread.pk, effect.checks, optimistic=False)
-            )
-            for check in effect.checks:
-                if not rows.holds(thread, check, existing):
-                    return Refused(check.kind, check.key)
-            if thread is not None:
-                for kind in KINDS:
-                    writer.execute(sql.drop(kind), (thread.pk,))
-                writer.execute(sql.THREAD_DROP, (thread.pk,))
-            return Committed()
+            return self._drop(thread, effect)
         if not isinstance(effect, Commit | Stage):
             raise TypeError(f"not a storage request: {type(effect).__name__}")
         ops: tuple[Op, ...] = effect.ops

@@ -188,4 +188,6 @@ def test_the_hooks_are_installed_beside_their_tools(tmp_path: Path) -> None:
 
 def test_the_changelog_has_the_version() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert f"\n## [{PROJECT['project']['version']}] - " in changes
+    version = PROJECT["project"]["version"]
+    title = "\n## [Unreleased]\n" if ".dev" in version else f"\n## [{version}] - "
+    assert title in changes

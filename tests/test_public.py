@@ -129,6 +129,16 @@ def test_the_help_of_the_command_line_imports_only_the_commands() -> None:
     }
 
 
+@pytest.mark.parametrize("command", ["threads ls", "threads dead", "users ls"])
+def test_a_command_that_reads_threads_imports_no_graphs(command: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'threads.db'}"
+    with perdure.connect_sync(url, migrate=True):
+        pass
+    words = ["perdure", *command.split(), "--db", url]
+    found = _modules_after(f"sys.argv = {words}; from perdure.cli import main; main()")
+    assert {"langgraph.graph", "langgraph.pregel", "langgraph.prebuilt", "fastapi"} & found == set()
+
+
 def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
     assert set(perdure.__all__) <= set(dir(perdure))
     with pytest.raises(AttributeError, match="no attribute 'checkpointer'"):

@@ -1,6 +1,6 @@
 """Every view of a thread shows all of its questions, also those that LangGraph's own state leaves out.
 
-Covers perdure.langgraph.reading.open_interrupts.
+Covers perdure.langgraph.reading.shown_questions.
 """
 
 from __future__ import annotations

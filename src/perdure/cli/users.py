@@ -15,6 +15,7 @@ from perdure.cli.app import (
     DataPlace,
     Yes,
     add_listing,
+    format_count,
     handle_in,
     new_table,
     open_database,
@@ -24,7 +25,6 @@ from perdure.cli.app import (
     require_consent,
     run_coroutine,
     say,
-    several,
 )
 from perdure.cli.memory import check_user, open_store, refuse_elsewhere
 from perdure.cli.runs import open_walk
@@ -116,8 +116,8 @@ def delete(
         roots = find_roots(kept.store(), user)
         if not place.tenant and not (own_crons or own_assistants or listed or unlisted or roots):
             _refuse_elsewhere(found.database, kept, user)
-        rest = f"{several(len(own_crons), 'cron')} and {several(len(own_assistants), 'assistant')}"
-        counted = f"{several(len(own_threads), 'thread')}, {rest}"
+        rest = f"{format_count(len(own_crons), 'cron')} and {format_count(len(own_assistants), 'assistant')}"
+        counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
         question = f"Remove {counted} of the user {quote_id(user)}, and all that is known of the user?"
         require_consent(question, yes)
         saver, store = found.database.checkpointer(), kept.store()
@@ -141,7 +141,7 @@ def delete(
         print_json({"user": user, **counts, "entries": known, "shared": shared})
         return
     entries = "nothing was known" if not known else f"{known} entries of what was known"
-    say(f"{quote_id(user)}: {several(threads, 'thread')}, {rest} removed, {entries}")
+    say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
     for thread_id in shared:
         others = ", ".join(map(quote_id, sorted(listed[thread_id])))
         say(f"{quote_id(thread_id)} stays, as it has runs of other users, too: {others}")

@@ -140,7 +140,7 @@ class _Programs:
             )
 
     def _page(self, after: Partition | None) -> Program[tuple[list[Partition], Partition | None]]:
-        return (yield from session_histories.names(self._tenant, after, _now()))
+        return (yield from session_histories.read_names(self._tenant, after, _now()))
 
     def _sweep(self) -> Program[int]:
         now = _now()

@@ -96,7 +96,7 @@ class Access(Protocol):
         """Name of the viewer in the audit log."""
         ...
 
-    def graph(
+    def open_graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         """Open a graph to edit a thread's state; without a name the only graph."""
@@ -135,7 +135,7 @@ class Access(Protocol):
         viewer may list none."""
         ...
 
-    async def thread(self, thread_id: str) -> ThreadRow:
+    async def find_thread(self, thread_id: str) -> ThreadRow:
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
         ...
 
@@ -154,7 +154,7 @@ class Access(Protocol):
         and the items in these namespaces of the store."""
         ...
 
-    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+    async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
         thread that the action needs."""
         ...
@@ -229,7 +229,7 @@ class LocalAccess:
             prices=self.prices,
         )
 
-    def graph(
+    def open_graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         if self.runtime is None:
@@ -296,7 +296,7 @@ class LocalAccess:
     async def authorize_listing(self) -> Sees | None:
         return None
 
-    async def thread(self, thread_id: str) -> ThreadRow:
+    async def find_thread(self, thread_id: str) -> ThreadRow:
         row = await self.handle.arun(load_row(Partition(self.tenant, thread_id)))
         if row is None:
             raise NotFound(f"there is no thread {thread_id!r}")
@@ -315,10 +315,10 @@ class LocalAccess:
         if "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))
 
-    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+    async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         if permission not in await self.permissions():
             raise NotAllowed(describe_refusal(permission))
-        return await self.thread(thread_id)
+        return await self.find_thread(thread_id)
 
 
 def describe_tenant_refusal(tenant: str) -> str:

@@ -366,7 +366,7 @@ class PerdureStore(BaseStore):
             else:
                 removal = None
             page = {"offset": op.offset, "limit": op.limit}
-            return (yield from nearest_items.nearest(rank, judge, now=now, removal=removal, **page))
+            return (yield from nearest_items.find_nearest(rank, judge, now=now, removal=removal, **page))
         if op.query and not self._has_ignored_a_query:
             self._has_ignored_a_query = True
             _log.warning(

@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Future
 
 from perdure.langgraph.store import PerdureStore
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 
 class AsyncPerdureStore(PerdureStore):
@@ -32,7 +32,7 @@ class AsyncPerdureStore(PerdureStore):
         timeout: float | None = None,  # noqa: ASYNC109 - LangGraph's argument
     ) -> bool:
         """Stop the sweeper; return True if its OS thread ended within ``timeout`` seconds. Repeatable."""
-        return await in_own_thread(self._stop_sweeper, timeout)
+        return await run_in_own_thread(self._stop_sweeper, timeout)
 
 
 async def _wait_for(ended: Future[None]) -> None:

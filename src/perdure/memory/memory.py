@@ -160,11 +160,11 @@ class Memory:
             known_at: Return those that were current at this time instead.
             history: True to return superseded and retracted facts, too.
         """
-        return _select_facts(self._run(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(self._run(programs.read_facts(self._place)), known_at, history=history)
 
     async def afacts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """See ``facts``."""
-        return _select_facts(await self._arun(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(await self._arun(programs.read_facts(self._place)), known_at, history=history)
 
     def retract(self, id: str) -> Fact:  # noqa: A002 - the field's name
         """Close a fact that is not true any more, without a successor; it stays in the history.
@@ -194,11 +194,11 @@ class Memory:
 
     def summaries(self) -> list[ThreadSummary]:
         """Return the summaries of the user's threads, oldest first."""
-        return self._run(programs.summaries(self._place))
+        return self._run(programs.read_summaries(self._place))
 
     async def asummaries(self) -> list[ThreadSummary]:
         """See ``summaries``."""
-        return await self._arun(programs.summaries(self._place))
+        return await self._arun(programs.read_summaries(self._place))
 
     def summarise(self, thread: str, text: str, *, heard_at: datetime | None = None) -> ThreadSummary:
         """Store the summary of a thread, in place of its earlier one.
@@ -251,21 +251,21 @@ class Memory:
 
     def forgotten_at(self) -> datetime | None:
         """Return the time of the latest ``forget()`` of all that was known of the user, or ``None``."""
-        return self._run(programs.forgotten_at(self._place))
+        return self._run(programs.read_removal_time(self._place))
 
     async def aforgotten_at(self) -> datetime | None:
         """See ``forgotten_at``."""
-        return await self._arun(programs.forgotten_at(self._place))
+        return await self._arun(programs.read_removal_time(self._place))
 
     def export(self) -> dict[str, Any]:
         """Return all that is known of the user, with its history, as plain JSON data."""
-        found = self._run(programs.facts(self._place)), self._run(programs.summaries(self._place))
+        found = self._run(programs.read_facts(self._place)), self._run(programs.read_summaries(self._place))
         return self._build_export(*found)
 
     async def aexport(self) -> dict[str, Any]:
         """See ``export``."""
         place = self._place
-        found = await self._arun(programs.facts(place)), await self._arun(programs.summaries(place))
+        found = await self._arun(programs.read_facts(place)), await self._arun(programs.read_summaries(place))
         return self._build_export(*found)
 
     def _build_export(self, facts: Sequence[Fact], summaries: Sequence[ThreadSummary]) -> dict[str, Any]:
@@ -285,12 +285,12 @@ class Memory:
 
 def users(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """Return the users with memories, in order."""
-    return _list_users(_run(store, programs.namespaces(root)), root)
+    return _list_users(_run(store, programs.read_namespaces(root)), root)
 
 
 async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """See ``users``."""
-    return _list_users(await _arun(store, programs.namespaces(root)), root)
+    return _list_users(await _arun(store, programs.read_namespaces(root)), root)
 
 
 def find_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[str, ...]]:

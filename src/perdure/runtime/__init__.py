@@ -1,22 +1,30 @@
-"""Runtime: durable acceptance of messages, the workers that run graphs for them, and delivery of replies."""
+"""Runtime: durable acceptance of messages, the workers that run graphs for them, and delivery of replies.
 
-from perdure.engine.queue.events import Event
-from perdure.engine.queue.inbox import Standing
-from perdure.model.model_calls import Price, Prices
-from perdure.model.runs.messages import Message, Reply, Run
-from perdure.runtime.agents.agent import Agent
-from perdure.runtime.nodes.effects import effect, effect_key, effects, effects_sync
-from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
-from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
-from perdure.runtime.nodes.steering import take_messages, take_messages_sync
-from perdure.runtime.nodes.transactions import Transaction, transaction
-from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
-from perdure.runtime.observers import Logs, Observer
-from perdure.runtime.options import Options, StreamOptions
-from perdure.runtime.runtime import Runtime
-from perdure.runtime.settings import Settings
-from perdure.runtime.tickets import Ticket
-from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
+The exported names are imported on first use: commands that only read threads need no graphs.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perdure.engine.queue.events import Event
+    from perdure.engine.queue.inbox import Standing
+    from perdure.model.model_calls import Price, Prices
+    from perdure.model.runs.messages import Message, Reply, Run
+    from perdure.runtime.agents.agent import Agent
+    from perdure.runtime.nodes.effects import effect, effect_key, effects, effects_sync
+    from perdure.runtime.nodes.isolated_subgraphs import isolated_subgraph
+    from perdure.runtime.nodes.steering import take_messages, take_messages_sync
+    from perdure.runtime.nodes.transactions import Transaction, transaction
+    from perdure.runtime.nodes.waiting import Question, ask, sleep, sleep_sync, wait_for, wait_for_sync
+    from perdure.runtime.observers import Logs, Observer
+    from perdure.runtime.options import Options, StreamOptions
+    from perdure.runtime.runtime import Runtime
+    from perdure.runtime.settings import Settings
+    from perdure.runtime.tickets import Ticket
+    from perdure.runtime.worker.delivery import Channel, NotSent, Undeliverable
 
 __all__ = [
     "Agent",
@@ -54,4 +62,45 @@ __all__ = [
     "wait_for_sync",
 ]
 
-let_steps_end()
+_MODULES = {
+    "Agent": "runtime.agents.agent",
+    "Channel": "runtime.worker.delivery",
+    "Event": "engine.queue.events",
+    "Logs": "runtime.observers",
+    "Message": "model.runs.messages",
+    "NotSent": "runtime.worker.delivery",
+    "Observer": "runtime.observers",
+    "Options": "runtime.options",
+    "Price": "model.model_calls",
+    "Prices": "model.model_calls",
+    "Question": "runtime.nodes.waiting",
+    "Reply": "model.runs.messages",
+    "Run": "model.runs.messages",
+    "Runtime": "runtime.runtime",
+    "Settings": "runtime.settings",
+    "Standing": "engine.queue.inbox",
+    "StreamOptions": "runtime.options",
+    "Ticket": "runtime.tickets",
+    "Transaction": "runtime.nodes.transactions",
+    "Undeliverable": "runtime.worker.delivery",
+    "ask": "runtime.nodes.waiting",
+    "effect": "runtime.nodes.effects",
+    "effect_key": "runtime.nodes.effects",
+    "effects": "runtime.nodes.effects",
+    "effects_sync": "runtime.nodes.effects",
+    "isolated_subgraph": "runtime.nodes.isolated_subgraphs",
+    "sleep": "runtime.nodes.waiting",
+    "sleep_sync": "runtime.nodes.waiting",
+    "take_messages": "runtime.nodes.steering",
+    "take_messages_sync": "runtime.nodes.steering",
+    "transaction": "runtime.nodes.transactions",
+    "wait_for": "runtime.nodes.waiting",
+    "wait_for_sync": "runtime.nodes.waiting",
+}
+"""Module of each exported name, below ``perdure``."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"perdure.{_MODULES[name]}"), name)

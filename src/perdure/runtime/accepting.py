@@ -106,10 +106,10 @@ class Acceptance:
         try:
             ticket = await self._accept(partition, mark_counted(message, turn), terms)
         except BaseException:
-            limits.refuse(turn)
+            limits.give_back(turn)
             raise
         if ticket.is_duplicate:
-            limits.refuse(turn)
+            limits.give_back(turn)
         else:
             limits.note_accepted(partition, message, turn, is_next=is_next)
         return ticket

@@ -67,7 +67,7 @@ class Crons:
             raise _missing_error(cron_id)
         return found
 
-    async def everything(self) -> list[Cron]:
+    async def read_all(self) -> list[Cron]:
         """Return all crons, by id."""
         return await self._context.database.arun(crons.read_all_crons(self._place))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from base64 import b64encode
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
@@ -18,8 +19,6 @@ from typing import Any
 
 import orjson
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.prebuilt import ToolRuntime
-from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.types import Interrupt
 from pydantic import BaseModel, TypeAdapter
@@ -57,6 +56,14 @@ def to_plain(value: Any) -> Any:
     return json.loads(to_json(value))
 
 
+def _find_internals() -> tuple[type, ...]:
+    """Return the types of what holds internals of the worker, and the verified user. Modules that are not
+    loaded are left alone: they take half a second, and nothing can be of their types."""
+    runtime, prebuilt = sys.modules.get("langgraph.runtime"), sys.modules.get("langgraph.prebuilt.tool_node")
+    loaded = getattr(runtime, "Runtime", None), getattr(prebuilt, "ToolRuntime", None)
+    return (BaseStore, BaseCheckpointSaver, *(found for found in loaded if found is not None))
+
+
 def _plain(value: Any) -> Any:
     match value:
         case BaseModel():
@@ -65,8 +72,7 @@ def _plain(value: Any) -> Any:
             return describe_interrupt(value)
         case Enum():
             return value.value
-        case Runtime() | BaseStore() | BaseCheckpointSaver() | ToolRuntime():
-            # They hold internals of the worker, and the verified user.
+        case _ if isinstance(value, _find_internals()):
             return None
         case bytes() | bytearray():
             return b64encode(value).decode()

@@ -409,14 +409,14 @@ class TenantRuntime:
             SubscriberTooSlow: The next event is not kept any more.
         """
         partition = self._partition(thread_id)
-        items = self._context.subscriptions.run(partition, run_id, after)
+        items = self._context.subscriptions.follow_run(partition, run_id, after)
         return self._worker.dispatch.share_slot_during(partition, items)
 
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
         run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
         ``SubscriberTooSlow`` if the next event is not kept any more."""
-        return self._context.subscriptions.thread(self._partition(thread_id), after)
+        return self._context.subscriptions.follow_thread(self._partition(thread_id), after)
 
     async def expect_followers(self, thread_id: str) -> None:
         """Record that this process follows a thread: when this returns, processes that work on its runs store
@@ -461,7 +461,7 @@ class TenantRuntime:
         """Return the newest messages of a thread with their runs, newest first; those below the number
         ``before`` if it is given."""
         most = self._context.settings.max_batch
-        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before, most))
+        return await self._database.arun(inbox.read_latest(self._partition(thread_id), limit, before, most))
 
     async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
@@ -476,11 +476,11 @@ class TenantRuntime:
         """Return the newest runs of a thread that have begun, newest first; those whose first message is
         below the number ``before`` if it is given. Those that wait are among ``messages`` and
         ``list_postponed``."""
-        return await self._database.arun(runs.latest(self._partition(thread_id), limit, before))
+        return await self._database.arun(runs.read_latest(self._partition(thread_id), limit, before))
 
     async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:
         """Return the newest replies of a thread, newest first, sent or not."""
-        return await self._database.arun(outbox.replies(self._partition(thread_id), limit))
+        return await self._database.arun(outbox.read_replies(self._partition(thread_id), limit))
 
     # Control
 

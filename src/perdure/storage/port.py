@@ -14,7 +14,7 @@ from perdure.model.ops import ApplicationStatement, Commit, Committed, Fetch, Re
 from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
 from perdure.storage.credentials import PasswordSource
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 R = TypeVar("R")
 
@@ -260,7 +260,7 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False,
         answer: Any = None, error: Exception | None = None
     ) -> Effect[Any] | ProgramResult[R]:
         if in_threads and _bytes_of(answer) >= thread_bytes:
-            return await in_own_thread(advance, program, answer, error)
+            return await run_in_own_thread(advance, program, answer, error)
         return advance(program, answer, error)
 
     step = await continue_with()

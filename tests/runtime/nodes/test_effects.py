@@ -1,6 +1,6 @@
 """Side effects in nodes: noted once, repeated under the same key, refused to who lost the run.
 
-Covers perdure.runtime.nodes.repeatable_task_names.
+Covers perdure.runtime.nodes.repeatable_task_names, perdure.runtime.nodes.isolated_subgraphs.
 """
 
 from __future__ import annotations

@@ -196,14 +196,14 @@ def test_without_an_open_run_it_begins_one(near: Storage) -> None:
 
 
 def test_it_does_not_pass_what_waits_before_it(near: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    look = Steering.look
+    look = Steering.check_for_messages
 
     async def slow_look(steering: Steering) -> None:
         await asyncio.sleep(0.2)
         await look(steering)
 
     async def main() -> None:
-        monkeypatch.setattr(Steering, "look", slow_look)
+        monkeypatch.setattr(Steering, "check_for_messages", slow_look)
         tools = Tools(rounds=1)
         gate = tools.hold("tool", 1)
         database = near.database()

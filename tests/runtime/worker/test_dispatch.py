@@ -147,15 +147,15 @@ def test_a_worker_that_stops_waits_for_what_was_claimed_while_its_queue_was_serv
         dispatch.start({IN: serve})
         due = (Partition("", "ada"), IN)
         assert dispatch.reserve(due)
-        dispatch.soon(due)
+        dispatch.serve_soon(due)
         dispatch.serve_reserved(due)
         await eventually(lambda: len(begun) == 1)
         dispatch.stop()
-        idle = asyncio.create_task(dispatch.idle(60))
+        idle = asyncio.create_task(dispatch.wait_until_idle(60))
         await asyncio.sleep(0)
         begun[0].set()
         await eventually(lambda: len(begun) == 2)
-        assert await dispatch.idle(0) == 1
+        assert await dispatch.wait_until_idle(0) == 1
         assert not idle.done()
         begun[1].set()
         assert await idle == 0
@@ -182,7 +182,7 @@ def test_what_was_claimed_while_a_caller_had_its_queue_served_is_served_after_a_
         with pytest.raises(Unavailable):
             await dispatch.serve(due, lambda: None, None)
         await eventually(lambda: len(begun) == 2)
-        assert await dispatch.idle(60) == 0
+        assert await dispatch.wait_until_idle(60) == 0
 
     go(main())
 
@@ -215,7 +215,7 @@ def test_a_runtime_that_was_not_entered_accepts_without_a_try_to_work(memory: St
         runtime = Runtime(database, talk.graph, observers=[heard])
         ticket = await runtime.accept("ada", "one")
         dispatch = runtime._worker.dispatch
-        assert await dispatch.idle(30) == 0
+        assert await dispatch.wait_until_idle(30) == 0
         assert heard.count("worker.error") == 0
         async with working(database, talk.graph) as worker:
             assert (await worker.wait(ticket, 30)).state == "done"

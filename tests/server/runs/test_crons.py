@@ -381,7 +381,7 @@ async def test_a_cron_goes_with_its_thread(url: str, how: str) -> None:
         await DELETIONS[how](server, thread)
         left = rows(await client.crons.search())
         assert sorted(each["cron_id"] for each in left) == sorted(each["cron_id"] for each in kept)
-        assert "secret" not in str(await server.host.runtime.crons.everything())
+        assert "secret" not in str(await server.host.runtime.crons.read_all())
 
 
 @run
@@ -400,7 +400,7 @@ async def test_one_that_was_created_while_its_thread_was_deleted_is_removed_when
         await crons.create(body, await server.host.runtime.now())
 
         async def removed() -> bool:
-            return not await crons.everything()
+            return not await crons.read_all()
 
         await until(removed)
         assert heard.count("cron.removed") == 1
@@ -429,7 +429,7 @@ async def test_a_thread_that_another_user_created_since_is_not_the_cron_s(url: s
         await crons.change(late.id, lambda held: Due(held.body, 1))
 
         async def removed() -> bool:
-            return [each.id for each in await crons.everything()] == [paused.id]
+            return [each.id for each in await crons.read_all()] == [paused.id]
 
         await until(removed)
         assert "ADA" not in str(await texts(bob, thread))

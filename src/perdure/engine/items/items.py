@@ -258,7 +258,7 @@ def search(
     return out
 
 
-def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
+def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
     """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
     out: list[Partition] = []
     after: Partition | None = None
@@ -337,7 +337,7 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
             if hint.record is not None and is_over(hint.record, now):
                 key: Key = hint.record.key
                 gone = Delete(ITEM, key, unchanged={"expires_at": hint.record.fields["expires_at"]})
-                due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
+                due.setdefault(hint.partition, []).append((gone, search_index.make_removal(key[0])))
         before = removed
         for partition, ops in due.items():
             removed += yield from _commit_each(partition, ops, budget, search_index.make_generation_removal())

@@ -27,8 +27,8 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     Run,
-    batch,
     dedupe_put,
+    select_batch,
 )
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, LATER, ROLLBACK, Debounce, Lane, Stop
 
@@ -359,7 +359,7 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
     Args:
         partition: the thread.
         seq: the number of the message.
-        message_id: its id, as for ``look``.
+        message_id: its id, as for ``read_standing``.
         most: most messages in a run.
     """
     its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
@@ -373,7 +373,7 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
     waiting = list(read_each(partition, Message.read, found))
     while waiting:
-        taken = batch(waiting, most)
+        taken = select_batch(waiting, most)
         if any(each.id == message_id for each in taken):
             return taken[0].id
         waiting = waiting[len(taken) :]
@@ -488,14 +488,14 @@ def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence
     """Return the messages that wait to be one run with a message."""
     waiting = list(pending)
     while message.mode == COALESCE and waiting:
-        taken = batch(waiting, most)
+        taken = select_batch(waiting, most)
         if taken[-1].seq >= message.seq:
             return taken
         waiting = waiting[len(taken) :]
     return [message]
 
 
-def latest(
+def read_latest(
     partition: Partition, limit: int, after: int | None = None, most: int = 1
 ) -> Program[tuple[Standing, ...]]:
     """Read the newest messages of a thread, newest first, below number ``after``, each with its status;
@@ -533,7 +533,7 @@ def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Prog
     pending = list(read_each(partition, Message.read, found))
     joined: dict[int, str] = {}
     while pending:
-        first, *others = batch(pending, most)
+        first, *others = select_batch(pending, most)
         joined |= {message.seq: first.id for message in others if message.mode == COALESCE}
         pending = pending[1 + len(others) :]
     return joined

@@ -20,7 +20,7 @@ from perdure.model.program import Program, ask
 from perdure.model.record_versions import successor
 from perdure.model.records import EPOCH, HEAD, INBOX, LANE, RUN, Partition, Record
 from perdure.model.runs.lifecycle import Left, find_waiting_run
-from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, batch
+from perdure.model.runs.messages import DONE, OPEN, VERSION, WAITING, Message, Reply, Run, select_batch
 from perdure.model.runs.queue import FOLLOWED, IN, OUT, Lane
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import WAITS
@@ -172,7 +172,7 @@ class Claim:
             return (planned.held,)
         return None
 
-    def of_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
+    def plan_new(self, lane: Lane, epoch: int, message: Message) -> PlannedClaim:
         """Return the claim of a message that the same commit stores in an idle inbox.
 
         Args:
@@ -202,7 +202,7 @@ class Claim:
             )
             run = replace(seen.run, epoch=epoch, attempts=seen.run.attempts + 1, updated_at=now)
         else:
-            messages = tuple(batch(seen.messages, self.most))
+            messages = tuple(select_batch(seen.messages, self.most))
             first, last = messages[0], messages[-1]
             run = Run(
                 first.id,
@@ -452,7 +452,7 @@ def finish(
         waiting = find_waiting_run(ending.state, run.id, waited_before, seen.left, has_begun=has_begun)
         closing = questions.find_closing_reply(seen.waited, waiting, is_answer=is_answer)
         inbox = seen.inbox.close(waiting=waiting)
-        note, timer_ops = waits.at_end(
+        note, timer_ops = waits.plan_waits_at_end(
             run,
             held.messages[0],
             ending.note,
@@ -590,7 +590,7 @@ def _refuse_lost(held: HeldRun, lane: Lane) -> None:
         )
 
 
-def latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
+def read_latest(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Run, ...]]:
     """Read the newest runs of a thread, newest first, before the one whose first message is ``after``."""
     (found,) = yield from ask(
         Fetch(partition, (Range(RUN, by="first", reverse=True, after=after, limit=limit),))

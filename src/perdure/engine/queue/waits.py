@@ -68,7 +68,7 @@ _CHECKS = 8
 # The end of a run
 
 
-def at_end(
+def plan_waits_at_end(
     run: Run,
     first: Message,
     note: Mapping[str, Any],
@@ -141,7 +141,7 @@ def _timer(timer: Lane, due: int | None, fresh: int) -> list[Op]:
     return [timer._replace(last=1, since=due, ready_at=due).put(fresh)]
 
 
-def look_again(partition: Partition, now: int, fresh: int) -> Program[None]:
+def make_due(partition: Partition, now: int, fresh: int) -> Program[None]:
     """Make a thread's waits due for a check now, because another checkpoint has become its latest. A thread
     whose newest runs have no waits needs no check."""
     lanes, runs = yield from ask(Fetch(partition, (Get(LANE, (WAITS,)), questions.NEWEST)))

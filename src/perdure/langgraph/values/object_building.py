@@ -22,7 +22,7 @@ ONE, POSITIONAL, KEYWORD, METHOD, PYDANTIC_1, PYDANTIC_2 = range(6)
 
 _OWN_MODELS = frozenset(cls for cls in OWN_TYPES if issubclass(cls, BaseModel))
 
-_MESSAGES = {
+_MESSAGES: dict[type[BaseModel], frozenset[str]] = {
     cls: frozenset(cls.model_fields) for cls in (AIMessage, HumanMessage, SystemMessage, ToolMessage)
 }
 """The most frequent types in conversations, and the names of their fields."""

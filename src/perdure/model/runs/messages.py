@@ -275,7 +275,7 @@ def dedupe_put(digest: bytes, seq: int, expect: Expect = Expect.ABSENT) -> Put:
     return Put(DEDUPE, (digest,), {"seq": seq}, expect=expect)
 
 
-def batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
+def select_batch(pending: Sequence[Message], most: int) -> Sequence[Message]:
     """Return the messages that the next run takes: the first one, and those after it that belong together."""
     first = pending[0]
     count = 1

@@ -17,7 +17,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
 
 from perdure.conversation.compaction import compact
-from perdure.conversation.hook import off_loop
+from perdure.conversation.hook import run_off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.database.handle import DatabaseHandle
@@ -49,7 +49,7 @@ class Conversations:
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def input(
+    async def prepare_input(
         self,
         conversation: Conversation,
         held: HeldRun,
@@ -84,7 +84,7 @@ class Conversations:
         finished = None
         if conversation.summarize is not None:
             finished = await self._load_summary(held.partition, stored_messages)
-        window = await off_loop(conversation, compact, conversation, combined, finished)
+        window = await run_off_loop(conversation, compact, conversation, combined, finished)
         if window is None:
             return given
         if window.repairs:
@@ -124,7 +124,7 @@ class Conversations:
         if isinstance(messages, list):
             self._replied[held.partition] = (held, conversation, messages)
 
-    def after_reply(self, partition: Partition) -> None:
+    def begin_due_summary(self, partition: Partition) -> None:
         """Begin a thread's summary in the background if its latest run has made one due."""
         replied = self._replied.pop(partition, None)
         if replied is None or partition in self._tasks:
@@ -156,7 +156,7 @@ class Conversations:
         summary = Summary.of(messages)
         rest = [message for message in messages if message.id != SUMMARY_ID]
         try:
-            leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
+            leaving = await run_off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
             document = await self._database.arun(finished_summary.load(held.partition))

@@ -48,7 +48,7 @@ class Memories:
         self._store = store
         self._has_index = has_index
 
-    async def input(
+    async def prepare_input(
         self,
         policy: MemoryPolicy,
         config: RunnableConfig,
@@ -89,7 +89,7 @@ class Memories:
         place = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
         return {**given, policy.key: [*new[:place], message, *new[place:]]}
 
-    async def before(
+    async def load_earlier_messages(
         self,
         policy: MemoryPolicy,
         graph: Pregel[Any, Any, Any, Any],
@@ -206,7 +206,7 @@ class Memories:
             return text
         return None
 
-    async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
+    async def remove_lane_texts(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
         """Remove the texts that a finished run of a lane has left in its checkpoints."""
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
             try:

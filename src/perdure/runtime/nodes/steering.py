@@ -37,7 +37,7 @@ from langgraph.runtime import RunControl
 from langgraph.types import StateSnapshot
 
 from perdure.conversation.compaction import compact
-from perdure.conversation.hook import off_loop
+from perdure.conversation.hook import run_off_loop
 from perdure.conversation.tool_calls import calls_of
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue.runs import HeldRun
@@ -117,21 +117,21 @@ class Steering:
         self.control = StepControl()
         self.taking = Taking(held.partition, held.run, partial(may_join, held.messages[0]), most)
 
-    def current(self, held: HeldRun) -> HeldRun:
+    def add_taken(self, held: HeldRun) -> HeldRun:
         """Return the held run with the messages that it has taken."""
         messages = (*held.messages[: self._count_at_start], *self.taking.taken)
         if self.taking.taken:
             return held._replace(run=self.taking.run, messages=messages)
         return held
 
-    async def look(self) -> None:
+    async def check_for_messages(self) -> None:
         """Read whether a message waits that the run may take, and end the loop before its next step if so."""
         if self._agent.steer_before is not None and not self._agent.steer_before:
             return
         if await self.database.arun(self.taking.load_waiting()):
             self.control.is_wanted = True
 
-    def go_on(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
+    def make_next_config(self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig) -> RunnableConfig:
         """Return the config with which a graph continues after a step: its recursion limit is what is left
         of it."""
         limit = config.get("recursion_limit", (graph.config or {}).get("recursion_limit"))
@@ -195,7 +195,7 @@ class Steering:
         present: Any = state.values.get(conversation.key) or []
         combined: Any = add_messages(present, update[conversation.key])
         try:
-            compacted = await off_loop(conversation, compact, conversation, combined)
+            compacted = await run_off_loop(conversation, compact, conversation, combined)
         except NoWindow:
             return True
         return compacted is not None and compacted.left_out > 0

@@ -210,7 +210,7 @@ async def load_user(database: DatabaseHandle, partition: Partition, row: ThreadR
         return user
     if row.run is not None:
         return await database.arun(user_of_message(partition, row.run.first))
-    for newest in await database.arun(inbox.latest(partition, 1)):
+    for newest in await database.arun(inbox.read_latest(partition, 1)):
         return user_of_options(newest.message.options)
     return None
 

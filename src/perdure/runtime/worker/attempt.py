@@ -45,6 +45,7 @@ from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
+from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
 from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
@@ -55,6 +56,9 @@ from perdure.runtime.threads.user_and_title import user_of_config
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
+
+
+let_steps_end()
 
 
 class Views(NamedTuple):
@@ -109,7 +113,7 @@ async def attempt(
         NotFound: The checkpoint to start from is not stored.
     """
     options = Options.read(held.messages[0].options)
-    if views.limits is not None and (cheaper := await views.limits.cheaper()) is not None:
+    if views.limits is not None and (cheaper := await views.limits.find_cheaper_model()) is not None:
         options = _with_model(options, cheaper)
     tenant = held.partition.tenant
     making = graphs.open(
@@ -174,11 +178,13 @@ async def _attempt(
     is_read = not has_begun and (agent.memory is not None or agent.conversation is not None)
     stored = await _read_values(graph, config) if is_read else None
     if agent.memory is not None:
-        earlier_messages = await views.memories.before(agent.memory, graph, config, held, stored)
+        earlier_messages = await views.memories.load_earlier_messages(
+            agent.memory, graph, config, held, stored
+        )
     if agent.memory is not None and stored is not None:
-        given = await views.memories.input(agent.memory, config, held, given, stored)
+        given = await views.memories.prepare_input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
-        given = await views.conversations.input(agent.conversation, held, given, stored)
+        given = await views.conversations.prepare_input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _only_ends(given):
         await _clear_next_tasks(
             graph, config, head_config, _make_publisher(graph, held, buffer, begun_at, journal.waits)
@@ -192,7 +198,7 @@ async def _attempt(
     values = await _steer(
         graph, given, (config, head_config), call_options, held, (views.steering, buffer, publisher)
     )
-    held = views.steering.current(held)
+    held = views.steering.add_taken(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
@@ -243,7 +249,7 @@ async def _steer(
             values = await _invoke(graph, given, config, call_options, buffer, publisher)
         except GraphDrained:
             await steering.write_between_steps(graph, head_config, held)
-            given, config = None, steering.go_on(graph, head_config)
+            given, config = None, steering.make_next_config(graph, head_config)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
             for left in cancelled.args:
@@ -279,7 +285,7 @@ async def _clear_next_tasks(
     if publisher is not None:
         if "values" in publisher.stream_modes:
             values = select_outputs(graph, (await aread_state(graph, head_config)).values)
-            await publisher.part("values", values, ())
+            await publisher.publish_part("values", values, ())
         await publisher.publish_end()
 
 
@@ -405,8 +411,8 @@ async def _invoke(
                 values = payload
             elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPT in payload:
                 interrupts += payload[INTERRUPT]
-            await publisher.part(mode, payload, namespace)
-            await buffer.room()
+            await publisher.publish_part(mode, payload, namespace)
+            await buffer.wait_for_room()
     result = values if isinstance(values, dict) else {}
     if interrupts:
         return {**result, INTERRUPT: tuple(interrupts)}
@@ -437,7 +443,7 @@ async def _stream_parts(
             if event["event"] == "on_chain_stream" and event["run_id"] == str(run_id):
                 yield event["data"]["chunk"]
             else:
-                publisher.event(event)
+                publisher.publish_event(event)
 
 
 def config_of(

@@ -98,7 +98,7 @@ class Dispatch:
         for timer in self._timers:
             timer.cancel()
 
-    async def idle(self, within: float) -> int:
+    async def wait_until_idle(self, within: float) -> int:
         """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -199,11 +199,11 @@ class Dispatch:
         due = (partition, lane.name)
         delay = (lane.due_at - now) / 1_000_000
         if delay <= 0:
-            self.soon(due)
+            self.serve_soon(due)
         else:
-            self.later(due, delay)
+            self.serve_later(due, delay)
 
-    def later(self, due: Due, delay: float) -> None:
+    def serve_later(self, due: Due, delay: float) -> None:
         """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
         if self.is_stopping:
             return
@@ -211,7 +211,7 @@ class Dispatch:
             return
         loop = asyncio.get_running_loop()
         self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
-        self._timers.add(loop.call_later(delay, self.soon, due))
+        self._timers.add(loop.call_later(delay, self.serve_soon, due))
 
     def is_served(self, due: Due) -> bool:
         """Return True if this process serves a queue now."""
@@ -274,7 +274,7 @@ class Dispatch:
         self._serve(due)
         return True
 
-    def soon(self, due: Due) -> None:
+    def serve_soon(self, due: Due) -> None:
         """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
             return
@@ -414,7 +414,7 @@ class Dispatch:
         if slots <= 0 and not self._awaited:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
-        ready = await self._backlog.look(now, time, self._serving, slots)
+        ready = await self._backlog.read_due(now, time, self._serving, slots)
         self._report(time)
         self._fill()
         due_at = self._backlog.next_due_at
@@ -485,18 +485,18 @@ class Dispatch:
                 more = await self._work[name](partition)
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
-            self._backlog.in_vain(due, time(), failed=True)
+            self._backlog.postpone(due, time(), failed=True)
         except Exception as error:
             # Other queues are served on; this one is retried with backoff.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )
-            self._backlog.in_vain(due, time(), Failing(name, type(error).__name__), failed=True)
+            self._backlog.postpone(due, time(), Failing(name, type(error).__name__), failed=True)
         else:
             if was_useful:
                 self._backlog.note_served(due)
             else:
-                self._backlog.in_vain(due, time(), None if isinstance(more, bool) else more)
+                self._backlog.postpone(due, time(), None if isinstance(more, bool) else more)
 
 
 async def _wait_for_end(task: asyncio.Future[Any]) -> None:

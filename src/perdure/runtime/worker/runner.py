@@ -97,7 +97,7 @@ class Runner:
             {**context.agents, **context.internal},
             context.store,
             sizes.report_checkpoint,
-            sizes.older,
+            sizes.report_older,
             sizes.report_undeclared,
             shares_threads=context.settings.shared_threads,
             task_times=context.settings.task_times,
@@ -198,7 +198,7 @@ class Runner:
         self.leases.starting.setdefault(partition, Starting(held.run.id))
         try:
             with nullcontext() if turn is None else turn.surround(partial(self._emit, held=held)):
-                return await self._next(held)
+                return await self._run_held(held)
         finally:
             self.leases.starting.pop(partition, None)
 
@@ -211,11 +211,11 @@ class Runner:
             return
         self.leases.starting[partition] = Starting(held.run.id)
         try:
-            await self._next(held)
+            await self._run_held(held)
         finally:
             self.leases.starting.pop(partition, None)
 
-    async def _next(self, held: HeldRun) -> bool:
+    async def _run_held(self, held: HeldRun) -> bool:
         if self._dispatch.is_stopping:
             await self.hand_back(held)
             return False
@@ -258,7 +258,7 @@ class Runner:
         except Unavailable:
             if asyncio.get_running_loop().time() < until:
                 self._doubted[partition] = doubted
-                self._dispatch.later((partition, IN), self._settings.poll)
+                self._dispatch.serve_later((partition, IN), self._settings.poll)
             raise
 
     async def _work(self, held: HeldRun) -> bool:
@@ -344,7 +344,7 @@ class Runner:
 
     async def _end(self, working: Working) -> bool:
         task, how = working.task, working.how
-        held = working.steering.current(working.held)
+        held = working.steering.add_taken(working.held)
         if held is not working.held:
             self._emit("run.steered", held, messages=len(held.messages) - len(working.held.messages))
             self._queues.forget(held.partition)
@@ -397,7 +397,7 @@ class Runner:
         except Followed:
             # Another process began to follow the thread during the run.
             buffer = buffer or await self.buffers.make(held, is_stored=True)
-            buffer.keep()
+            buffer.start_storing()
             last, puts = await self.buffers.end(held, ending)
             lane, replies = await self._database.arun(runs.finish(held, ending, now, fresh, max_ops, puts))
         # Only the stored note has the times at which its waits are due.
@@ -407,11 +407,11 @@ class Runner:
             self.buffers.close(held, last, Ended.of(held, ending, now, buffer.values))
         self.activity.count_run(held, ending, now)
         self._emit(f"run.{ending.state}", held, took=now - held.run.started_at, replies=len(replies))
-        self.conversations.after_reply(held.partition)
+        self.conversations.begin_due_summary(held.partition)
         if held.run.graph == MEMORY:
-            await self.memories.after_lane(self.graphs.graph(MEMORY, held.partition.tenant), held)
+            await self.memories.remove_lane_texts(self.graphs.graph(MEMORY, held.partition.tenant), held)
         if replies and self._works:
-            self._dispatch.soon((held.partition, OUT))
+            self._dispatch.serve_soon((held.partition, OUT))
         elif replies:
             self._notifications.notify_due(held.partition)
         self._queues.note_ended(held.partition, lane, runs.compute_closed_epoch(held.epoch))
@@ -444,11 +444,11 @@ class Runner:
         waits cost this process nothing until they are due."""
         begun = self._waits.get(held.run.id, {}).values()
         if any(wait.kind == "signal" for wait in begun):
-            self._dispatch.soon((held.partition, TIMER))
+            self._dispatch.serve_soon((held.partition, TIMER))
             return
         first = min((wait.due_at for wait in begun if wait.due_at is not None), default=None)
         if first is not None and first <= _SOON_POLLS * self._settings.poll * 1_000_000:
-            self._dispatch.later((held.partition, TIMER), first / 1_000_000)
+            self._dispatch.serve_later((held.partition, TIMER), first / 1_000_000)
 
     def _note_end(self, held: HeldRun, ending: Ending) -> None:
         """Notify those who wait for the run's end in this process."""

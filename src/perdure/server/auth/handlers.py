@@ -35,7 +35,7 @@ from perdure.server.auth.authorized_values import check_changed_arguments
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 _log = logging.getLogger("perdure.server")
 
@@ -249,7 +249,7 @@ async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> ob
     """Call a handler and return its result; a handler that is not async runs in an OS thread."""
     if inspect.iscoroutinefunction(handler):
         return await handler(**arguments)
-    result: object = await in_own_thread(partial(handler, **arguments))
+    result: object = await run_in_own_thread(partial(handler, **arguments))
     if inspect.isawaitable(result):
         return await result
     return result

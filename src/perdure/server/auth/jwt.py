@@ -199,7 +199,7 @@ class Jwt:
             )
         key = self._key
         if isinstance(key, KeySet):
-            key = await key.key(algorithm, header.get("kid"))
+            key = await key.load_key(algorithm, header.get("kid"))
         try:
             claims = jwt.decode(
                 token,

@@ -35,7 +35,7 @@ class Tries:
         self._began = time.monotonic()
         self.unsure = False
 
-    def again(self, lost: AnswerLost) -> bool:
+    def wait_for_next(self, lost: AnswerLost) -> bool:
         """Wait before the next attempt, at least as long as the service asked for; return False if no attempt
         is left."""
         self.unsure = self.unsure or lost.sent
@@ -69,7 +69,7 @@ def run_batch(transport: Transport, statements: Sequence[Statement], name: str, 
         try:
             return transport.batch(statements)
         except AnswerLost as lost:
-            if not tries.again(lost):
+            if not tries.wait_for_next(lost):
                 raise give_up_error(lost, name, unsure=False) from lost
 
 

@@ -151,7 +151,7 @@ class PostgresDriver:
         self._reads.close()
         with self._links_lock:
             for link in self._links:
-                link.lose()
+                link.drop()
             self._links.clear()
 
     def _batcher(self, effect: Effect[Any]) -> Batcher:
@@ -391,7 +391,7 @@ class PostgresDriver:
 
         def make_hit(partition: Partition, row: Sequence[bytes | None]) -> IndexHit:
             if vector_search is not None:
-                return vector_search.hit(partition, row)
+                return vector_search.read_hit(partition, row)
             if isinstance(effect, FindItems):
                 return IndexHit(partition, codec.read_record(ITEM, row))
             if isinstance(effect, FindRecords):

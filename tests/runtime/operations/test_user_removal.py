@@ -117,4 +117,4 @@ async def test_a_user_is_removed_with_assistants_and_crons_by_those_who_may_dele
         assert (done.json()["assistants"], done.json()["crons"]) == (1, 1)
         assert await assistants_of(server, "ada") | await crons_of(server, "ada") == set()
         documents = server.host.runtime.for_tenant("").documents("assistant")
-        assert await documents.past(assistant["assistant_id"]) == []
+        assert await documents.read_versions(assistant["assistant_id"]) == []

@@ -42,7 +42,7 @@ def talk(*said: tuple[Any, str, str], later: Any = None, tenant: str = "") -> No
             Runtime(database, builder.compile(), observers=()) as runtime,
         ):
             for user, thread, text in said:
-                config = {"configurable": {"user_id": user}}
+                config = {"configurable": {} if user is None else {"user_id": user}}
                 await runtime.wait(await runtime.accept(thread, text, config=config), 60)
             if later is not None:
                 config = {"configurable": {"user_id": later}}
@@ -83,7 +83,7 @@ def test_nothing_of_a_removed_user_is_left(shell: Shell, monkeypatch: pytest.Mon
     with perdure.connect_sync("sqlite:///threads.db"):
         (done,) = shell("users", "delete", "ada", "--yes", "--json").rows
         assert Path("threads.db-wal").stat().st_size == 0
-    assert done == {"user": "ada", "threads": 4, "crons": 1, "assistants": 1, "entries": 2}
+    assert done == {"user": "ada", "threads": 4, "crons": 1, "assistants": 1, "entries": 2, "shared": []}
 
     with perdure.connect_sync("sqlite:///threads.db") as database:
         assert {each.thread_id for each in database.threads()} == {"b"}
@@ -119,6 +119,17 @@ def test_a_user_whose_id_is_a_number_is_found_by_every_command_and_removed(shell
     assert (done["user"], done["threads"]) == ("42", 4)
     with perdure.connect_sync("sqlite:///threads.db") as database:
         assert {each.thread_id for each in database.threads()} == {"c"}
+
+
+def test_a_thread_is_removed_with_the_only_user_of_its_runs_and_stays_with_several(shell: Shell) -> None:
+    talk(("ada", "reminded", "1"), (None, "reminded", "a reminder"))
+    talk(("ada", "shared", "1"), ("ada", "shared", "2"), ("bob", "shared", "a colleague helps"))
+    for user, removed, other in (("bob", 0, "ada"), ("ada", 1, "bob")):
+        done = shell("users", "delete", user, "--yes")
+        assert f"{removed} thread" in done.stderr + done.stdout
+        assert f"shared stays, as it has runs of other users, too: {other}" in done.stderr + done.stdout
+    assert [row["thread_id"] for row in shell("threads", "ls", "--json").rows] == ["shared"]
+    assert shell("users", "delete", "ada", "--yes", "--json").rows[0]["shared"] == ["shared"]
 
 
 def test_a_user_of_a_tenant_is_not_said_to_have_nothing(shell: Shell) -> None:

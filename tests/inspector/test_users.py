@@ -82,14 +82,14 @@ async def test_nothing_of_a_removed_user_is_left(
         for wrong in ({}, {"user": HOSTILE}, {"user": HOSTILE, "confirm": "bob"}, {"user": 1, "confirm": 1}):
             await found.act("delete-user", 422, **wrong)
         await found.act("delete-user", 422, user=HOSTILE, confirm=HOSTILE, cursor="x")
-        sums = dict.fromkeys(("threads", "crons", "assistants", "entries", "refused"), 0)
+        sums = dict.fromkeys(("threads", "shared", "crons", "assistants", "entries", "refused"), 0)
         cursor, requests = "", 0
         while cursor is not None:
             done = await found.act("delete-user", user=HOSTILE, confirm=HOSTILE, cursor=cursor)
             cursor, requests = done.pop("cursor"), requests + 1
             sums = {name: sums[name] + count for name, count in done.items()}
         assert (requests > 1) == (seconds == 0)
-        assert sums == {"threads": 4, "crons": 1, "assistants": 1, "entries": 1, "refused": 0}
+        assert sums == {"threads": 4, "shared": 0, "crons": 1, "assistants": 1, "entries": 1, "refused": 0}
         assert [each["thread_id"] for each in (await found.get("threads"))["threads"]] == ["b"]
         assert await Memory(found.runtime.for_tenant("").store(), HOSTILE).afacts() == []
         assert len(await Memory(found.runtime.for_tenant("").store(), "bob").afacts()) == 1

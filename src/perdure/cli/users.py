@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import aclosing
 from enum import StrEnum
 from functools import partial
@@ -84,9 +84,12 @@ def delete(
 ) -> None:
     """Remove everything of a user: crons, assistants, threads, and memories.
 
-    Threads are those that `perdure threads ls --user` lists, with their runs, messages and replies; runs that
-    are under way end. Crons are those that start runs of the user, or whose metadata names the user;
-    assistants those whose owner, by their metadata or else by user_id in their config, is the user.
+    Threads are those that have no other user: the owner in their metadata, or the user of all of their runs.
+    They are removed with runs, messages and replies; runs that are under way end. A thread in which other
+    users have runs, too, stays and is named: remove it by `perdure threads delete`.
+
+    Crons are those that start runs of the user, or whose metadata names the user; assistants those whose
+    owner, by their metadata or else by user_id in their config, is the user.
 
     Assistants without an owner, the default ones of graphs, items and histories of sessions that an agent
     itself stored, the log of actions, the counts of the last day, and backups stay. On SQLite the end is to
@@ -108,9 +111,11 @@ def delete(
         own_crons = run_coroutine(find_crons(handle, place.tenant, user))
         own_assistants = run_coroutine(find_assistants(handle, place.tenant, user))
         unlisted = run_coroutine(find_unlisted(found.walk, user))
-        own_threads = run_coroutine(_find_threads(found.walk, user)) | unlisted
+        listed = run_coroutine(_find_threads(found.walk, user))
+        shared = sorted(thread_id for thread_id, others in listed.items() if others)
+        own_threads = (listed.keys() - set(shared)) | unlisted
         roots = find_roots(kept.store(), user)
-        if not place.tenant and not (own_crons or own_assistants or own_threads or roots):
+        if not place.tenant and not (own_crons or own_assistants or listed or unlisted or roots):
             _refuse_elsewhere(found.database, kept, user)
         rest = f"{format_count(len(own_crons), 'cron')} and {format_count(len(own_assistants), 'assistant')}"
         counted = f"{format_count(len(own_threads), 'thread')}, {rest}"
@@ -139,10 +144,13 @@ def delete(
         )
     if as_json:
         counts = {"threads": threads, "crons": len(own_crons), "assistants": len(own_assistants)}
-        print_json({"user": user, **counts, "entries": known})
+        print_json({"user": user, **counts, "entries": known, "shared": shared})
         return
     entries = "nothing was known" if not known else f"{known} entries of what was known"
     say(f"{quote_id(user)}: {format_count(threads, 'thread')}, {rest} removed, {entries}")
+    for thread_id in shared:
+        others = ", ".join(map(quote_id, sorted(listed[thread_id])))
+        say(f"{quote_id(thread_id)} stays, as it has runs of other users, too: {others}")
 
 
 async def _remove(walk: ThreadWalk, user: str, terms: RemovalTerms) -> tuple[int, int, bool]:
@@ -166,15 +174,15 @@ async def _end_runs(walk: ThreadWalk, user: str) -> None:
             pass
 
 
-async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) -> set[str]:
-    """Return a user's threads, at most ``enough`` of them."""
+async def _find_threads(walk: ThreadWalk, user: str, enough: int | None = None) -> dict[str, Set[str]]:
+    """Return a user's threads, at most ``enough`` of them, each with the other users whom it names."""
     from perdure.runtime.operations.user_removal import find_threads
 
-    found: set[str] = set()
+    found: dict[str, Set[str]] = {}
     async with aclosing(find_threads(walk, user)) as steps:
         async for step in steps:
-            if step.row is not None:
-                found.add(step.row.thread_id)
+            if step.thread_id is not None:
+                found[step.thread_id] = step.others
             if len(found) == enough:
                 break
     return found

@@ -24,7 +24,7 @@ from perdure.runtime.operations.thread_search import ThreadQuery, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 
 _SECONDS = 0.4
-_KINDS = ("threads", "crons", "assistants", "entries")
+_KINDS = ("threads", "shared", "crons", "assistants", "entries")
 
 
 async def user(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -76,8 +76,9 @@ async def delete_user(access: Access, given: Mapping[str, Any]) -> dict[str, Any
         given: ``user``; ``confirm``, the same; and ``cursor`` of the previous part, optional.
 
     Returns:
-        The counts of removed ``threads``, ``crons``, ``assistants`` and ``entries`` of memories, the number
-        of threads that the viewer may not remove (``refused``), and the ``cursor`` to go on from, ``None`` at
+        The counts of removed ``threads``, ``crons``, ``assistants`` and ``entries`` of memories, the numbers
+        of threads that stay because other users have runs in them (``shared``), or because the viewer may not
+        remove them (``refused``), and the ``cursor`` to go on from, ``None`` at
         the end.
 
     Raises:

@@ -3,7 +3,7 @@ who may do that, and how a thread is removed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -12,17 +12,23 @@ from perdure.engine import versioned_documents
 from perdure.engine.items import items
 from perdure.engine.queue import crons, scheduled
 from perdure.engine.versioned_documents import Versioned
+from perdure.errors import Contention, Corrupt
 from perdure.memory import Memory
 from perdure.memory.users import namespace_of
 from perdure.model.records import SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
-from perdure.runtime.operations.thread_search import ThreadMatch, ThreadQuery, search
+from perdure.runtime.operations.thread_search import ThreadQuery, load_user, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
-from perdure.runtime.threads.rows import load_row
-from perdure.runtime.threads.user_and_title import find_user, user_of_config, user_of_options
+from perdure.runtime.threads.rows import ThreadRow, load_row
+from perdure.runtime.threads.user_and_title import (
+    find_user,
+    read_users,
+    user_of_config,
+    user_of_options,
+)
 
 _ASSISTANT = "assistant"
 
@@ -77,12 +83,43 @@ def _place_assistants(tenant: str) -> Partition:
     return Partition(tenant, f"{_ASSISTANT}s", SERVER)
 
 
-async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[ThreadMatch, None]:
-    """Yield the threads of a tenant by their ids, those of a user with their rows, as ``search`` does."""
+class UserThread(NamedTuple):
+    """A thread that was examined for a user.
+
+    Attributes:
+        cursor: Where to continue after it.
+        thread_id: The thread, ``None`` if it does not name the user.
+        others: Other users whom it names, too.
+    """
+
+    cursor: str
+    thread_id: str | None
+    others: Set[str]
+
+
+async def find_threads(walk: ThreadWalk, user: str, cursor: str = "") -> AsyncGenerator[UserThread, None]:
+    """Yield the threads of a tenant by their ids, those that name a user with their other users. A thread
+    that an application created has the owner that its metadata names; any other one has the users of all of
+    its runs, not only that of the latest."""
     by_id = walk._replace(is_by_id=True)
-    async with aclosing(search(by_id, ThreadQuery(user=user), cursor)) as steps:
+    async with aclosing(search(by_id, ThreadQuery(), cursor)) as steps:
         async for step in steps:
-            yield step
+            users = set[str]() if step.row is None else await _load_users(walk, step.row)
+            if step.row is not None and user in users:
+                yield UserThread(step.cursor, step.row.thread_id, users - {user})
+            else:
+                yield UserThread(step.cursor, None, frozenset())
+
+
+async def _load_users(walk: ThreadWalk, row: ThreadRow) -> set[str]:
+    database, partition = walk.database, Partition(walk.tenant, row.thread_id)
+    users = set[str | None]()
+    # What cannot be read does not end the removal of the other threads.
+    with suppress(Corrupt, Contention):
+        users.add(await load_user(database, partition, row))
+        if not (row.has_document and find_user(row.metadata) is not None):
+            users |= await database.arun(read_users(partition))
+    return {name for name in users if name is not None}
 
 
 async def find_unlisted(walk: ThreadWalk, user: str) -> set[str]:
@@ -124,11 +161,13 @@ class RemovalTerms(NamedTuple):
 
 
 class Removed(NamedTuple):
-    """Numbers of threads, crons, assistants and entries of memories that a step removed. A later call can
-    continue from ``cursor``, which is set after each thread that was examined. ``is_in_log`` is True if the
-    database's log may hold what was removed."""
+    """Numbers of threads, crons, assistants and entries of memories that a step removed, and of threads that
+    stay because they name other users, too (``shared``). A later call can continue from ``cursor``, which is
+    set after each thread that was examined. ``is_in_log`` is True if the database's log may hold what was
+    removed."""
 
     threads: int = 0
+    shared: int = 0
     crons: int = 0
     assistants: int = 0
     entries: int = 0
@@ -140,7 +179,8 @@ async def remove_user(
     walk: ThreadWalk, user: str, terms: RemovalTerms, cursor: str = ""
 ) -> AsyncGenerator[Removed, None]:
     """Remove everything of a user, and yield each step: first what would begin, or learn, something new, then
-    the threads, and then what is known of the user. At the end it empties the database's log."""
+    the threads, and then what is known of the user. Threads that name other users, too, stay. At the end it
+    empties the database's log."""
     if not cursor:
         for cron in terms.own_crons:
             await walk.database.arun(crons.remove(crons.place(walk.tenant), cron.id))
@@ -155,10 +195,10 @@ async def remove_user(
     async with aclosing(find_threads(walk, user, cursor)) as steps:
         async for step in steps:
             removed = False
-            if step.row is not None:
-                listed.add(step.row.thread_id)
-                removed = await terms.remove_thread(step.row.thread_id)
-            yield Removed(threads=int(removed), cursor=step.cursor)
+            if step.thread_id is not None:
+                listed.add(step.thread_id)
+                removed = not step.others and await terms.remove_thread(step.thread_id)
+            yield Removed(threads=int(removed), shared=int(bool(step.others)), cursor=step.cursor)
     async with terms.record() as record:
         threads = 0
         # A thread whose messages were ended may be listed by now, and so was removed above.

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from perdure.engine.decoding import read_each
+from perdure.engine.threads import history
+from perdure.langgraph.reading import plain_reading
+from perdure.model.heads import ROOT
 from perdure.model.ops import Fetch, Get
 from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, Partition
@@ -49,6 +52,20 @@ def user_of_message(partition: Partition, seq: int) -> Program[str | None]:
     return next(
         (user_of_options(message.options) for message in read_each(partition, Message.read, found)), None
     )
+
+
+def read_users(partition: Partition) -> Program[set[str]]:
+    """Return the users whom the metadata of a thread's stored checkpoints name."""
+    users = set[str]()
+    below: int | None = None
+    while True:
+        page = yield from history.read_page(partition, ROOT, below=below, limit=history.PAGE)
+        users.update(
+            user for record in page if (user := find_user(plain_reading.metadata_of(record))) is not None
+        )
+        if len(page) < history.PAGE:
+            return users
+        below = page[-1].seq
 
 
 def find_title(metadata: Mapping[str, Any]) -> str:

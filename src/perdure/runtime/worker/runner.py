@@ -350,12 +350,19 @@ class Runner:
             self._queues.forget(held.partition)
         if not task.done():
             self._emit("run.not_heeded", held)
-        elif not task.cancelled() and task.exception() is None:
+        unformatted: Exception | None = None
+        if task.done() and not task.cancelled() and task.exception() is None:
             # It finished before it was stopped, so its result counts.
             try:
-                return await self._finish(held, task.result())
-            except PERMANENT as refused:
-                return await self._give_up(held, make_failure_note(refused))
+                ending = self._format_ending(held, task.result())
+            except Exception as error:
+                # The channel's functions are the application's, as the graph is: the attempt has failed.
+                unformatted = error
+            else:
+                try:
+                    return await self._finish(held, ending)
+                except PERMANENT as refused:
+                    return await self._give_up(held, make_failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -369,10 +376,12 @@ class Runner:
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stop(held, how)
-        error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
-        if isinstance(error, Fenced):
-            raise error
-        return await self._fail(held, error or asyncio.CancelledError())
+        failure: BaseException | None = unformatted
+        if failure is None and task.done() and not task.cancelled():
+            failure = task.exception()
+        if isinstance(failure, Fenced):
+            raise failure
+        return await self._fail(held, failure or asyncio.CancelledError())
 
     async def hand_back(self, held: HeldRun) -> None:
         """Release a healthy run: it is due for other workers at once, and the attempt does not count."""
@@ -381,9 +390,17 @@ class Runner:
         self._emit("run.handed_over", held)
         self._notifications.notify_due(held.partition)
 
+    def _format_ending(self, held: HeldRun, ending: Ending) -> Ending:
+        """Return the ending of a run as it is stored, with its replies and its waits.
+
+        Raises:
+            Exception: A function of the run's channel raises this, or makes replies that cannot be stored.
+        """
+        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        return self._add_waits(held, self._add_replies(held, ending), asked)
+
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        questions = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._add_waits(held, self._add_replies(held, ending), questions)
+        """End a run with an ending that ``_format_ending`` made."""
         now = await self._clock.now()
         last, puts = await self.buffers.end(held, ending)
         buffer = self.buffers.get(held)
@@ -463,7 +480,8 @@ class Runner:
         else:
             held, note = await self._roll_back(held, how == ROLLBACK)
             is_kept = bool(note)
-        return await self._finish(held, Ending(decide_stopped_state(how, is_kept=is_kept), note))
+        stopped = Ending(decide_stopped_state(how, is_kept=is_kept), note)
+        return await self._finish(held, self._format_ending(held, stopped))
 
     def _note_lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
@@ -498,7 +516,14 @@ class Runner:
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
-        return await self._finish(held, Ending(FAILED, note, replies))
+        failed = Ending(FAILED, note, replies)
+        try:
+            ending = self._format_ending(held, failed)
+        except Exception as error:
+            # An apology that its channel cannot divide is sent whole: otherwise the run would never end.
+            self._emit("run.apology_not_divided", held, error=type(error).__name__)
+            ending = self._add_waits(held, failed, {})
+        return await self._finish(held, ending)
 
     async def _roll_back(self, held: HeldRun, is_whole: bool) -> tuple[HeldRun, dict[str, Any]]:
         """Remove all records of a run if ``is_whole``; otherwise only the answers after which it failed, and

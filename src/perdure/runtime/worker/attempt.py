@@ -46,7 +46,12 @@ from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
-from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
+from perdure.runtime.nodes.interrupt_answers import (
+    is_by_name,
+    refuse_to_ask_again,
+    remove_unnamed,
+    select_still_to_give,
+)
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
@@ -164,10 +169,11 @@ async def _attempt(
     has_begun = begun_at is not None
     is_given_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_given_once and has_begun else agent.to_input(held.messages)
+    answered = frozenset[str]()
     if isinstance(given, Command):
         if (unknown := describe_unknown_nodes(graph, given)) is not None:
             raise NotAllowed(unknown)
-        given = await select_still_to_give(graph, head_config, held, given, views.steering.database)
+        given, answered = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _start_at(config, options.checkpoint_id)
@@ -199,6 +205,8 @@ async def _attempt(
     )
     held = views.steering.add_taken(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
+    if interrupts:
+        await refuse_to_ask_again(graph, head_config, answered)
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or has_channel:

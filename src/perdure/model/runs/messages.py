@@ -33,6 +33,9 @@ with the messages that wait beside it; ``steer`` for the open run or, if that do
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
 
+SIGNAL = "signal"
+"""Option of an answer that a signal gives: the signal's name, and whether it ends all waits for it."""
+
 START = "checkpoint_id"
 """Option of a message with the checkpoint from which its run starts, if not the thread's latest."""
 
@@ -81,6 +84,11 @@ class Message:
     def is_withdrawn(self) -> bool:
         """True if its sender withdrew it while it waited."""
         return self.mode == "withdrawn"
+
+    @property
+    def is_signal(self) -> bool:
+        """True if a signal has become this message."""
+        return SIGNAL in self.options
 
     @property
     def stop(self) -> Stop:

@@ -55,7 +55,7 @@ from perdure.runtime.nodes.interrupt_answers import (
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
-from perdure.runtime.nodes.steering import STEERING, Steering
+from perdure.runtime.nodes.steering import STEERING, Steering, carry_untracked
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -250,10 +250,11 @@ async def _steer(
     if steering.first_look is not None:
         # The task reports its own failure. If this attempt is cancelled, the worker ends the task.
         await asyncio.wait([steering.first_look])
+    running = carry_untracked(graph)
     while True:
         steering.control.begin()
         try:
-            values = await _invoke(graph, given, config, call_options, buffer, publisher)
+            values = await _invoke(running, given, config, call_options, buffer, publisher)
         except GraphDrained:
             await steering.write_between_steps(graph, head_config, held)
             given, config = None, steering.make_next_config(graph, head_config)
@@ -266,6 +267,7 @@ async def _steer(
                 await publisher.fail(cancelled)
             raise
         except Exception as error:
+            steering.name_limit(error, graph, head_config)
             if publisher is not None:
                 await publisher.fail(error)
             raise

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 from perdure.runtime import Agent
 from tests.runtime.graphs import Post, Storage, Talk, eventually, go, settings, working
@@ -74,5 +77,26 @@ def test_an_error_whose_text_cannot_be_made_ends_its_run_and_its_reply(near: Sto
             await eventually(lambda: post.tried)
             await runtime.wait(await runtime.accept("ada", "two", channel="post"), 30)
             await eventually(lambda: len(post.tried) == 2)
+
+    go(main())
+
+
+def test_a_person_learns_what_is_wrong_with_an_answer_and_answers_again(near: Storage) -> None:
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(str(interrupt("how many?", response_schema=int) + 1))]}
+
+    async def main() -> None:
+        post = Post()
+        channel = post.channel(ask=lambda name, value: {"content": value})
+        graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile()
+        async with working(near.database(), graph, channels={"post": channel}) as runtime:
+            await runtime.wait(await runtime.accept("ada", "one", channel="post"), 30)
+            failed = await runtime.wait(await runtime.answer("ada", "many"), 30)
+            assert (failed.state, failed.attempts) == ("failed", 1)
+            assert (await runtime.wait(await runtime.answer("ada", "3"), 30)).state == "done"
+            await eventually(lambda: len(post.texts) == 3)
+        asked, fault, reply = post.texts
+        assert (asked, reply) == ("how many?", "4")
+        assert fault.startswith("That answer does not fit the question. Input should be a valid integer")
 
     go(main())

@@ -33,6 +33,7 @@ from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
+from perdure.runtime.failures.unfit_updates import describe_unfit_answer
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.effects import EffectJournal
@@ -47,7 +48,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
-from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
+from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses, is_permanent
 
 _ENDED_MAX = 4096
 _SOON_POLLS = 2
@@ -498,10 +499,8 @@ class Runner:
             max_attempts = min(attempts, max_attempts)
         is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
         is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (
-            runs.count_attempts(held.run) >= max_attempts or isinstance(error, PERMANENT)
-        ):
-            return await self._give_up(held, note)
+        if not is_no_fault and (runs.count_attempts(held.run) >= max_attempts or is_permanent(error)):
+            return await self._give_up(held, note, describe_unfit_answer(error))
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
@@ -509,12 +508,15 @@ class Runner:
         self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
-    async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], remedy: str | None = None) -> bool:
+        """End a run that has failed, with the agent's apology, or a ``remedy`` in its place."""
         options = Options.read_if_readable(held.messages[0].options)
         policy = None if options is None else options.on_failure
         held, kept = await self._roll_back(held, (policy or self._settings.on_failure) == "rollback")
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
+        if apology and remedy:
+            apology = remedy
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
         failed = Ending(FAILED, note, replies)
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 
+from langgraph.errors import is_invalid_resume
+
 from perdure.engine.queue import runs
 from perdure.engine.queue.runs import HeldRun
 from perdure.engine.threads.steering import TakenBack
@@ -48,6 +50,12 @@ PERMANENT = (
     TooLarge,
 )
 """Errors that another attempt would raise again."""
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return True if another attempt would raise an error again: one of ``PERMANENT``, or that of an answer
+    that does not fit the schema of its question."""
+    return isinstance(error, PERMANENT) or is_invalid_resume(error)
 
 
 class Excuses:

@@ -49,7 +49,8 @@ Node = Callable[[Any], Any]
 
 def in_a_row(*nodes: Node) -> StateGraph[Any, Any, Any, Any]:
     builder: StateGraph[Any, Any, Any, Any] = StateGraph(Notes)
-    return builder.add_sequence([(f"{n}", node) for n, node in enumerate(nodes)]).add_edge(START, "0")
+    named: list[Any] = [(f"{n}", node) for n, node in enumerate(nodes)]
+    return builder.add_sequence(named).add_edge(START, "0")
 
 
 def isolated(*nodes: Node) -> Any:

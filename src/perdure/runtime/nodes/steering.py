@@ -50,7 +50,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import INPUT, MESSAGE
 from perdure.model.write_records import NULL_TASK
-from perdure.runtime.agents.agent import Agent, list_input_names
+from perdure.runtime.agents.agent import Agent, convert_plain_messages, list_input_names
 from perdure.runtime.agents.run_user import USER
 
 _TASK_ID = "__pregel_task_id"
@@ -363,21 +363,12 @@ def is_open(state: StateSnapshot, agent: Agent) -> bool:
     value = None
     if isinstance(state.values, Mapping):
         value = state.values.get(key)
-    messages = _convert_messages(value) if isinstance(value, list) else []
+    messages = convert_plain_messages(value) if isinstance(value, list) else []
     if _has_open_calls(messages):
         return False
     if agent.steer_before is not None:
         return not set(state.next).isdisjoint(agent.steer_before)
     return not messages or not isinstance(messages[-1], AIMessage)
-
-
-def _convert_messages(values: list[Any]) -> list[BaseMessage]:
-    """Return a state's messages, converted if the graph keeps them as plain data. If a value cannot be
-    converted, return only the values that are messages already."""
-    try:
-        return convert_to_messages(values)
-    except (ValueError, TypeError, KeyError, NotImplementedError):
-        return [value for value in values if isinstance(value, BaseMessage)]
 
 
 def _has_open_calls(messages: Sequence[BaseMessage]) -> bool:

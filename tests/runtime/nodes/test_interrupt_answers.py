@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
@@ -143,6 +144,78 @@ def test_graphs_without_checkpoints_in_nodes_of_their_own_wait_one_after_the_oth
             await eventually_stored(is_over)
             state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
             assert state.values["notes"] == ["one", "late", "rested"]
+
+    go(main())
+
+
+def functional(*calls: Any) -> Any:
+    """A graph of tasks, each of which is called by the entrypoint."""
+
+    @entrypoint()
+    async def work(given: Any) -> list[Any]:
+        return [await call() for call in calls]
+
+    return work
+
+
+def test_tasks_of_a_functional_graph_wait_one_after_the_other(near: Storage) -> None:
+    @task
+    async def several() -> list[Any]:
+        return [interrupt("one?"), interrupt("two?"), ask("three?", within=0.2, default="late")]
+
+    @task
+    async def another() -> Any:
+        return ask("four?", within=0.2, default="late")
+
+    async def main() -> None:
+        async with working(near.database(), functional(several, another)) as runtime:
+            await begin(runtime)
+            for word in ("one", "two"):
+                assert (await runtime.wait(await runtime.answer("ada", word), 30)).state == "waiting"
+
+            async def is_over() -> bool:
+                return await states(runtime) == ["waiting"] * 4 + ["done"]
+
+            await eventually_stored(is_over)
+
+    go(main())
+
+
+def test_a_second_wait_of_a_graph_that_a_functional_task_calls_is_refused(memory: Storage) -> None:
+    inner = compiled_without(until_soon, until_soon)
+
+    @task
+    async def call() -> Any:
+        return await inner.ainvoke({"notes": []})
+
+    async def main() -> None:
+        async with working(memory.database(), functional(call)) as runtime:
+            await begin(runtime)
+
+            async def is_over() -> bool:
+                return (await states(runtime))[1:] == ["failed"]
+
+            await eventually_stored(is_over)
+            newest, *_ = await runtime.runs("ada")
+            assert newest.note["error"].startswith("NotAllowed: node 'work' waits again")
+
+    go(main())
+
+
+def test_an_attempt_after_a_stored_answer_may_ask_the_next_question(near: Storage) -> None:
+    failures = ["once"]
+
+    def node(state: Notes) -> Notes:
+        first = interrupt("first?")
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": [first, interrupt("second?")]}
+
+    async def main() -> None:
+        async with working(near.database(), in_a_row(node).compile()) as runtime:
+            await begin(runtime)
+            again = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            assert (again.state, again.attempts) == ("waiting", 2)
 
     go(main())
 

@@ -28,7 +28,7 @@ from perdure.langgraph.reading.open_interrupts import interrupt_id
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.langgraph.saver import PerdureSaver
 from perdure.model.runs.messages import ANSWERS, START
-from perdure.model.write_records import NULL_TASK, RESUME
+from perdure.model.write_records import INTERRUPT, NULL_TASK, RESUME
 
 _ID_DIGITS = 32
 
@@ -80,15 +80,14 @@ async def select_still_to_give(
     answers = {moved.get(name, name): answer for name, answer in answers.items()}
     levels = await _load_levels(graph, saver, config)
     asked = {name for level in levels for name in level.asked}
-    kept_by_none = frozenset(
-        task for name, task in _find_asking_tasks(levels).items() if name in answers.keys() - asked
-    )
+    answered = {name for level in levels for name in level.answered}
+    of_unstored = answers.keys() - asked - answered
+    kept_by_none = frozenset(task for name, task in _find_asking_tasks(levels).items() if name in of_unstored)
     if held.run.is_fresh and len(answers) == 1 and not answers.keys() & asked:
         (only_answer,) = answers.values()
         if only_answer is not None:
             return StillToGive(replace(command, resume=only_answer), kept_by_none)
     if not held.run.is_fresh:
-        answered = {name for level in levels for name in level.answered}
         answers = {name: answer for name, answer in answers.items() if name not in answered}
     await remove_unnamed(saver, config, held)
     return StillToGive(_without_empty(replace(command, resume=answers or None)), kept_by_none)
@@ -104,7 +103,8 @@ async def refuse_to_ask_again(
     if not answered or not isinstance(saver, PerdureSaver):
         return
     levels = await _load_levels(graph, saver, config)
-    again = set(_find_asking_tasks(levels).values()).intersection(answered)
+    kept = {task for level in levels for task in level.kept}
+    again = set(_find_asking_tasks(levels).values()).intersection(answered) - kept
     if not again:
         return
     name = next(level.names[task] for level in levels for task in again if task in level.names)
@@ -193,11 +193,18 @@ async def remove_unnamed(
 class _Level:
     """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
     next. ``tasks`` are the tasks by the ids of the interrupts that they and the graphs in them have left,
-    ``names`` their nodes."""
+    ``names`` their nodes. ``kept`` are the calls of functional tasks whose answers are stored: only their
+    caller is among the tasks of a state."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         self.tasks = {asked.id: task.id for task in state.tasks for asked in task.interrupts}
         self.names = {task.id: task.name for task in state.tasks}
+        calls = [write for write in writes if write[0] not in {*self.names, NULL_TASK}]
+        self.kept = {call for call, channel, _ in calls if channel == RESUME}
+        for call, channel, left in calls:
+            for asked in left if channel == INTERRUPT else ():
+                self.names[call] = self.names.get(self.tasks.get(asked.id, ""), "")
+                self.tasks[asked.id] = call
         within = state.config.get("configurable", {}).get("checkpoint_ns", "")
         self.asked: set[str] = set()
         self.answered: set[str] = set()

@@ -202,6 +202,29 @@ def test_a_second_wait_of_a_graph_that_a_functional_task_calls_is_refused(memory
     go(main())
 
 
+@pytest.mark.parametrize("outer", [isolated, compiled_without])
+def test_an_attempt_that_failed_after_the_answer_does_not_lose_it(
+    near: Storage, outer: Callable[..., Any]
+) -> None:
+    failures = ["once", "twice"]
+
+    def fail(state: Notes) -> Notes:
+        if failures:
+            raise RuntimeError(failures.pop())
+        return {"notes": ["ended"]}
+
+    async def main() -> None:
+        graph = in_a_row(outer(first, fail)).compile()
+        async with working(near.database(), graph) as runtime:
+            await begin(runtime)
+            ended = await runtime.wait(await runtime.answer("ada", "one"), 30)
+            assert (ended.state, ended.attempts) == ("done", 3), ended.note
+            state = await runtime.graph("agent").aget_state({"configurable": {"thread_id": "ada"}})
+            assert state.values["notes"] == ["one", "ended"]
+
+    go(main())
+
+
 def test_an_attempt_after_a_stored_answer_may_ask_the_next_question(near: Storage) -> None:
     failures = ["once"]
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeGuard
 
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver, PendingWrite
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, PendingWrite
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
@@ -81,9 +81,11 @@ async def select_still_to_give(
     levels = await _load_levels(graph, saver, config)
     asked = {name for level in levels for name in level.asked}
     answered = {name for level in levels for name in level.answered}
+    asking = _find_asking_tasks(levels)
     of_unstored = answers.keys() - asked - answered
-    kept_by_none = frozenset(task for name, task in _find_asking_tasks(levels).items() if name in of_unstored)
-    if held.run.is_fresh and len(answers) == 1 and not answers.keys() & asked:
+    kept_by_none = frozenset(task for name, task in asking.items() if name in of_unstored)
+    # An attempt that failed within such a graph has kept nothing of the answer: the next one gives it again.
+    if len(answers) == 1 and of_unstored and (held.run.is_fresh or asking.keys() == of_unstored):
         (only_answer,) = answers.values()
         if only_answer is not None:
             return StillToGive(replace(command, resume=only_answer), kept_by_none)
@@ -194,12 +196,13 @@ class _Level:
     """Interrupts of the tasks of one graph or subgraph, by id: ``answered``, and ``asked``, those that come
     next. ``tasks`` are the tasks by the ids of the interrupts that they and the graphs in them have left,
     ``names`` their nodes. ``kept`` are the calls of functional tasks whose answers are stored: only their
-    caller is among the tasks of a state."""
+    caller is among the tasks of a state. ``ended`` are the tasks that have a result."""
 
     def __init__(self, state: StateSnapshot, writes: Sequence[PendingWrite]) -> None:
         self.tasks = {asked.id: task.id for task in state.tasks for asked in task.interrupts}
         self.names = {task.id: task.name for task in state.tasks}
         calls = [write for write in writes if write[0] not in {*self.names, NULL_TASK}]
+        self.ended = {task_id for task_id, channel, _ in writes if channel not in WRITES_IDX_MAP}
         self.kept = {call for call, channel, _ in calls if channel == RESUME}
         for call, channel, left in calls:
             for asked in left if channel == INTERRUPT else ():
@@ -228,8 +231,9 @@ async def _load_levels(
 
 
 def _find_asking_tasks(levels: Sequence[_Level]) -> dict[str, str]:
-    """Return the innermost stored task that has left an interrupt, by the interrupt's id."""
-    return {name: task for level in levels for name, task in level.tasks.items()}
+    """Return the innermost stored task that has left an interrupt and has not ended, by the interrupt's
+    id."""
+    return {name: task for level in levels for name, task in level.tasks.items() if task not in level.ended}
 
 
 async def _walk_levels(saver: BaseCheckpointSaver[Any], state: StateSnapshot) -> AsyncIterator[_Level]:

@@ -117,10 +117,10 @@ def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[A
     return f"the command goes to {', '.join(map(repr, unknown))}; the graph has the nodes {', '.join(known)}"
 
 
-def to_replies(values: Any, messages: Sequence[Message]) -> Sequence[Any]:
+def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
     """Return the replies of a run: the agent's last message after the run's own messages, if any."""
-    # A graph may have a single value for its state.
-    stored = values.get("messages") if isinstance(values, Mapping) else None
+    state: Any = values  # a functional graph may return any value
+    stored = state.get("messages") if isinstance(state, Mapping) else None
     if not isinstance(stored, Sequence) or isinstance(stored, str):
         return ()
     own = {message.id for message in messages}

@@ -10,7 +10,7 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from perdure.runtime import Runtime, wait_for
-from tests.runtime.graphs import Storage, eventually, eventually_stored, go, values, working
+from tests.runtime.graphs import Storage, eventually, eventually_stored, go, settings, values, working
 
 
 class Noted(TypedDict, total=False):
@@ -23,6 +23,7 @@ class Shop:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.begun = 0
+        self.fails = False
         builder = StateGraph(Noted).add_node("pay", self._pay).add_node("ship", self._ship)
         self.graph = builder.add_edge(START, "pay").add_edge("pay", "ship").compile()
 
@@ -31,6 +32,8 @@ class Shop:
 
     async def _ship(self, state: Noted) -> Noted:
         self.begun += 1
+        if self.fails:
+            raise RuntimeError("out of stock")
         await self.gate.wait()
         return {"notes": ["shipped"]}
 
@@ -108,6 +111,38 @@ def test_a_signal_that_waits_for_a_worker_outlives_a_message_that_replaces_what_
             await eventually_stored(is_over)
             found = await values(database, shop.graph, "t")
             assert found["notes"] == ["order", "faster", "receipt", "shipped"]
+        assert database.fsck("t") == []
+
+    go(main())
+
+
+def test_the_signal_of_a_failed_run_is_given_once_however_its_repetition_ends(near: Storage) -> None:
+    async def main() -> None:
+        shop, database = Shop(), near.database()
+        shop.fails = True
+        async with working(database, shop.graph, settings=settings(attempts=1)) as runtime:
+            await order(runtime)
+            receipt = await runtime.signal("t", "payment", "receipt", key="evt_1")
+            assert receipt.run_id is not None
+
+            async def has_failed() -> bool:
+                return await states(runtime) == ["waiting", "failed"]
+
+            await eventually_stored(has_failed)
+            shop.fails = False
+            again = await runtime.retry("t", receipt.run_id)
+            await eventually(lambda: shop.begun == 2)
+            await runtime.cancel("t", again.id, rollback=True)
+
+            async def is_rolled_back() -> bool:
+                return await states(runtime) == ["waiting", "failed", "rolled_back"]
+
+            await eventually_stored(is_rolled_back)
+            shop.gate.set()
+            ended = await runtime.wait(await runtime.retry("t", receipt.run_id), 30)
+            assert ended.state == "done"
+            assert await states(runtime) == ["waiting", "failed", "rolled_back", "done"]
+            assert (await values(database, shop.graph, "t"))["notes"] == ["order", "receipt", "shipped"]
         assert database.fsck("t") == []
 
     go(main())

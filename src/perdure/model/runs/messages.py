@@ -87,8 +87,9 @@ class Message:
 
     @property
     def is_signal(self) -> bool:
-        """True if a signal has become this message."""
-        return SIGNAL in self.options
+        """True if a signal has become this message. The repetition of a failed run is no signal: it may be
+        requested again."""
+        return SIGNAL in self.options and RETRY_OF not in self.options
 
     @property
     def stop(self) -> Stop:

@@ -33,6 +33,9 @@ with the messages that wait beside it; ``steer`` for the open run or, if that do
 ANSWERS = "answers"
 """Option of an answer with the ids of the interrupts it answers."""
 
+SIGNAL = "signal"
+"""Option of an answer that a signal gives: the signal's name, and whether it ends all waits for it."""
+
 START = "checkpoint_id"
 """Option of a message with the checkpoint from which its run starts, if not the thread's latest."""
 
@@ -81,6 +84,12 @@ class Message:
     def is_withdrawn(self) -> bool:
         """True if its sender withdrew it while it waited."""
         return self.mode == "withdrawn"
+
+    @property
+    def is_signal(self) -> bool:
+        """True if a signal has become this message. The repetition of a failed run is no signal: it may be
+        requested again."""
+        return SIGNAL in self.options and RETRY_OF not in self.options
 
     @property
     def stop(self) -> Stop:
@@ -261,6 +270,11 @@ class Reply:
         )
 
 
+def check_reply(payload: Any) -> None:
+    """Raise the error of ``encode`` if a reply cannot be stored."""
+    Reply(0, "", 0, "", payload).put()
+
+
 def dedupe_digest(key: str) -> bytes:
     """Return the stored form of a dedupe key: of fixed length, without the sender's text in the clear."""
     return sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
@@ -296,7 +310,16 @@ def _belong_together(first: Message, other: Message) -> bool:
 
 def shorten_error(error: BaseException) -> str:
     """Return an error as text for the note of a run or a reply, cut to what can be stored."""
-    return replace_surrogates(f"{type(error).__name__}: {error}"[:_NOTE_MAX])
+    return replace_surrogates(text_of_error(error)[:_NOTE_MAX])
+
+
+def text_of_error(error: BaseException) -> str:
+    """Return the type and the text of an error. Its text may be made by code of the application, which may
+    raise an error in turn; what failed has to be recorded all the same."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as unreadable:
+        return f"{type(error).__name__}: (its text cannot be read: {type(unreadable).__name__})"
 
 
 def replace_surrogates(text: str) -> str:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    convert_to_messages,
+)
 from langgraph.channels.base import BaseChannel
 from langgraph.constants import END, START
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
@@ -114,17 +120,33 @@ def describe_unknown_nodes(graph: Pregel[Any, Any, Any, Any], command: Command[A
 
 def to_replies(values: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Any]:
     """Return the replies of a run: the agent's last message after the run's own messages, if any."""
-    stored = values.get("messages")
-    if not isinstance(stored, Sequence):
+    state: Any = values  # a functional graph may return any value
+    stored = state.get("messages") if isinstance(state, Mapping) else None
+    if not isinstance(stored, Sequence) or isinstance(stored, str):
         return ()
     own = {message.id for message in messages}
     answers: list[AIMessage] = []
-    for message in stored:
-        if isinstance(message, BaseMessage) and message.id in own:
+    for message in convert_plain_messages(stored):
+        if message.id in own:
             answers = []
         elif isinstance(message, AIMessage) and message.text:
             answers = [message]
     return [{"role": "assistant", "content": message.text, "id": message.id} for message in answers]
+
+
+def convert_plain_messages(values: Sequence[Any]) -> list[BaseMessage]:
+    """Return a state's messages, converted if the graph keeps them as plain data, such as dicts with a role.
+    Values that are no messages are left out."""
+    converted: list[BaseMessage] = []
+    for value in values:
+        if isinstance(value, BaseMessage):
+            converted.append(value)
+            continue
+        try:
+            converted += convert_to_messages([value])
+        except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):
+            continue
+    return converted
 
 
 @dataclass(frozen=True)

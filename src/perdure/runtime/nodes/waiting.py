@@ -126,7 +126,8 @@ async def sleep(seconds: Span) -> None:
 
 def sleep_sync(seconds: Span) -> None:
     """Sleep like ``sleep``, in a node that is a plain function."""
-    wait = wait_of("sleep", seconds, None, None)
+    # Not None, which would not reach a graph without checkpoints.
+    wait = wait_of("sleep", seconds, True, None)
     _ask({WAITS_FOR: "time", "seconds": _seconds(seconds)}, wait)
 
 

@@ -33,6 +33,7 @@ from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
+from perdure.runtime.failures.unfit_updates import describe_unfit_answer
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
 from perdure.runtime.nodes.contained_exits import contain, contain_exits
@@ -353,12 +354,19 @@ class Runner:
             self._queues.forget(held.partition)
         if not task.done():
             self._emit("run.not_heeded", held)
-        elif not task.cancelled() and task.exception() is None:
+        unformatted: Exception | None = None
+        if task.done() and not task.cancelled() and task.exception() is None:
             # It finished before it was stopped, so its result counts.
             try:
-                return await self._finish(held, task.result())
-            except PERMANENT as refused:
-                return await self._give_up(held, make_failure_note(refused))
+                ending = self._format_ending(held, task.result())
+            except Exception as error:
+                # The channel's functions are the application's, as the graph is: the attempt has failed.
+                unformatted = error
+            else:
+                try:
+                    return await self._finish(held, ending)
+                except PERMANENT as refused:
+                    return await self._give_up(held, make_failure_note(refused))
         if how == DELETED:
             return False
         if how == "lost":
@@ -372,7 +380,9 @@ class Runner:
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stop(held, how)
-        error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
+        error: BaseException | None = unformatted
+        if error is None and task.done() and not task.cancelled():
+            error = task.exception()
         if isinstance(error, Fenced):
             # A node's own call on another thread, or on this one, raises it, too: ask for this run's lease.
             now = await self._clock.now()
@@ -386,9 +396,17 @@ class Runner:
         self._emit("run.handed_over", held)
         self._notifications.notify_due(held.partition)
 
+    def _format_ending(self, held: HeldRun, ending: Ending) -> Ending:
+        """Return the ending of a run as it is stored, with its replies and its waits.
+
+        Raises:
+            Exception: A function of the run's channel raises this, or makes replies that cannot be stored.
+        """
+        asked = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
+        return self._add_waits(held, self._add_replies(held, ending), asked)
+
     async def _finish(self, held: HeldRun, ending: Ending) -> bool:
-        questions = {one["id"]: one for one in ending.replies} if ending.state == WAITING else {}
-        ending = self._add_waits(held, self._add_replies(held, ending), questions)
+        """End a run with an ending that ``_format_ending`` made."""
         now = await self._clock.now()
         last, puts = await self.buffers.end(held, ending)
         buffer = self.buffers.get(held)
@@ -468,7 +486,8 @@ class Runner:
         else:
             held, note = await self._roll_back(held, how == ROLLBACK)
             is_kept = bool(note)
-        return await self._finish(held, Ending(decide_stopped_state(how, is_kept=is_kept), note))
+        stopped = Ending(decide_stopped_state(how, is_kept=is_kept), note)
+        return await self._finish(held, self._format_ending(held, stopped))
 
     def _note_lost(self, held: HeldRun) -> None:
         self._emit("run.lost", held)
@@ -488,7 +507,7 @@ class Runner:
         is_no_fault = is_no_fault or is_excused
         is_permanent = self._judge.is_permanent(error, held)
         if not is_no_fault and (is_permanent or runs.count_attempts(held.run) >= max_attempts):
-            return await self._give_up(held, note)
+            return await self._give_up(held, note, describe_unfit_answer(error))
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
         put_off = runs.postpone(held, until, note, now, counts=is_excused or not is_no_fault)
@@ -496,14 +515,24 @@ class Runner:
         self._dispatch.schedule(held.partition, postponed.lane, now)
         return False
 
-    async def _give_up(self, held: HeldRun, why: Mapping[str, Any]) -> bool:
+    async def _give_up(self, held: HeldRun, why: Mapping[str, Any], remedy: str | None = None) -> bool:
+        """End a run that has failed, with the agent's apology, or a ``remedy`` in its place."""
         options = Options.read_if_readable(held.messages[0].options)
         policy = None if options is None else options.on_failure
         held, kept = await self._roll_back(held, (policy or self._settings.on_failure) == "rollback")
         note = {**why, **kept}
         apology = self.graphs.agents[held.run.graph].apology
+        if apology and remedy:
+            apology = remedy
         replies = ({"role": "assistant", "content": apology},) if apology and held.run.channel else ()
-        return await self._finish(held, Ending(FAILED, note, replies))
+        failed = Ending(FAILED, note, replies)
+        try:
+            ending = self._format_ending(held, failed)
+        except Exception as error:
+            # An apology that its channel cannot divide is sent whole: otherwise the run would never end.
+            self._emit("run.apology_not_divided", held, error=type(error).__name__)
+            ending = self._add_waits(held, failed, {})
+        return await self._finish(held, ending)
 
     async def _roll_back(self, held: HeldRun, is_whole: bool) -> tuple[HeldRun, dict[str, Any]]:
         """Remove all records of a run if ``is_whole``; otherwise only the answers after which it failed, and

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+from langgraph.errors import is_invalid_resume
+
 from perdure.database.handle import DatabaseHandle
 from perdure.engine.queue import runs
 from perdure.engine.queue.runs import HeldRun
@@ -84,6 +86,8 @@ class Judge:
         """Return True if another attempt would raise the error again."""
         if isinstance(error, LimitReached):
             return not isinstance(error, LimitPending) and self._is_of_its_limits(error, held)
+        if is_invalid_resume(error):
+            return True
         return isinstance(error, PERMANENT) and not self._is_of_another_thread(error, held)
 
     def _is_of_its_database(self, error: BaseException) -> bool:

@@ -22,6 +22,25 @@ def require_text(what: str, value: object) -> None:
         raise TypeError(f"{what} is text, not {type(value).__name__}")
 
 
+def require_mapping(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a mapping. ``what`` names the argument."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{what} is a mapping, not {type(value).__name__}")
+
+
+def require_number(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a number; ``True`` and ``False`` are none. ``what`` names the
+    argument."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} is a number, not {type(value).__name__}")
+
+
+def require_whole(what: str, value: object) -> None:
+    """Raise ``TypeError`` for anything but a whole number. ``what`` names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} is a whole number, not {value!r:.100}")
+
+
 def check_run_config(config: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` if a config of LangGraph's, as JSON data, has a part that no run can use. ``None``
     counts as absent."""

@@ -1,5 +1,5 @@
-"""Refusal of names that are not well-formed text: those with half of a character, which some databases cannot
-hold.
+"""Refusal of keys and fields that are not what their columns hold: names with half of a character, which some
+databases cannot store, and values of another type.
 
 Every backend refuses the same names: otherwise a thread could not be moved from a backend that takes its name
 to one that does not.
@@ -7,17 +7,22 @@ to one that does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
 from perdure.errors import Unserialisable
 from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import KINDS
+from perdure.model.records import KINDS, Column, Kind
 
 _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for column in kind.key))
 """Kinds with text in their keys. The keys of chunks are bytes; a request may contain thousands of these."""
+
+_WITH_TEXT = _NAMED | {kind for kind in KINDS if any(column.kind == "text" for column in kind.fields)}
+"""Kinds with text in their keys or fields: those that hold what callers pass."""
+
+_TYPES = {"text": str, "integer": int, "bytes": bytes}
 
 
 def require_text(names: Iterable[object]) -> None:
@@ -43,8 +48,30 @@ def ill_formed_error(name: str) -> Unserialisable:
 
 
 def require_names(effect: Effect[Any]) -> None:
-    """Raise ``Unserialisable`` if a name in a storage request has a lone surrogate."""
+    """Check what a storage request names and writes.
+
+    Raises:
+        Unserialisable: a name has a lone surrogate.
+        TypeError: a key or a field has another type than its column: a caller passed it on unchecked. A
+            database would report it as damage, or as an outage.
+    """
     require_text(_list_names(effect))
+    if isinstance(effect, Commit):
+        for op in effect.ops:
+            if op.kind not in _WITH_TEXT:
+                continue
+            _require_types(op.kind, op.kind.key, op.key)
+            if isinstance(op, Put):
+                _require_types(op.kind, op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+
+
+def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[object]) -> None:
+    for column, value in zip(columns, values, strict=True):
+        if not isinstance(value, _TYPES[column.kind]) and not (value is None and column.nullable):
+            raise TypeError(
+                f"the {column.name} of a record of kind {kind.name!r} is {column.kind}, not "
+                f"{type(value).__name__}; nothing was stored"
+            )
 
 
 def _list_names(effect: Effect[Any]) -> list[object]:

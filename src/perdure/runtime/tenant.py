@@ -168,14 +168,14 @@ class TenantRuntime:
                 or an update or a goto that no graph can apply.
             Conflict: The command goes to another node, and would abandon an open question.
         """
+        if command is not None:
+            check_command(command)
         if command is not None and not holds_anything(command):
             raise ValueError(
                 "the command holds nothing: no update, no goto and no resume; to go on without input, "
                 "leave it out "
                 "and pass None as the input"
             )
-        if command is not None:
-            check_command(command)
         if command is None:
             payload = {INPUT: input}
         else:
@@ -234,10 +234,11 @@ class TenantRuntime:
             interrupt_ids = list(resume)
         else:
             interrupt_ids = []
+        if command is not None:
+            check_command(command)
         if not command:
             payload = {RESUME: resume}
         else:
-            check_command(command)
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from perdure.model.limits import SharedLimit
 from perdure.runtime import Settings
 
 
@@ -26,3 +27,9 @@ from perdure.runtime import Settings
 def test_a_setting_of_another_type_is_named(given: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Settings(**given)
+
+
+def test_a_rate_that_is_too_high_is_said_to_be() -> None:
+    with pytest.raises(ValueError, match="rate is a number above 0, and at most 1e12, not 10000") as refused:
+        SharedLimit(rate=10**30)
+    assert len(str(refused.value)) < 120

@@ -6,6 +6,7 @@ Covers perdure.model.well_formed.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -142,3 +143,17 @@ def test_a_runtime_refuses_it(backend: str) -> None:
             assert contents(db) == {}
 
     go(main())
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_runs_are_removed_by_their_uuids(backend: str) -> None:
+    run_id = uuid.uuid4()
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        saver = db.checkpointer()
+        saver.put(at(), made(), {"run_id": str(run_id)}, {})
+        for wrong in (5, None, b"x"):
+            with pytest.raises(TypeError, match="run_ids takes texts or UUIDs"):
+                saver.delete_for_runs([run_id, wrong])  # type: ignore[list-item]
+        assert saver.get_tuple(at()) is not None
+        saver.delete_for_runs([run_id])
+        assert saver.get_tuple(at()) is None

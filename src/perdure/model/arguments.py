@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _TEXT = (str, bytes, bytearray, memoryview)
@@ -14,6 +14,17 @@ def refuse_text(what: str, values: object) -> None:
     argument."""
     if isinstance(values, _TEXT):
         raise TypeError(f"{what} takes a sequence, not {type(values).__name__}; for one name write [name]")
+
+
+def to_text_ids(what: str, ids: Iterable[object]) -> list[str]:
+    """Return ids that are texts or UUIDs as texts; raise ``TypeError`` for any other. ``what`` names the
+    argument."""
+    refuse_text(what, ids)
+    listed = list(ids)
+    for each in listed:
+        if not isinstance(each, str | uuid.UUID):
+            raise TypeError(f"{what} takes texts or UUIDs, and {each!r:.100} is a {type(each).__name__}")
+    return list(map(str, listed))
 
 
 def require_text(what: str, value: object) -> None:

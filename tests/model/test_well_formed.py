@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from perdure.model.ops import Commit, Delete, Put
-from perdure.model.records import CHECKPOINT, HEAD, INBOX, Partition
-from perdure.model.well_formed import require_names
+from perdure.errors import OverMaximum
+from perdure.model.ops import Commit, Delete, Expect, Fetch, Get, Put
+from perdure.model.records import CHECKPOINT, DOCUMENT, HEAD, INBOX, STORE, Partition
+from perdure.model.well_formed import NAME_MAX, require_names
 
 ADA = Partition("", "ada")
 MESSAGE: dict[str, Any] = {"graph": "g", "channel": "", "mode": "enqueue", "dedupe": b"", "accepted_at": 1}
 STEP: dict[str, Any] = {"seq": 1, "parent_id": None, "run_id": None, "source": None, "step": None}
+LONG = "x" * (NAME_MAX + 1)
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,25 @@ def test_a_value_of_another_type_than_its_column_is_the_callers_fault(put: Any, 
 
 def test_absent_values_are_taken_where_a_column_may_be_empty() -> None:
     require_names(Commit(ADA, (Put(CHECKPOINT, ("", "1"), STEP), Put(INBOX, (1,), MESSAGE))))
+
+
+@pytest.mark.parametrize(
+    ("partition", "put"),
+    [
+        (Partition("", LONG), Put(HEAD, ("",), {"checkpoint_id": "1", "seq": 1})),
+        (Partition("t" * 1000, "x" * 1001), Put(HEAD, ("",), {"checkpoint_id": "1", "seq": 1})),
+        (Partition("", "\u00e9" * (NAME_MAX // 2 + 1), STORE), Put(DOCUMENT, ("a", "b"), {"updated_at": 1})),
+        (ADA, Put(DOCUMENT, ("a", LONG), {"updated_at": 1})),
+        (ADA, Put(CHECKPOINT, ("", "1"), {**STEP, "run_id": LONG})),
+    ],
+)
+def test_a_new_name_has_a_limit(partition: Partition, put: Put) -> None:
+    with pytest.raises(OverMaximum, match=f"at most {NAME_MAX} are taken"):
+        require_names(Commit(partition, (put,)))
+
+
+def test_what_has_a_long_name_already_can_be_read_changed_and_removed() -> None:
+    partition = Partition("", LONG)
+    require_names(Fetch(partition, (Get(HEAD, ("",)),)))
+    require_names(Commit(partition, (Put(HEAD, (LONG,), {"checkpoint_id": "1", "seq": 1}, expect=3),)))
+    require_names(Commit(partition, (Delete(HEAD, (LONG,), Expect.PRESENT),)))

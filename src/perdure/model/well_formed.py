@@ -1,5 +1,5 @@
-"""Refusal of keys and fields that are not what their columns hold: names with half of a character, which some
-databases cannot store, and values of another type.
+"""Refusal of keys and fields that are not what their columns hold: names with half of a character or of too
+many bytes, which some databases cannot store, and values of another type.
 
 Every backend refuses the same names: otherwise a thread could not be moved from a backend that takes its name
 to one that does not.
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
 
-from perdure.errors import Unserialisable
-from perdure.model.ops import Commit, Drop, Fetch, Find, Get, Put, Stage
+from perdure.errors import OverMaximum, Unserialisable
+from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Get, Put, Stage
 from perdure.model.program import Effect
-from perdure.model.records import KINDS, Column, Kind
+from perdure.model.records import KINDS, SESSIONS, STORE, Column, Kind
 
 _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for column in kind.key))
 """Kinds with text in their keys. The keys of chunks are bytes; a request may contain thousands of these."""
@@ -22,6 +22,11 @@ _NAMED = frozenset(kind for kind in KINDS if any(column.kind == "text" for colum
 _WITH_TEXT = _NAMED | {kind for kind in KINDS if any(column.kind == "text" for column in kind.fields)}
 """Kinds with text in their keys or fields: those that hold what callers pass."""
 
+NAME_MAX = 2_000
+"""Most bytes of a name in UTF-8, and of a tenant and the name of its thread or namespace together. An entry
+of an index of PostgreSQL, which has all names of a record, holds 2,704 bytes."""
+
+_NAMES_OF_SPACES = {STORE: "namespace", SESSIONS: "session"}
 _TYPES = {"text": str, "integer": int, "bytes": bytes}
 
 
@@ -52,17 +57,26 @@ def require_names(effect: Effect[Any]) -> None:
 
     Raises:
         Unserialisable: a name has a lone surrogate.
+        OverMaximum: a new name has more than ``NAME_MAX`` bytes. What has such a name already can be read
+            and removed.
         TypeError: a key or a field has another type than its column: a caller passed it on unchecked. A
             database would report it as damage, or as an outage.
     """
     require_text(_list_names(effect))
     if isinstance(effect, Commit):
+        is_new = False
         for op in effect.ops:
             if op.kind not in _WITH_TEXT:
                 continue
             _require_types(op.kind, op.kind.key, op.key)
             if isinstance(op, Put):
                 _require_types(op.kind, op.kind.fields, [op.fields[c.name] for c in op.kind.fields])
+                if isinstance(op.expect, Expect):
+                    is_new = True
+                    _require_lengths(op)
+        if is_new:
+            tenant, thread, space = effect.partition
+            _require_length(_NAMES_OF_SPACES.get(space, "thread"), tenant + thread)
 
 
 def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[object]) -> None:
@@ -72,6 +86,22 @@ def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[objec
                 f"the {column.name} of a record of kind {kind.name!r} is {column.kind}, not "
                 f"{type(value).__name__}; nothing was stored"
             )
+
+
+def _require_lengths(put: Put) -> None:
+    for column, value in zip(put.kind.key, put.key, strict=True):
+        if column.kind == "text":
+            _require_length(column.name, value)
+    if put.kind.index is not None and isinstance(value := put.fields[put.kind.index], str):
+        _require_length(put.kind.index, value)
+
+
+def _require_length(what: str, text: str) -> None:
+    # Most names are short: they need not be encoded to know it.
+    if 4 * len(text) > NAME_MAX and (size := len(text.encode())) > NAME_MAX:
+        raise OverMaximum(
+            f"the {what} {text[:40]!r}… has {size} bytes, at most {NAME_MAX} are taken; nothing was stored"
+        )
 
 
 def _list_names(effect: Effect[Any]) -> list[object]:

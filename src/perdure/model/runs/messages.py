@@ -13,7 +13,7 @@ from hashlib import sha256
 from types import NoneType
 from typing import Any, Literal
 
-from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.errors import Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 from perdure.model.runs.payloads import can_be_joined
@@ -332,7 +332,7 @@ def encode(value: Any, what: str) -> bytes:
 
     Raises:
         Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels.
-        TooLarge: it exceeds ``MESSAGE_MAX``.
+        OverMaximum: it exceeds ``MESSAGE_MAX``.
     """
     try:
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
@@ -346,7 +346,7 @@ def encode(value: Any, what: str) -> bytes:
     if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
         raise _too_deep_error(what)
     if len(body) > MESSAGE_MAX:
-        raise TooLarge(
+        raise OverMaximum(
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
             "stored. Put large content elsewhere and send a reference to it"
         )

@@ -154,6 +154,7 @@ def test_a_run_has_what_was_accepted_while_its_sender_goes_on_with_the_same_obje
         (lambda r: r.answer("ada", "x", command=5), TypeError, "command is a mapping, not int"),
         (lambda r: r.submit("ada", {}, command=5), TypeError, "command is a mapping, not int"),
         (lambda r: r.submit("ada", {}, delay="1"), TypeError, "delay is a number, not str"),
+        (lambda r: r.submit("ada", {"a": {1: 2, "1": 3}}), Unserialisable, "one key in JSON"),
         (lambda r: r.accept("ada", "x", config={"configurable": {"__x": 1}}), ValueError, "__x"),
         (lambda r: r.accept("ada", "x", strategy="drop"), ValueError, "drop"),
         (lambda r: r.accept("ada", "x", debounce=-1), ValueError, "debounce is -1 s; it has to be"),

@@ -20,7 +20,10 @@ from langgraph.store.base import (
 from perdure.errors import Unserialisable
 from perdure.model.arguments import refuse_text
 from perdure.model.store_items import span
-from perdure.model.values.json_values import convert_to_plain
+from perdure.model.values.json_values import convert_to_plain, is_deeper
+
+FILTER_DEPTH = 64
+"""Deepest nesting of a filter, in levels. Filters are evaluated recursively."""
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
@@ -86,6 +89,8 @@ def validate(op: Any) -> None:
     elif isinstance(op, SearchOp):
         _check_labels(op.namespace_prefix)
         _check_not_negative(limit=op.limit, offset=op.offset)
+        if op.filter is not None and is_deeper(op.filter, FILTER_DEPTH):
+            raise ValueError(f"a filter is nested more than {FILTER_DEPTH} levels deep; write a flatter one")
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():
             if condition.match_type not in ("prefix", "suffix"):

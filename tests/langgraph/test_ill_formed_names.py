@@ -173,6 +173,24 @@ def test_all_backends_take_names_up_to_the_same_length(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_empty_ids_of_threads_are_refused_everywhere(backend: str) -> None:
+    with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:
+        saver = db.checkpointer()
+        saver.put(at(), made(), {}, {})
+        before = contents(db)
+        for act in (
+            lambda: saver.copy_thread("t", ""),
+            lambda: saver.copy_thread("", "t2"),
+            lambda: saver.delete_thread(""),
+            lambda: saver.prune([""]),
+            lambda: db.tag("t", ""),
+        ):
+            with pytest.raises(ValueError, match="empty"):
+                act()
+        assert contents(db) == before
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
 def test_runs_are_removed_by_their_uuids(backend: str) -> None:
     run_id = uuid.uuid4()
     with backends.EMPTY[backend]() as url, perdure.connect_sync(url, migrate=True) as db:

@@ -385,6 +385,9 @@ class PerdureSaver(SaverPrograms):
             thread_ids: The threads.
             strategy: ``keep_latest`` keeps the newest checkpoint of each namespace, ``delete`` none.
             keep_last: Keep this number of newest checkpoints of each namespace instead.
+
+        Raises:
+            ValueError: The strategy is unknown, or ``delete`` with ``keep_last``; or an id is empty.
         """
         run(self._prune(thread_ids, strategy, keep_last), self._driver)
 

@@ -73,6 +73,16 @@ def test_a_long_value_is_cut_and_a_place_is_whole() -> None:
 
 
 @run
+async def test_a_body_that_is_not_one_json_value_is_refused_in_a_sentence(near: str) -> None:
+    async with serving(near) as server:
+        http = await server.http()
+        headers = {"content-type": "application/json"}
+        answer = await http.post("/threads/search", content=b'{"limit":1}{"limit":2}', headers=headers)
+        assert answer.status_code == 422
+        assert detail(answer) == "the body is not one JSON value (Extra data at character 11); send JSON"
+
+
+@run
 async def test_an_error_of_a_limit_that_all_backends_share_names_it(near: str) -> None:
     async with serving(near) as server:
         http = await server.http()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from perdure.errors import OverMaximum
-from perdure.model.ops import Commit, Delete, Expect, Fetch, Get, Put
-from perdure.model.records import CHECKPOINT, DOCUMENT, HEAD, INBOX, STORE, Partition
+from perdure.model.ops import Commit, Delete, Expect, Fetch, FindThreads, Get, Put, Range
+from perdure.model.program import Effect
+from perdure.model.records import CHECKPOINT, DOCUMENT, HEAD, INBOX, RUN, STORE, Partition
 from perdure.model.well_formed import NAME_MAX, require_names
 
 ADA = Partition("", "ada")
@@ -30,6 +31,25 @@ LONG = "x" * (NAME_MAX + 1)
 def test_a_value_of_another_type_than_its_column_is_the_callers_fault(put: Any, says: str) -> None:
     with pytest.raises(TypeError, match=says):
         require_names(Commit(ADA, (put,)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "says"),
+    [
+        (Fetch(ADA, (Range(INBOX, limit=-1),)), ValueError, "limit is -1; it is 0 or more"),
+        (Fetch(ADA, (Range(INBOX, limit=cast(int, 1.5)),)), TypeError, r"limit is a whole number, not 1\.5"),
+        (FindThreads(None, limit=cast(int, "5")), TypeError, "limit is a whole number, not '5'"),
+        (Fetch(ADA, (Get(DOCUMENT, ("a", 5)),)), TypeError, "the name of .* 'document' is text, not int"),
+        (Fetch(ADA, (Range(DOCUMENT, (5,)),)), TypeError, "the collection of .* is text, not int"),
+        (Fetch(ADA, (Range(INBOX, after=("x",)),)), TypeError, "the seq of .* 'inbox' is integer, not str"),
+        (Fetch(ADA, (Range(RUN, by="first", after="x"),)), TypeError, "the first of .* is integer, not str"),
+    ],
+)
+def test_a_read_of_another_type_is_the_callers_fault(
+    request_: Effect[Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        require_names(request_)
 
 
 def test_absent_values_are_taken_where_a_column_may_be_empty() -> None:

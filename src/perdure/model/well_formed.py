@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from perdure.errors import OverMaximum, Unserialisable
-from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Get, Put, Stage
+from perdure.model.arguments import require_whole
+from perdure.model.ops import Commit, Drop, Expect, Fetch, Find, Get, Put, Range, Stage
 from perdure.model.program import Effect
 from perdure.model.records import KINDS, SESSIONS, STORE, Column, Kind
 
@@ -53,17 +54,26 @@ def ill_formed_error(name: str) -> Unserialisable:
 
 
 def require_names(effect: Effect[Any]) -> None:
-    """Check what a storage request names and writes.
+    """Check what a storage request names, counts and writes.
 
     Raises:
         Unserialisable: a name has a lone surrogate.
         OverMaximum: a new name has more than ``NAME_MAX`` bytes. What has such a name already can be read
             and removed.
-        TypeError: a key or a field has another type than its column: a caller passed it on unchecked. A
-            database would report it as damage, or as an outage.
+        TypeError: a key or a field has another type than its column, or a limit is not a whole number: a
+            caller passed it on unchecked. A database would report it as damage, or as an outage.
+        ValueError: a limit is below 0, which some databases take for none.
     """
     require_text(_list_names(effect))
-    if isinstance(effect, Commit):
+    if isinstance(effect, Find):
+        _require_limit(effect.limit)
+    elif isinstance(effect, Fetch):
+        for item in effect.items:
+            if isinstance(item, Range):
+                _require_range(item)
+            elif item.kind in _WITH_TEXT:
+                _require_types(item.kind, item.kind.key, item.key)
+    elif isinstance(effect, Commit):
         is_new = False
         for op in effect.ops:
             if op.kind not in _WITH_TEXT:
@@ -80,12 +90,30 @@ def require_names(effect: Effect[Any]) -> None:
 
 
 def _require_types(kind: Kind, columns: Sequence[Column], values: Sequence[object]) -> None:
-    for column, value in zip(columns, values, strict=True):
+    # The prefix of a range has only the first parts of a key.
+    for column, value in zip(columns, values, strict=False):
         if not isinstance(value, _TYPES[column.kind]) and not (value is None and column.nullable):
             raise TypeError(
                 f"the {column.name} of a record of kind {kind.name!r} is {column.kind}, not "
-                f"{type(value).__name__}; nothing was stored"
+                f"{type(value).__name__}"
             )
+
+
+def _require_range(item: Range) -> None:
+    kind, after = item.kind, item.after
+    _require_types(kind, kind.key, item.prefix)
+    if item.by is not None and after is not None:
+        _require_types(kind, [column for column in kind.fields if column.name == item.by], [after])
+    elif isinstance(after, tuple):
+        _require_types(kind, kind.key, after)
+    if item.limit is not None:
+        _require_limit(item.limit)
+
+
+def _require_limit(limit: object) -> None:
+    require_whole("limit", limit)
+    if cast(int, limit) < 0:
+        raise ValueError(f"limit is {limit}; it is 0 or more")
 
 
 def _require_lengths(put: Put) -> None:

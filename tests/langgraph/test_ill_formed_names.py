@@ -199,6 +199,8 @@ def test_runs_are_removed_by_their_uuids(backend: str) -> None:
         for wrong in (5, None, b"x"):
             with pytest.raises(TypeError, match="run_ids takes texts or UUIDs"):
                 saver.delete_for_runs([run_id, wrong])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="run_ids takes a sequence of texts or UUIDs, not NoneType"):
+            saver.delete_for_runs(None)  # type: ignore[arg-type]
         assert saver.get_tuple(at()) is not None
         saver.delete_for_runs([run_id])
         assert saver.get_tuple(at()) is None

@@ -16,14 +16,16 @@ def refuse_text(what: str, values: object) -> None:
         raise TypeError(f"{what} takes a sequence, not {type(values).__name__}; for one name write [name]")
 
 
-def to_text_ids(what: str, ids: Iterable[object]) -> list[str]:
+def to_text_ids(what: str, ids: object) -> list[str]:
     """Return ids that are texts or UUIDs as texts; raise ``TypeError`` for any other. ``what`` names the
     argument."""
     refuse_text(what, ids)
+    if not isinstance(ids, Iterable):
+        raise TypeError(f"{what} takes a sequence of texts or UUIDs, not {type(ids).__name__}")
     listed = list(ids)
     for each in listed:
         if not isinstance(each, str | uuid.UUID):
-            raise TypeError(f"{what} takes texts or UUIDs, and {each!r:.100} is a {type(each).__name__}")
+            raise TypeError(f"{what} takes texts or UUIDs, not {type(each).__name__}")
     return list(map(str, listed))
 
 

@@ -26,6 +26,7 @@
     ├── StatementRefused    the database refused a statement: the application's, or one of Perdure
     ├── Unserialisable      a value cannot be written so that it can be read back
     ├── TooLarge            a value exceeds the backend's limit
+    │   └── OverMaximum     a value or a name exceeds a limit that is the same on all backends
     ├── EmbeddingFailed     the embedding model raised an error
     ├── BadEmbedding        the embedding function did not return a vector for each text
     ├── ReindexRequired     items were indexed by another embedding model
@@ -171,6 +172,10 @@ class Unserialisable(PerdureError):
 
 class TooLarge(PerdureError):
     """A value exceeds the backend's limit, or a search compares more vectors than it may."""
+
+
+class OverMaximum(TooLarge):
+    """A value or a name exceeds a limit that is the same on all backends; the message has the limit."""
 
 
 class EmbeddingFailed(PerdureError):

@@ -230,3 +230,23 @@ def test_an_awaited_search_compares_many_conditions_beside_the_event_loop() -> N
         asyncio.run(search(store, 200))
     assert threads[0] is threading.current_thread()
     assert threads[1] is not threading.current_thread()
+
+
+def nested(name: str, levels: int) -> Any:
+    wanted: Any = {"a": 1}
+    for _ in range(levels):
+        wanted = {name: [wanted] if name == "$and" else wanted}
+    return wanted
+
+
+@pytest.mark.parametrize("on", list(BACKENDS))
+def test_every_backend_refuses_a_filter_that_is_nested_too_deeply(on: str) -> None:
+    itself: list[Any] = []
+    itself += [itself, itself]
+    with fresh(on) as driver:
+        store = Backend(driver).store()
+        store.put(HOME, "k", {"a": 1})
+        for wanted in (nested("$not", 250), nested("$and", 250), nested("a", 900), {"a": itself}):
+            with pytest.raises(ValueError, match="more than 64 levels deep"):
+                store.search(HOME, filter=wanted)
+        assert len(store.search(HOME, filter=nested("$not", 60))) == 1

@@ -43,7 +43,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, to_plain_id, without_loop
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
@@ -130,7 +130,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._migration.serde
 
     def _partition(self, thread_id: str) -> Partition:
-        return Partition(self._tenant, to_plain_id(thread_id))
+        return Partition(self._tenant, translate.read_thread_id(thread_id))
 
     def _first_version(self) -> int:
         """Return the start of a new thread's versions: random, and far from the start of the thread before,

@@ -21,7 +21,10 @@ from langgraph.store.base import (
 from perdure.errors import Unserialisable
 from perdure.model.arguments import read_count, refuse_text, require_text
 from perdure.model.store_items import span
-from perdure.model.values.json_values import convert_to_plain
+from perdure.model.values.json_values import convert_to_plain, is_deeper
+
+FILTER_DEPTH = 64
+"""Deepest nesting of a filter, in levels. Filters are evaluated recursively."""
 
 _OF_ONE_ITEM = (GetOp, PutOp)
 _TTL_KEYS = frozenset(TTLConfig.__annotations__)
@@ -98,6 +101,8 @@ def validate(op: Any) -> Op:
         _check_labels(op.namespace_prefix)
         if op.query is not None:
             require_text("query", op.query)
+        if op.filter is not None and is_deeper(op.filter, FILTER_DEPTH):
+            raise ValueError(f"a filter is nested more than {FILTER_DEPTH} levels deep; write a flatter one")
         return op._replace(limit=_read_count("limit", op.limit), offset=_read_count("offset", op.offset))
     if isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():

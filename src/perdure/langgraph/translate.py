@@ -62,9 +62,7 @@ class Address(NamedTuple):
 def address(tenant: str, config: RunnableConfig) -> Address:
     configurable = read_configurable(config)
     thread_id = configurable.get("thread_id")
-    if thread_id is None or thread_id == "":
-        raise ValueError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
-    partition = Partition(tenant, to_plain_id(thread_id))
+    partition = Partition(tenant, read_thread_id(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text((*partition, namespace, checkpoint_id))
     thread = read_carrier(configurable)
@@ -85,6 +83,16 @@ def read_configurable(config: RunnableConfig) -> Mapping[str, Any]:
         if given and not isinstance(given, str):
             raise TypeError(f"{name} of a config is text, not {given!r}")
     return configurable
+
+
+def read_thread_id(thread_id: object) -> str:
+    """Return a thread's id as text that carries nothing; raise ``ValueError`` if it is missing or empty."""
+    if thread_id is None or thread_id == "":
+        raise ValueError(
+            'a checkpointer needs a thread, whose id is not empty: pass it, as config={"configurable": '
+            '{"thread_id": "…"}} or by itself'
+        )
+    return to_plain_id(thread_id)
 
 
 def run_of(config: RunnableConfig) -> object:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from perdure.errors import Corrupt
-from perdure.model.arguments import refuse_text, require_text
+from perdure.model.arguments import (
+    check_run_config,
+    refuse_text,
+    require_mapping,
+    require_text,
+    require_whole,
+)
 
 StreamMode = Literal[
     "values",
@@ -99,7 +105,7 @@ class Options:
 
     Raises:
         ValueError: An option is invalid, or two checkpoints or one of a subgraph are named.
-        TypeError: The checkpoint's id is not text.
+        TypeError: An option is of another type.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -116,8 +122,10 @@ class Options:
     about: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
+        self._require_types()
+        check_run_config(self.config)
         configurable = self.config.get("configurable") or {}
-        reserved = [key for key in configurable if key.startswith("__")]
+        reserved = [key for key in configurable if str(key).startswith("__")]
         if reserved:
             raise ValueError(f"the configurable keys {reserved} are not a caller's to set; leave them out")
         if self.checkpoint_id is not None:
@@ -133,6 +141,17 @@ class Options:
             raise ValueError(f"on_failure is 'rollback' or 'keep', not {self.on_failure!r}")
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"attempts is {self.attempts}; it has to be at least 1")
+
+    def _require_types(self) -> None:
+        require_mapping("config", self.config)
+        require_mapping("about", self.about)
+        if self.attempts is not None:
+            require_whole("attempts", self.attempts)
+        for name in ("checkpoint_id", "webhook"):
+            if getattr(self, name) is not None:
+                require_text(name, getattr(self, name))
+        if self.stream is not None and not isinstance(cast(object, self.stream), StreamOptions):
+            raise TypeError(f"stream is StreamOptions(…), not {type(self.stream).__name__}")
 
     def dump(self) -> dict[str, Any]:
         """Return the options as they are stored with a message, without those that are not set."""

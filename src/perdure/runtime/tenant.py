@@ -170,14 +170,14 @@ class TenantRuntime:
             Conflict: The command goes to another node, and would abandon an open question.
             NotWaiting: The command is an answer, and the thread does not wait for it.
         """
+        if command is not None:
+            check_command(command)
         if command is not None and not holds_anything(command):
             raise ValueError(
                 "the command holds nothing: no update, no goto and no resume; to go on without input, "
                 "leave it out "
                 "and pass None as the input"
             )
-        if command is not None:
-            check_command(command)
         mode: Mode = "coalesce" if coalesce else "enqueue"
         interrupt_ids: Sequence[str] | None = None
         if command is None:
@@ -240,10 +240,11 @@ class TenantRuntime:
         else:
             resume = {interrupt_id: value}
         interrupt_ids = [interrupt_id] if interrupt_id is not None else _list_named(resume)
+        if command is not None:
+            check_command(command)
         if not command:
             payload = {RESUME: resume}
         else:
-            check_command(command)
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:

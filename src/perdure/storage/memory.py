@@ -155,6 +155,8 @@ def _has_expired(record: Record, now: int) -> bool:
 
 def open_driver(url: str) -> MemoryDriver:
     """Return a new, empty driver at each call."""
+    if url.partition("://")[2]:
+        raise BadUrl("memory:// names no database, and keeps nothing; write memory:// alone")
     return MemoryDriver()
 
 

@@ -16,7 +16,7 @@ from perdure.engine.decoding import read_each
 from perdure.engine.documents import Document
 from perdure.engine.queue import events, questions
 from perdure.engine.transact import Budget, retry_attempt
-from perdure.errors import Conflict, TooLarge
+from perdure.errors import Conflict, OverMaximum, TooLarge
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
@@ -127,7 +127,7 @@ def _require_room(run: Run, first: Message, note: Mapping[str, Any], waits: Wait
     try:
         make_message("", run, options, answers).put()
     except TooLarge as error:
-        raise TooLarge(
+        raise OverMaximum(
             f"run {run.id!r} has waits with defaults, and these are too large together with its config and "
             f"context to become a message at a deadline ({error}). Make them smaller"
         ) from error

@@ -13,12 +13,12 @@ from hashlib import sha256
 from types import NoneType
 from typing import Any, Literal
 
-from perdure.errors import Corrupt, TooLarge, Unserialisable
+from perdure.errors import Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import Expect, Expectation, Put
 from perdure.model.records import DEDUPE, INBOX, OUTBOX, RUN, Record
 from perdure.model.runs.payloads import can_be_joined
 from perdure.model.runs.queue import INTERRUPT_RUN, Stop
-from perdure.model.values.json_values import DEPTH, find_fault
+from perdure.model.values.json_values import DEPTH, find_fault, has_other_keys, is_deeper
 
 MESSAGE_MAX = 256 * 1024
 """Largest message or reply, in bytes of JSON."""
@@ -354,36 +354,30 @@ def encode(value: Any, what: str) -> bytes:
     """Encode plain data as JSON.
 
     Raises:
-        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels.
-        TooLarge: it exceeds ``MESSAGE_MAX``.
+        Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels; or two
+            keys of a dict are one key in JSON, such as 1 and "1".
+        OverMaximum: it exceeds ``MESSAGE_MAX``.
     """
     try:
         body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        fault = find_fault(value, are_keys_text=False) or error
-        raise Unserialisable(
-            f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored"
-        ) from error
+        raise _not_plain_error(what, find_fault(value, are_keys_text=False) or error) from error
     except RecursionError as error:
         raise _too_deep_error(what) from error
-    if body.count(b"[") + body.count(b"{") > DEPTH and _is_deep(value):
+    if body.count(b"[") + body.count(b"{") > DEPTH and is_deeper(value, DEPTH):
         raise _too_deep_error(what)
     if len(body) > MESSAGE_MAX:
-        raise TooLarge(
+        raise OverMaximum(
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
             "stored. Put large content elsewhere and send a reference to it"
         )
+    if has_other_keys(value) and (fault := find_fault(value, are_keys_text=False)):
+        raise _not_plain_error(what, fault)
     return body
 
 
-def _is_deep(value: Any) -> bool:
-    containers = [value]
-    for _ in range(DEPTH):
-        parts = (part for each in containers for part in (each.values() if isinstance(each, dict) else each))
-        containers = [part for part in parts if isinstance(part, dict | list | tuple)]
-        if not containers:
-            return False
-    return True
+def _not_plain_error(what: str, fault: object) -> Unserialisable:
+    return Unserialisable(f"a {what} has to be plain JSON data, and {fault}; nothing of it was stored")
 
 
 def _too_deep_error(what: str) -> Unserialisable:

@@ -22,7 +22,7 @@ from typing import Any
 from langgraph.errors import GraphInterrupt
 from langgraph.types import interrupt
 
-from perdure.errors import NotAllowed, QuestionExpired, TooLarge
+from perdure.errors import NotAllowed, OverMaximum, QuestionExpired
 from perdure.model.runs.messages import encode, replace_surrogates
 from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait
 from perdure.runtime.nodes.effects import find_node_journal
@@ -176,7 +176,7 @@ def wait_of(
     if until is None and default is not ...:
         raise ValueError("a default is the answer at the deadline; give within=…, too")
     if default is not ... and (size := len(encode(default, "default"))) > DEFAULT_MAX:
-        raise TooLarge(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
+        raise OverMaximum(f"a default has {size} bytes of JSON, at most {DEFAULT_MAX} are taken")
     reminders = () if remind is None else remind if isinstance(remind, Sequence) else (remind,)
     times = tuple(sorted(parse_span("remind", _seconds(each)) for each in reminders))
     if len(times) > _REMINDERS_MAX:

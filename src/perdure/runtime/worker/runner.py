@@ -380,14 +380,14 @@ class Runner:
             return await self._give_up(held, {"error": why, "kind": TIMEOUT})
         if how:
             return await self._stop(held, how)
-        error: BaseException | None = unformatted
-        if error is None and task.done() and not task.cancelled():
-            error = task.exception()
-        if isinstance(error, Fenced):
+        failure: BaseException | None = unformatted
+        if failure is None and task.done() and not task.cancelled():
+            failure = task.exception()
+        if isinstance(failure, Fenced):
             # A node's own call on another thread, or on this one, raises it, too: ask for this run's lease.
             now = await self._clock.now()
             held = await self._database.arun(runs.renew(held, now, self._settings.lease_us))
-        return await self._fail(held, error or asyncio.CancelledError())
+        return await self._fail(held, failure or asyncio.CancelledError())
 
     async def hand_back(self, held: HeldRun) -> None:
         """Release a healthy run: it is due for other workers at once, and the attempt does not count."""

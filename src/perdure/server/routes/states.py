@@ -115,7 +115,9 @@ async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.Histor
     row = await caller.authorize_thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
     config, before = config_of(thread_id, asked.checkpoint), _parse_before(thread_id, asked.before)
-    if graph_id is None:
+    # It is shown with each state, and not stored with any.
+    is_of_thread = asked.metadata.pop("thread_id", thread_id) == thread_id
+    if graph_id is None or not is_of_thread:
         return Json([])
     return await json_list(_stream_past_states(caller, row, graph_id, asked, (config, before)))
 

@@ -317,7 +317,7 @@ def test_two_messages_at_once_to_the_first_application_of_the_page_are_an_answer
                         assert "'ada'" in response.json()["detail"]
                     else:
                         texts.append(response.json())
-                # Each answer counts the messages up to its own. A refused message is not in the thread, unless
+                # Each answer counts the messages up to its own. A refused one is not in the thread, unless
                 # the call that was answered began after the refused one had stored its input.
                 assert texts
                 if len(texts) == 1:

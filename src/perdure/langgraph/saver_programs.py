@@ -248,12 +248,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             for name, writes in found.items()
         }
 
-    def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return the open questions of a thread's latest checkpoint."""
-        asked = yield from open_interrupts.read(partition, self._digest)
+    def read_asked(self, partition: Partition, checkpoint_id: str | None = None, /) -> Program[Asked]:
+        """Return the open questions of a thread's latest checkpoint, or of another one."""
+        asked = yield from open_interrupts.read(partition, self._digest, checkpoint_id)
         if not asked.interrupts:
             return asked
-        at = self._address({"configurable": {"thread_id": partition.thread}})
+        at = self._address({"configurable": {"thread_id": partition.thread, "checkpoint_id": checkpoint_id}})
         moved = yield from self._migration.moved_interrupts(at)
         return asked._replace(renamed=tuple(moved[name] for name in asked.interrupts if name in moved))
 

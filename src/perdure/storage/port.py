@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from perdure.errors import PerdureError
 from perdure.model.ops import ApplicationStatement, Commit, Committed, Fetch, Refused
 from perdure.model.program import Effect, Program, ProgramResult, advance
 from perdure.model.records import Partition, Record
 from perdure.storage.credentials import PasswordSource
+from perdure.storage.error_origins import note_origin
 from perdure.storage.own_threads import run_in_own_thread
 
 R = TypeVar("R")
@@ -241,14 +243,18 @@ class WrappingDriver:
 def run(program: Program[R], driver: Driver) -> R:
     """Drive a program to its result, blocking."""
     step = advance(program)
-    while not isinstance(step, ProgramResult):
-        answer: Any = None
-        error: Exception | None = None
-        try:
-            answer = driver.perform(step)
-        except Exception as raised:
-            error = raised
-        step = advance(program, answer, error)
+    try:
+        while not isinstance(step, ProgramResult):
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = driver.perform(step)
+            except Exception as raised:
+                error = raised
+            step = advance(program, answer, error)
+    except PerdureError as raised:
+        note_origin(raised, driver, getattr(step, "partition", None))
+        raise
     return step.result
 
 
@@ -267,14 +273,18 @@ async def arun(program: Program[R], driver: Driver, *, in_threads: bool = False,
         return advance(program, answer, error)
 
     step = await continue_with()
-    while not isinstance(step, ProgramResult):
-        answer: Any = None
-        error: Exception | None = None
-        try:
-            answer = await driver.aperform(step)
-        except Exception as raised:
-            error = raised
-        step = await continue_with(answer, error)
+    try:
+        while not isinstance(step, ProgramResult):
+            answer: Any = None
+            error: Exception | None = None
+            try:
+                answer = await driver.aperform(step)
+            except Exception as raised:
+                error = raised
+            step = await continue_with(answer, error)
+    except PerdureError as raised:
+        note_origin(raised, driver, getattr(step, "partition", None))
+        raise
     return step.result
 
 

@@ -25,6 +25,7 @@ from perdure.memory.recall import compose_recall, read_recalled_ids
 from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.failures.failure_location import log_failure
+from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000
@@ -197,7 +198,7 @@ class Memories:
         heard_at = to_datetime(held.messages[0].accepted_at)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await memory.asummarise(held.partition.thread, text, heard_at=heard_at)
+                await contain(memory.asummarise(held.partition.thread, text, heard_at=heard_at))
         except Forgotten:
             return None
         except Exception as error:
@@ -236,7 +237,7 @@ class Memories:
             return []
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await recalling
+                return await contain(recalling)
         except Exception as error:
             self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)

@@ -24,6 +24,7 @@ from perdure.model.runs.messages import Message
 from perdure.model.runs.payloads import COMMAND, INPUT, MESSAGE, RESUME, is_pairs
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.nodes.waiting import Question
+from perdure.runtime.options import OF_CHECKPOINTS
 from perdure.schema.schema import Schema
 
 ToInput = Callable[[Sequence[Message]], Any]
@@ -187,9 +188,7 @@ class Agent:
     limits: Mapping[str, SharedLimit] = field(default_factory=dict[str, SharedLimit])
 
     def __post_init__(self) -> None:
-        reserved = [key for key in self.config.get("configurable", {}) if key.startswith("__")]
-        if reserved:
-            raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
+        _refuse_reserved(self.config)
         if self.durability not in ("sync", "async"):
             raise ValueError(f"durability is 'sync' or 'async', not {self.durability!r}")
         if named := [name for name, limit in self.limits.items() if limit.graphs]:
@@ -205,6 +204,7 @@ class Agent:
 
     def check(self, graph: Pregel[Any, Any, Any, Any]) -> None:
         """Raise ``ValueError`` if a graph cannot be run with this agent's settings."""
+        _refuse_reserved(graph.config or {})
         if unknown := sorted(set(self.steer_before or ()) - graph.nodes.keys()):
             raise ValueError(
                 f"steer_before names {unknown}, which are not nodes of the graph; it has "
@@ -212,6 +212,16 @@ class Agent:
             )
         if self.conversation is not None:
             check_reducer(graph, self.conversation.key)
+
+
+def _refuse_reserved(config: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` if the config of an agent, or of its graph, has a name that each run sets. A
+    checkpoint in it would be the start of each attempt at each run."""
+    reserved = [
+        key for key in config.get("configurable") or {} if key.startswith("__") or key in OF_CHECKPOINTS
+    ]
+    if reserved:
+        raise ValueError(f"the configurable keys {reserved} are LangGraph's own; leave them out")
 
 
 def agents(

@@ -65,6 +65,12 @@ async def select_still_to_give(
         # from the node that it led to, and stays.
         if command.goto and questions.would_abandon_question(message.payload):
             await _refuse_leaving(graph, config, held)
+        if (asked := message.options.get(ANSWERS)) is not None:
+            # To a question of an older checkpoint, where an answer without an id would stay for the next one.
+            moved = await saver.amoved_interrupts(_at_start(config, held))
+            past = _map_by_id(command.resume, asked) or {}
+            by_id = {moved.get(name, name): answer for name, answer in past.items()}
+            command = replace(command, resume=by_id or command.resume)
         if _holds_anything(command):
             return command
         return None
@@ -136,13 +142,18 @@ async def _select_answer_to_pause(
 
 
 async def _refuse_leaving(graph: Pregel[Any, Any, Any, Any], config: RunnableConfig, held: HeldRun) -> None:
-    if (start := held.messages[0].options.get(START)) is not None:
-        config = {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
     with keep_for_next_load():
-        state = await aread_state(graph, config)
+        state = await aread_state(graph, _at_start(config, held))
     if state.interrupts:
         asked = [interrupt.id for interrupt in state.interrupts]
         raise NotAllowed(questions.describe_abandoning(held.partition.thread, asked))
+
+
+def _at_start(config: RunnableConfig, held: HeldRun) -> RunnableConfig:
+    """Return the config that names the checkpoint from which a run starts, if not the latest."""
+    if (start := held.messages[0].options.get(START)) is None:
+        return config
+    return {**config, "configurable": {**config.get("configurable", {}), "checkpoint_id": start}}
 
 
 async def remove_unnamed(

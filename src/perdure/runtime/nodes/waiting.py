@@ -24,7 +24,7 @@ from langgraph.types import interrupt
 
 from perdure.errors import NotAllowed, QuestionExpired, TooLarge
 from perdure.model.runs.messages import encode, replace_surrogates
-from perdure.model.runs.waits import EXPIRED, Kind, Wait
+from perdure.model.runs.waits import EXPIRED, WAITS_FOR, Kind, Wait
 from perdure.runtime.nodes.effects import find_node_journal
 from perdure.runtime.settings import parse_span
 
@@ -127,7 +127,7 @@ async def sleep(seconds: Span) -> None:
 def sleep_sync(seconds: Span) -> None:
     """Sleep like ``sleep``, in a node that is a plain function."""
     wait = wait_of("sleep", seconds, None, None)
-    _ask({"waits_for": "time", "seconds": _seconds(seconds)}, wait)
+    _ask({WAITS_FOR: "time", "seconds": _seconds(seconds)}, wait)
 
 
 async def wait_for(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
@@ -153,7 +153,7 @@ async def wait_for(name: str, *, within: Span | None = None, default: Any = ...)
 def wait_for_sync(name: str, *, within: Span | None = None, default: Any = ...) -> Any:
     """Wait like ``wait_for``, in a node that is a plain function."""
     wait = wait_of("signal", within, default, None, name=require_name(name))
-    return _ask({"waits_for": "signal", "name": name}, wait)
+    return _ask({WAITS_FOR: "signal", "name": name}, wait)
 
 
 def require_name(name: object) -> str:

@@ -25,6 +25,7 @@ from perdure.model.runs.messages import (
     shorten_error,
 )
 from perdure.runtime.jitter import spread
+from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 
@@ -189,7 +190,7 @@ class Delivery:
         if channel.find is not None and channel.in_doubt == "reconcile":
             try:
                 async with asyncio.timeout(channel.timeout):
-                    known = await channel.find(sending.partition.thread, reply)
+                    known = await contain(channel.find(sending.partition.thread, reply))
             except NotSent as error:
                 return await self._decide_unasked(channel, sending, error), sending
             except Exception as error:
@@ -218,7 +219,7 @@ class Delivery:
         try:
             with self._observers.span("send", **_fields(sending)):
                 async with asyncio.timeout(channel.timeout):
-                    return _to_outcome(await channel.deliver(sending.partition, reply))
+                    return _to_outcome(await contain(channel.deliver(sending.partition, reply)))
         except Undeliverable as error:
             return DeliveryOutcome(DEAD, error=shorten_error(error))
         except NotSent as error:

@@ -19,6 +19,7 @@ from perdure.errors import Unavailable
 from perdure.model.records import Partition
 from perdure.model.runs.queue import IN, Lane
 from perdure.runtime.jitter import spread
+from perdure.runtime.nodes.contained_exits import contain, create_contained_task
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Limited, Reason
@@ -363,7 +364,7 @@ class Dispatch:
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
-        task = asyncio.create_task(self._serve_turns(due), context=self._context.copy())
+        task = create_contained_task(self._serve_turns(due), self._context.copy())
         self._serving[due] = task
         task.add_done_callback(lambda _: self._note_done(due))
 
@@ -481,14 +482,14 @@ class Dispatch:
         _SERVED.set((self, due))
         time = asyncio.get_running_loop().time
         try:
-            more = await self._work[name](partition)
+            more = await contain(self._work[name](partition))
             was_useful = isinstance(more, bool)
             while more is True and not self.is_stopping:
                 if self._backlog:
                     # Others wait: this queue gets another turn later.
                     self._to_serve_again.add(due)
                     break
-                more = await self._work[name](partition)
+                more = await contain(self._work[name](partition))
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
             self._backlog.postpone(due, time(), failed=True)

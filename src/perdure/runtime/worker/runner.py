@@ -21,7 +21,7 @@ from perdure.langgraph.awaited_checkpoints import StoredCheckpoints
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.model.runs.lifecycle import decide_stopped_state
-from perdure.model.runs.messages import DONE, FAILED, TIMEOUT, WAITING, Run, shorten_error
+from perdure.model.runs.messages import DONE, FAILED, START, TIMEOUT, WAITING, Run, shorten_error
 from perdure.model.runs.queue import IN, OUT, ROLLBACK
 from perdure.model.runs.queue import WAITS as TIMER
 from perdure.model.runs.waits import Wait, with_waits
@@ -35,6 +35,7 @@ from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
+from perdure.runtime.nodes.contained_exits import contain, contain_exits
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options
@@ -47,7 +48,7 @@ from perdure.runtime.worker.dispatch import Dispatch
 from perdure.runtime.worker.leases import Leases, Starting, Working, fields_of
 from perdure.runtime.worker.run_buffers import RunBuffers
 from perdure.runtime.worker.run_limits import run_limits_of
-from perdure.runtime.worker.uncounted_attempts import NO_FAULT, PERMANENT, Excuses
+from perdure.runtime.worker.uncounted_attempts import PERMANENT, Excuses, Judge
 
 _ENDED_MAX = 4096
 _SOON_POLLS = 2
@@ -78,6 +79,7 @@ class Runner:
         self._works = context.works
         self.leases = Leases(context)
         self.excuses = Excuses(context)
+        self._judge = Judge(context.database, context.settings.limits)
         self.activity = ActivityCounts(context.database, context.clock, context.owner, context.observers)
         self._working = self.leases.working
         self._begun: dict[Partition, HeldRun] = {}
@@ -328,7 +330,7 @@ class Runner:
     async def _indicate(self, held: HeldRun, indicate: Indicate) -> None:
         """Show on the run's channel that an answer is being written."""
         try:
-            await indicate(held.partition, held.messages[-1])
+            await contain(indicate(held.partition, held.messages[-1]))
         except Exception as error:
             self._emit("run.indicator_failed", held, error=type(error).__name__)
 
@@ -338,7 +340,8 @@ class Runner:
             return add_notice(held, ending)
         channel = self._channels.get(held.run.channel)
         if channel is not None:
-            return channel.format_replies(ending)
+            with contain_exits():
+                return channel.format_replies(ending)
         # The interrupts of a run are not replies by themselves.
         return replace(ending, replies=()) if ending.state == WAITING else ending
 
@@ -371,7 +374,9 @@ class Runner:
             return await self._stop(held, how)
         error = asyncio.CancelledError() if task.cancelled() or not task.done() else task.exception()
         if isinstance(error, Fenced):
-            raise error
+            # A node's own call on another thread, or on this one, raises it, too: ask for this run's lease.
+            now = await self._clock.now()
+            held = await self._database.arun(runs.renew(held, now, self._settings.lease_us))
         return await self._fail(held, error or asyncio.CancelledError())
 
     async def hand_back(self, held: HeldRun) -> None:
@@ -475,14 +480,14 @@ class Runner:
         log_failure(held.run.id, error)
         max_attempts = self._settings.attempts
         attempts = Options.read(held.messages[0].options).attempts
-        if attempts is not None and not isinstance(error, Unavailable):
+        is_no_fault, may_excuse = self._judge.is_no_fault(error, held), self._judge.may_excuse(error)
+        if attempts is not None and not may_excuse:
             # An unavailable database is not the graph's fault: its run is retried, as after a crash.
             max_attempts = min(attempts, max_attempts)
-        is_excused = isinstance(error, Unavailable) and await self._database.arun(runs.excuse(held))
-        is_no_fault = is_excused or isinstance(error, NO_FAULT)
-        if not is_no_fault and (
-            runs.count_attempts(held.run) >= max_attempts or isinstance(error, PERMANENT)
-        ):
+        is_excused = not is_no_fault and may_excuse and await self._database.arun(runs.excuse(held))
+        is_no_fault = is_no_fault or is_excused
+        is_permanent = self._judge.is_permanent(error, held)
+        if not is_no_fault and (is_permanent or runs.count_attempts(held.run) >= max_attempts):
             return await self._give_up(held, note)
         now = await self._clock.now()
         until = now + self._settings.pause_us(held.run.attempts, spread(), error)
@@ -528,7 +533,8 @@ class Runner:
             behind = await self._database.arun(questions.read_behind(held.partition, held.run))
             if behind:
                 await self._database.roll_back(held.partition, held.run.id, epoch=held.epoch, within=behind)
-            await self._database.arun(questions.release_answers(held.partition, held.run))
+            start = held.messages[0].options.get(START)
+            await self._database.arun(questions.release_answers(held.partition, held.run, start))
         except (CannotTakeBack, Corrupt) as error:
             self._emit("run.not_taken_back", held, error=type(error).__name__)
         return held, note

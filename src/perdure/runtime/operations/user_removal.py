@@ -19,6 +19,7 @@ from perdure.model.records import SERVER, Partition
 from perdure.model.users import name_user
 from perdure.runtime.agent_memory.memory_turns import lane_of
 from perdure.runtime.agents.default_assistants import make_default_id
+from perdure.runtime.agents.run_user import user_of_config
 from perdure.runtime.operations.thread_search import ThreadQuery, load_user, search
 from perdure.runtime.operations.walk_by_activity import ThreadWalk
 from perdure.runtime.settings import Settings
@@ -26,7 +27,6 @@ from perdure.runtime.threads.rows import ThreadRow, load_row
 from perdure.runtime.threads.user_and_title import (
     find_user,
     read_users,
-    user_of_config,
     user_of_options,
 )
 

@@ -14,7 +14,7 @@ from perdure.model.program import Program, ask
 from perdure.model.records import INBOX, Partition
 from perdure.model.runs.messages import Message
 from perdure.model.users import name_user
-from perdure.runtime.agents.run_user import USER, USER_ID
+from perdure.runtime.agents.run_user import user_of_config
 
 USER_KEYS = ("user_id", "langgraph_auth_user_id", "owner", "user")
 """Keys of the metadata that may name a thread's user; the first that exists counts. Handlers of a server's
@@ -31,18 +31,6 @@ def find_user(metadata: Mapping[str, Any]) -> str | None:
 def user_of_options(options: Mapping[str, Any]) -> str | None:
     """Return the user that the options of a run name in its config, or ``None``."""
     return user_of_config(options.get("config"))
-
-
-def user_of_config(config: Any) -> str | None:
-    """Return the user that the config of a run or an assistant names, or ``None``: ``user_id``, or else the
-    verified user of a server."""
-    configurable = config.get("configurable") if isinstance(config, Mapping) else None
-    if not isinstance(configurable, Mapping):
-        return None
-    verified = configurable.get(USER)
-    return name_user(configurable.get(USER_ID)) or (
-        name_user(verified.get("identity")) if isinstance(verified, Mapping) else None
-    )
 
 
 def user_of_message(partition: Partition, seq: int) -> Program[str | None]:

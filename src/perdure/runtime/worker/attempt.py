@@ -39,7 +39,7 @@ from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.agents.run_context import context_of, mirror
-from perdure.runtime.agents.run_user import USER, user_of
+from perdure.runtime.agents.run_user import USER, user_of, user_of_config
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
@@ -57,7 +57,6 @@ from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
 from perdure.runtime.nodes.steering import STEERING, Steering, carry_untracked
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
-from perdure.runtime.threads.user_and_title import user_of_config
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""

@@ -1,4 +1,7 @@
-"""What an error says of another thread, database or limit is an error of the node like any other."""
+"""What an error says of another thread, database or limit is an error of the node like any other.
+
+Covers perdure.storage.error_origins.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from perdure.errors import NoWindow
 from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
-from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.observers import Observers
 
 _AT_ONCE = 8

@@ -24,8 +24,8 @@ from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import compose_recall, read_recalled_ids
 from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.failures.failure_location import log_failure
-from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000

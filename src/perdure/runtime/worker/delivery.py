@@ -25,8 +25,8 @@ from perdure.model.runs.messages import (
     replace_surrogates,
     shorten_error,
 )
+from perdure.runtime.contained_exits import contain
 from perdure.runtime.jitter import spread
-from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Foreign
 

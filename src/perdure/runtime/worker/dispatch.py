@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 from perdure.errors import Unavailable
 from perdure.model.records import Partition
 from perdure.model.runs.queue import IN, Lane
+from perdure.runtime.contained_exits import contain, create_contained_task
 from perdure.runtime.jitter import spread
-from perdure.runtime.nodes.contained_exits import contain, create_contained_task
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Limited, Reason

@@ -30,13 +30,13 @@ from perdure.runtime.agent_memory.conversation_windows import Conversations
 from perdure.runtime.agent_memory.memory_turns import MEMORY
 from perdure.runtime.agent_memory.run_memory import Memories
 from perdure.runtime.agents.graphs import Graphs
+from perdure.runtime.contained_exits import contain, contain_exits
 from perdure.runtime.events.publisher import Ended
 from perdure.runtime.failures.failure_location import log_failure, place_of
 from perdure.runtime.failures.failure_traces import make_failure_note
 from perdure.runtime.failures.unfit_updates import describe_unfit_answer
 from perdure.runtime.jitter import spread
 from perdure.runtime.limits.call_limits import limits_of
-from perdure.runtime.nodes.contained_exits import contain, contain_exits
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.steering import Steering
 from perdure.runtime.options import WEBHOOK, Options

@@ -20,7 +20,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.pregel import Pregel
 
 from perdure.runtime import Channel
-from perdure.runtime.nodes.contained_exits import ExitRequested, contain, create_contained_task
+from perdure.runtime.contained_exits import ExitRequested, contain, create_contained_task
 from tests.runtime.graphs import Heard, Storage, Talk, eventually, go, settings, working
 
 
@@ -199,7 +199,7 @@ def test_a_signal_ends_the_process_wherever_it_arrives(handler: str) -> None:
     program = f"""
         import asyncio, os, signal, sys, threading, time
         from contextvars import copy_context
-        from perdure.runtime.nodes.contained_exits import create_contained_task
+        from perdure.runtime.contained_exits import create_contained_task
 
         def stop(number, frame):
             sys.exit(7)

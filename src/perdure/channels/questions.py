@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from perdure.model.runs.messages import replace_surrogates
 from perdure.runtime.question_forms import (
     config_of,
     find_arguments,
@@ -133,7 +134,11 @@ def edit_prompt(value: Any) -> str:
     arguments = find_arguments(value)
     if len(_find_only_text(arguments)) == 1:
         return f"Send the new text for {_find_only_text(arguments)[0]!r}."
-    return "Send the changed arguments as JSON, for example:\n" + json.dumps(arguments, ensure_ascii=False)
+    return f"Send the changed arguments as JSON, for example:\n{_write_example(arguments)}"
+
+
+def _write_example(arguments: Mapping[str, Any]) -> str:
+    return replace_surrogates(json.dumps(arguments, ensure_ascii=False))
 
 
 def _make_decision(
@@ -179,9 +184,7 @@ def _change_arguments(arguments: dict[str, Any], text: str) -> dict[str, Any]:
     except ValueError:
         changed = None
     if not isinstance(changed, dict):
-        raise UnusableAnswer(
-            "That is not a JSON object. For example:\n" + json.dumps(arguments, ensure_ascii=False)
-        )
+        raise UnusableAnswer(f"That is not a JSON object. For example:\n{_write_example(arguments)}")
     return changed
 
 

@@ -22,6 +22,7 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     replace_surrogates,
+    replace_surrogates_in,
     shorten_error,
 )
 from perdure.runtime.jitter import spread
@@ -118,7 +119,8 @@ class Channel:
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
     def format_replies(self, ending: Ending) -> Ending:
-        """Return the ending of a run with its replies in the form in which they are sent."""
+        """Return the ending of a run with its replies in the form in which they are sent: no provider takes
+        half of a character."""
         if ending.state == WAITING:
             ask = self.ask
             if ask is None:
@@ -126,9 +128,10 @@ class Channel:
             else:
                 questions = tuple(ask(each["id"], each["value"]) for each in ending.replies)
             ending = replace(ending, replies=questions)
-        if self.split is None:
-            return ending
-        return replace(ending, replies=tuple(part for each in ending.replies for part in self.split(each)))
+        replies = tuple(map(replace_surrogates_in, ending.replies))
+        if self.split is not None:
+            replies = tuple(part for each in replies for part in self.split(each))
+        return replace(ending, replies=replies)
 
 
 class Delivery:

@@ -102,7 +102,7 @@ async def do(caller: Caller, headers: Headers, thread_id: str, method: str, para
     try:
         if method not in _COMMANDS:
             raise _CommandError("unknown_command", f"there is no command {method!r}")
-        checked = requests.check_numbers(requests.check_text(requests.check_depth(params)))
+        checked = requests.check_values(requests.check_depth(params))
         result = await _COMMANDS[method](caller, headers, thread_id, checked)
     except _CommandError as error:
         return _make_error(error.code, str(error))

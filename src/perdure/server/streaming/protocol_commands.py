@@ -237,7 +237,7 @@ async def _answer_interrupts(
         resume = {answer.interrupt_id: answer.response for answer in answers}
     new = NewRun.model_validate(
         {
-            "assistant_id": row.metadata.get("assistant_id") or graph_id_of(caller, row),
+            "assistant_id": await _choose_assistant(caller, row),
             "command": {"resume": resume, "update": further.update, "goto": further.goto},
             "config": _remove_langgraph_values(further.config),
             "metadata": further.metadata,
@@ -257,6 +257,24 @@ async def _answer_interrupts(
         interrupt_id=interrupt_id,
     )
     return {"run_id": accepted.run_id}
+
+
+async def _choose_assistant(caller: Caller, row: ThreadRow) -> str | None:
+    """Return the assistant with which a thread goes on, as these commands name none: the one in its metadata,
+    or the default one of the thread's graph if that one was deleted, is not the user's to run, or has another
+    graph."""
+    graph_id, named = graph_id_of(caller, row), row.metadata.get("assistant_id")
+    if not isinstance(named, str):
+        return graph_id
+    try:
+        found = await caller.find_assistant_to_run(named)
+    except NotFound:
+        return graph_id
+    except Refusal as refusal:
+        if refusal.status >= 500 or refusal.status == 429:
+            raise
+        return graph_id
+    return found.assistant_id if graph_id in (None, found.graph_id) else graph_id
 
 
 async def _wait_until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> None:
@@ -378,8 +396,7 @@ async def _start_fork(caller: Caller, headers: Headers, thread_id: str, params: 
         raise _CommandError("invalid_argument", "params.checkpoint_id names no checkpoint")
     row = await _find_row(caller, thread_id, "read", "no_such_checkpoint")
     await _read_state(caller, row, [], checkpoint_id)
-    assistant_id = row.metadata.get("assistant_id") or graph_id_of(caller, row)
-    resolved = {**params, "assistant_id": assistant_id}
+    resolved = {**params, "assistant_id": await _choose_assistant(caller, row)}
     return {"run_id": await _submit_run(caller, headers, thread_id, resolved), "thread_id": thread_id}
 
 

@@ -81,3 +81,50 @@ async def test_who_may_not_see_the_assistant_answers_on_the_thread_that_they_may
         answered = await _command(bob, "t", "input.respond", interrupt_id=question["id"], response="yes")
         assert answered["type"] == "success", answered
         await _is_answered(ada, "t", "yes")
+
+
+@run
+async def test_an_answer_that_is_given_twice_or_elsewhere_answers_nothing(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        state = await _ask(client, "t", "ask")
+        question = {"interrupt_id": state["interrupts"][0]["id"], "response": "yes"}
+        twice = await _command(
+            http, "t", "input.respond", responses=[question, {**question, "response": "no"}]
+        )
+        assert (twice["error"], "two answers" in twice["message"]) == ("invalid_argument", True)
+        for namespace in (["x"], ["talk:1"], ["x", "ask:1"]):
+            elsewhere = await _command(http, "t", "input.respond", namespace=namespace, **question)
+            assert elsewhere["error"] == "no_such_namespace", elsewhere
+            several = await _command(
+                http, "t", "input.respond", responses=[{**question, "namespace": namespace}]
+            )
+            assert several["error"] == "no_such_namespace", several
+        assert (await client.threads.get("t"))["status"] == "interrupted"
+        place = f"{state['tasks'][0]['name']}:{state['tasks'][0]['id']}"
+        answered = await _command(http, "t", "input.respond", namespace=[place], **question)
+        assert answered["type"] == "success", answered
+        await _is_answered(client, "t", "yes")
+
+
+@run
+async def test_a_namespace_that_a_thread_does_not_have_is_refused(near: str) -> None:
+    async with serving(near, of=graphs()) as server:
+        client, http = await server.client(), await server.http()
+        await client.runs.wait("t", "chat", input=said("hello"), if_not_exists="create")
+        for method in ("state.get", "state.listCheckpoints"):
+            refused = await _command(http, "t", method, namespace=["nope"])
+            assert refused["error"] == "no_such_namespace", refused
+            assert (await _command(http, "t", method, namespace=["talk:1"]))["type"] == "success"
+            assert (await _command(http, "t", method, namespace=[]))["type"] == "success"
+        checkpoint_id = (await client.threads.get_state("t"))["checkpoint"]["checkpoint_id"]
+        for name in ("checkpoint_ns", "checkpointNs"):
+            fork = {"checkpoint_id": checkpoint_id, name: "nope"}
+            refused = await _command(
+                http, "t", "run.start", assistant_id="chat", input=said("x"), forkFrom=fork
+            )
+            assert (refused["error"], "not of a subgraph" in refused["message"]) == ("invalid_argument", True)
+        assert len(await client.runs.list("t")) == 1
+        fork = {"checkpoint_id": checkpoint_id, "checkpoint_ns": ""}
+        started = await _command(http, "t", "run.start", assistant_id="chat", input=said("x"), forkFrom=fork)
+        assert started["type"] == "success", started

@@ -53,7 +53,7 @@ def test_functions_are_found_by_their_line_also_two_lambdas_on_one() -> None:
     source = source_of(decorated)
     assert source is not None
     assert source.parameters == ["state", "other"]
-    assert source.spot().line == line_of("def decorated(state: Any, other: int = 0) -> Any:")
+    assert source.locate().line == line_of("def decorated(state: Any, other: int = 0) -> Any:")
     texts = [node.value for node in source.walk() if isinstance(node, ast.Constant)]
     assert texts == ["outer"], "the inner function is another one"
     found = [source_of(each) for each in pair]

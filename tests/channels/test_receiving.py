@@ -111,7 +111,7 @@ def test_a_command_ends_what_would_go_on_by_itself(memory: Storage, command: str
             await double.until_shown(len(before) + 1)
 
             async def is_over() -> bool:
-                row = await runtime.threads.look(thread(1))
+                row = await runtime.threads.find(thread(1))
                 return row is not None and row.status == "idle"
 
             await eventually_stored(is_over)

@@ -246,7 +246,7 @@ def test_an_error_of_an_acceptance_is_not_blamed_on_the_body(
 
     async def main() -> None:
         async with slack_at_work(memory, echo()) as (double, _):
-            monkeypatch.setattr("perdure.channels.receiving.Receiver.message", broken)
+            monkeypatch.setattr("perdure.channels.receiving.Receiver.accept_message", broken)
             assert await double.post(double.event("D1", "hello")) == 500
 
     go(main())

@@ -407,7 +407,7 @@ async def _live(job: ProcessJob) -> None:
 async def _over(database: SyncDatabase, thread: str, count: int) -> None:
     """Wait until a thread has ``count`` runs that are not open."""
     while True:
-        found = await handle_of(database).arun(runs.latest(Partition("", thread), 10))
+        found = await handle_of(database).arun(runs.read_latest(Partition("", thread), 10))
         if len(found) >= count and found[-count].state != OPEN:
             if count == 1 and found[-1].state != WAITING:
                 raise AssertionError(f"the first run is {found[-1].state}, and waits for no answer")

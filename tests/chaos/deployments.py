@@ -176,7 +176,7 @@ def _taken(database: SyncDatabase, expected: Expected) -> dict[str, int]:
     for thread in expected.acknowledged:
         at = Partition("", thread)
         (rows,) = handle_of(database).run(ask(Fetch(at, (Range(INBOX, bodies=False),))))
-        begun = {run.first for run in handle_of(database).run(runs.latest(at, 10_000))}
+        begun = {run.first for run in handle_of(database).run(runs.read_latest(at, 10_000))}
         taken += sum(row.fields["mode"] == "steer" and row.key[0] not in begun for row in rows)
         passed += sum(row.fields["mode"] == "withdrawn" and row.key[0] not in begun for row in rows)
     sent = sum(map(len, expected.acknowledged.values()))

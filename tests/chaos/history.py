@@ -138,7 +138,7 @@ def _audit_thread(
         wrong.append(f"I1 numbers of messages have a gap: {[m.seq for m in messages]} up to {lane.last}")
     if lane.pending or lane.due_at is not None or out.pending or out.due_at is not None:
         wrong.append(f"I11 stuck: inbox {lane}, outbox {out}")
-    newest = list(handle_of(database).run(runs.latest(at, 10_000)))
+    newest = list(handle_of(database).run(runs.read_latest(at, 10_000)))
     covered = [seq for run in reversed(newest) for seq in range(run.first, run.last + 1)]
     if covered != list(range(1, lane.bound + 1)):
         wrong.append(f"I2 runs cover {covered}, not 1 to {lane.bound} once each")
@@ -162,7 +162,7 @@ def _audit_thread(
         {c.key[1]: c.fields["parent_id"] for c in checkpoints},
         heads[0].fields["checkpoint_id"] if heads else None,
     )
-    replies = handle_of(database).run(outbox.replies(at, 10_000))
+    replies = handle_of(database).run(outbox.read_replies(at, 10_000))
     if sorted((r.run_id, r.ord) for r in replies) != sorted(
         (run.id, 0) for run in newest if run.state == DONE
     ):
@@ -177,7 +177,7 @@ def foreign(database: SyncDatabase, expected: Expected, *, tenant: str = "") -> 
     own = {
         reply.id
         for thread in expected.acknowledged
-        for reply in handle_of(database).run(outbox.replies(Partition(tenant, thread), 10_000))
+        for reply in handle_of(database).run(outbox.read_replies(Partition(tenant, thread), 10_000))
     }
     return [
         f"I9 something was delivered under the key {key!r}, of no reply"

@@ -345,7 +345,7 @@ class _Run:
         tuple_ = database.checkpointer().get_tuple({"configurable": {"thread_id": at.thread}})
         log: list[str] = [] if tuple_ is None else tuple_.checkpoint["channel_values"].get("log", [])
         entries = Counter(log)
-        count = len(handle_of(database).run(runs.latest(at, 10_000)))
+        count = len(handle_of(database).run(runs.read_latest(at, 10_000)))
         figures.runs += count
         figures.lost += sum(not entries[f"m:{text}"] for text in texts)
         figures.twice += sum(entries[f"m:{text}"] > 1 for text in texts)

@@ -151,7 +151,7 @@ class SweptFleet:
                 known.messages[-1] = text, before, after
             await self._finished(app, thread)
             await asyncio.sleep(self._random.choice((0.1, 0.5, 1.2 * TTL_S)))
-            there = await _insist(lambda: app.threads.look(thread))
+            there = await _insist(lambda: app.threads.find(thread))
             if there is None and known.messages:
                 self._removed(thread, known.messages[-1], time.time())
 
@@ -204,7 +204,7 @@ class SweptFleet:
         """Return when a thread has nothing left to do."""
         deadline, last = time.monotonic() + WITHIN_S, None
         while True:
-            row = await _insist(lambda: app.threads.look(thread))
+            row = await _insist(lambda: app.threads.find(thread))
             if row is None or row.status != "busy":
                 return
             if self._goes_on or row.updated_at != last:

@@ -198,7 +198,7 @@ def violations(database: SyncDatabase, scenario: str, journal: list[list[Any]]) 
     for thread in threads_of(scenario):
         at = Partition("", thread)
         wrong += forks(database, at)
-        replies = handle_of(database).run(outbox.replies(at, 100))
+        replies = handle_of(database).run(outbox.read_replies(at, 100))
         wrong += [f"reply {r.id} never reached its channel" for r in replies if r.id not in delivered]
         wrong += [f"{key} is not a reply's key" for key in set(delivered) - {r.id for r in replies}]
     return wrong
@@ -212,14 +212,14 @@ def described(database: SyncDatabase, thread: str) -> list[Any]:
     assert found is not None
     lanes = handle_of(database).run(ask(Fetch(at, (Get(LANE, (IN,)), Get(LANE, (OUT,))))))
     ready = [Lane.read(name, lane) for name, lane in zip((IN, OUT), lanes, strict=True)]
-    messages = handle_of(database).run(inbox.latest(at, 100))
+    messages = handle_of(database).run(inbox.read_latest(at, 100))
     return [
         found.checkpoint["channel_values"]["log"],
         [[standing.message.seq, standing.message.payload] for standing in messages],
-        [[run.first, run.last, run.state] for run in handle_of(database).run(runs.latest(at, 100))],
+        [[run.first, run.last, run.state] for run in handle_of(database).run(runs.read_latest(at, 100))],
         [
             [reply.ord, reply.state, reply.payload]
-            for reply in handle_of(database).run(outbox.replies(at, 100))
+            for reply in handle_of(database).run(outbox.read_replies(at, 100))
         ],
         [[lane.pending, lane.due_at, lane.run_id, lane.waiting] for lane in ready],
     ]

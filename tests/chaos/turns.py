@@ -16,7 +16,7 @@ from langgraph_sdk.client import LangGraphClient
 from langgraph_sdk.errors import InternalServerError
 from langgraph_sdk.schema import RunCreateMetadata, StreamPart
 
-from perdure.server.streaming.streams import until
+from perdure.server.streaming.streams import iterate_until
 from tests.chaos.fleet import GRAPH, WITHIN_S, Server
 from tests.chaos.talker import reply_to
 
@@ -90,7 +90,9 @@ async def take(turn: Turn, thread_id: str, places: Sequence[Place], *, leaves: b
         gone = server.gone if leaves else asyncio.Event()
         was_made, before = bool(turn.run_id), len(turn.told)
         try:
-            parts = cast(AsyncGenerator[StreamPart, None], until(gone, turn.follow(client, thread_id)))
+            parts = cast(
+                AsyncGenerator[StreamPart, None], iterate_until(gone, turn.follow(client, thread_id))
+            )
             async with aclosing(parts):
                 async for part in parts:
                     turn.told.append(part)

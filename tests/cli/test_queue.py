@@ -304,11 +304,11 @@ def test_a_page_of_the_inbox_finds_the_run_that_began_before_it() -> None:
             async with Runtime(db, graph) as worker:
                 await worker.wait(tickets[-1], WITHIN)
             ada = Partition("", "ada")
-            whole = await handle_of(db).arun(inbox.latest(ada, 10))
+            whole = await handle_of(db).arun(inbox.read_latest(ada, 10))
             assert [standing.message.seq for standing in whole] == [3, 2, 1]
             assert len({standing.run.id for standing in whole if standing.run is not None}) == 1
-            assert await handle_of(db).arun(inbox.latest(ada, 2)) == whole[:2]
-            assert await handle_of(db).arun(inbox.latest(ada, 2, after=2)) == whole[2:]
+            assert await handle_of(db).arun(inbox.read_latest(ada, 2)) == whole[:2]
+            assert await handle_of(db).arun(inbox.read_latest(ada, 2, after=2)) == whole[2:]
 
     asyncio.run(run())
 

@@ -41,7 +41,7 @@ def test_a_message_that_cannot_be_read_is_named_with_its_thread(body: bytes) -> 
     with named:
         queue.run(inbox.read_standing(HERE, 1, "id1"))
     with named:
-        queue.run(inbox.latest(HERE, 10))
+        queue.run(inbox.read_latest(HERE, 10))
     with named:
         queue.run(inbox.find_run_id(HERE, 1, "id1", 10))
     with named:
@@ -60,7 +60,7 @@ def test_a_run_that_cannot_be_read_is_named_with_its_thread(body: bytes) -> None
     with named:
         queue.claim()
     with named:
-        queue.run(runs.latest(HERE, 10))
+        queue.run(runs.read_latest(HERE, 10))
     with named:
         queue.run(inbox.find(HERE, "id1"))
     finds(queue, "run id1")
@@ -75,5 +75,5 @@ def test_a_reply_that_cannot_be_read_is_named_with_its_thread(body: bytes) -> No
     with named:
         queue.take()
     with named:
-        queue.run(outbox.replies(HERE, 10))
+        queue.run(outbox.read_replies(HERE, 10))
     finds(queue, "reply 1")

@@ -77,9 +77,9 @@ def test_a_turn_is_added_to_what_was_read_and_to_nothing_else(driver: Driver) ->
     again = add(driver, NOTHING, "d")
     assert again is not None
     assert again.version not in (first.version, second.version)
-    assert run(session_histories.names("acme", None, NOW), driver) == ([AT], None)
+    assert run(session_histories.read_names("acme", None, NOW), driver) == ([AT], None)
     assert run(session_histories.remove(AT), driver)
-    assert run(session_histories.names("acme", None, NOW), driver) == ([], None)
+    assert run(session_histories.read_names("acme", None, NOW), driver) == ([], None)
 
 
 def test_a_long_history_is_whole_and_a_turn_of_it_writes_no_more(driver: Driver) -> None:
@@ -153,7 +153,7 @@ def test_an_expired_session_is_absent_before_it_is_removed(driver: Driver) -> No
     assert first is not None
     assert load(driver, NOW + HOUR - 1) == first
     assert load(driver, NOW + HOUR) == NOTHING
-    assert run(session_histories.names("acme", None, NOW + HOUR), driver) == ([], None)
+    assert run(session_histories.read_names("acme", None, NOW + HOUR), driver) == ([], None)
     anew = add(driver, NOTHING, "new", now=NOW + HOUR, ttl=HOUR)
     assert anew is not None
     assert anew.messages == [row("new")]

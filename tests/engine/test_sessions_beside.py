@@ -114,7 +114,7 @@ ACTS: Mapping[str, Act] = {
     },
     "remove": lambda d: run(session_histories.remove(AT), d.here),
     "read": lambda d: texts(d.here),
-    "list": lambda d: [p.thread for p in run(session_histories.names("acme", None, NOW), d.here)[0]],
+    "list": lambda d: [p.thread for p in run(session_histories.read_names("acme", None, NOW), d.here)[0]],
     "sweep": lambda d: run(session_histories.sweep(AT, NOW, budget(d.here)), d.here) >= 0,
     "copy": copy,
     "copy again": lambda d: copy(d, replace=True),
@@ -174,7 +174,7 @@ def assert_sound(world: World) -> None:
         run(items.sweep("acme", LATER, budget(driver)), driver)
         run(session_histories.sweep(AT, LATER, budget(driver)), driver)
         (stored,) = driver.perform(Fetch(AT, (Range(ITEM),)))
-        whole = run(session_histories.records(AT, LATER), driver)
+        whole = run(session_histories.read_records(AT, LATER), driver)
         assert sorted(r.key for r in stored) == sorted(r.key for r in whole)
 
 

@@ -55,7 +55,7 @@ def _import(kind: SourceKind, where: str, target: str, fault: Fault, writes: boo
         source = open_source(kind, where)
         importer = Importer(source, db, ImportOptions())
         for thread in source.threads():
-            importer.thread(thread)
+            importer.import_thread(thread)
 
 
 def _serve() -> None:

@@ -19,7 +19,7 @@ def imported(
     source: Any, db: perdure.SyncDatabase, options: ImportOptions | None = None
 ) -> list[ThreadReport]:
     importer = Importer(source, db, options or ImportOptions())
-    return [importer.thread(thread) for thread in source.threads()]
+    return [importer.import_thread(thread) for thread in source.threads()]
 
 
 def check(stock: Any, opened: Callable[[], Source], db: perdure.SyncDatabase, *, forks: bool = True) -> None:

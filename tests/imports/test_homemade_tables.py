@@ -15,7 +15,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 import perdure
 from perdure.errors import BadUrl
-from perdure.imports.homemade_sqlite import of_file, of_rows
+from perdure.imports.homemade_sqlite import open_file, open_rows
 from perdure.imports.importer import Importer, ImportOptions
 from perdure.imports.kinds import SourceKind, open_source
 from perdure.imports.sqlite_rows import SqliteRows
@@ -119,7 +119,7 @@ def test_what_langgraph_could_not_go_on_from_is_skipped(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO checkpoints VALUES ('eve', 'first', NULL, '{}', '2026')")
         connection.execute(f"INSERT INTO checkpoints VALUES ('fay', '{IDS[0]}', NULL, '[1]', '2026')")
-    source = of_file(path)
+    source = open_file(path)
     with perdure.connect_sync("memory://") as db:
         reports = {r.thread: r for r in parity.imported(source, db)}
         assert reports["eve"].state == reports["fay"].state == "skipped"
@@ -133,9 +133,9 @@ def test_other_tables_are_refused_by_name(path: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE checkpoints RENAME COLUMN state TO body")
     with pytest.raises(BadUrl, match="its table checkpoints lacks state"):
-        of_file(path)
+        open_file(path)
     with pytest.raises(BadUrl, match="is not a file"):
-        of_file(tmp_path / "none")
+        open_file(tmp_path / "none")
 
 
 def test_rows_of_any_content_cost_their_own_thread_alone(path: Path) -> None:
@@ -147,7 +147,7 @@ def test_rows_of_any_content_cost_their_own_thread_alone(path: Path) -> None:
     ]
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.executemany("INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?)", rows)
-    with perdure.connect_sync("memory://") as db, closing(of_file(path)) as source:
+    with perdure.connect_sync("memory://") as db, closing(open_file(path)) as source:
         reports = {r.thread: r for r in parity.imported(source, db)}
         assert {t: r.state for t, r in reports.items()} == {
             "ada": "imported", "bob": "imported", "deep": "skipped", "half": "skipped", "late": "skipped",
@@ -156,7 +156,7 @@ def test_rows_of_any_content_cost_their_own_thread_alone(path: Path) -> None:
 
 
 def test_a_row_that_comes_during_an_import_is_of_the_next_one(path: Path) -> None:
-    with perdure.connect_sync("memory://") as db, closing(of_file(path)) as source:
+    with perdure.connect_sync("memory://") as db, closing(open_file(path)) as source:
         real = source.outline
 
         def outline(thread: str) -> Any:
@@ -167,7 +167,7 @@ def test_a_row_that_comes_during_an_import_is_of_the_next_one(path: Path) -> Non
             return found
 
         source.outline = outline  # type: ignore[method-assign]
-        assert Importer(source, db, ImportOptions()).thread("bob").state == "imported"
+        assert Importer(source, db, ImportOptions()).import_thread("bob").state == "imported"
         head = db.checkpointer().get_tuple(threads.config("bob"))
         assert head is not None
 
@@ -180,7 +180,7 @@ def test_ids_that_are_no_text_are_refused(path: Path) -> None:
             "FROM older"
         )
     with pytest.raises(BadUrl, match="CAST"):
-        of_file(path)
+        open_file(path)
 
 
 def test_a_long_thread_is_outlined_once_and_its_steps_are_counted_in_one_pass(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_long_thread_is_outlined_once_and_its_steps_are_counted_in_one_pass(tm
             queries.append(query)
             return super().__call__(query, *values)
 
-    with closing(of_rows("long", CountedRows(path))) as source, perdure.connect_sync("memory://") as db:
+    with closing(open_rows("long", CountedRows(path))) as source, perdure.connect_sync("memory://") as db:
         (report,) = parity.imported(source, db)
         assert (report.state, report.checkpoints, report.verified) == ("imported", count, count)
         steps = [t.metadata["step"] for t in db.checkpointer().list(threads.config("ada"))]

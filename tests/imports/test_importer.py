@@ -84,7 +84,7 @@ def test_memory_does_not_grow_with_the_number_of_rows(tmp_path: Path) -> None:
         tracemalloc.start()
         done = 0
         for thread in source.threads():
-            report = importer.thread(thread)
+            report = importer.import_thread(thread)
             assert report.state == "imported"
             done += report.checkpoints
             peaks.append(tracemalloc.get_traced_memory()[1])

@@ -43,7 +43,7 @@ def imported(
     source: SqliteSource, db: perdure.SyncDatabase, options: ImportOptions | None = None
 ) -> list[ThreadReport]:
     importer = Importer(source, db, options or ImportOptions())
-    return [importer.thread(thread) for thread in source.threads()]
+    return [importer.import_thread(thread) for thread in source.threads()]
 
 
 def test_every_thread_is_what_the_stock_saver_says(

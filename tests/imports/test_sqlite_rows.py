@@ -13,7 +13,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import perdure
 from perdure.errors import BadUrl, Unavailable
-from perdure.imports.homemade_sqlite import of_file
+from perdure.imports.homemade_sqlite import open_file
 from perdure.imports.sqlite import SqliteSource
 from perdure.imports.sqlite_rows import SqliteRows, has_columns, is_utf8
 from tests.imports import parity, threads
@@ -85,7 +85,7 @@ def test_a_damaged_thread_of_the_plain_layout_does_not_end_the_import(tmp_path: 
         connection.execute(
             f"INSERT INTO checkpoints VALUES ('d', '{9:032x}', NULL, CAST(x'7b22ff227d' AS TEXT), 1)"
         )
-    source = of_file(path)
+    source = open_file(path)
     with perdure.connect_sync("memory://") as db:
         reports = parity.imported(source, db)
     source.close()

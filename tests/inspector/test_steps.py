@@ -32,8 +32,8 @@ VIEWS = ("steps", "usage", "conversation", "picture")
 class OwnersAccess(LocalAccess):
     """Access of users who may read their own threads."""
 
-    async def thread(self, thread_id: str) -> ThreadRow:
-        row = await super().thread(thread_id)
+    async def find_thread(self, thread_id: str) -> ThreadRow:
+        row = await super().find_thread(thread_id)
         if row.metadata.get("owner") != self.who:
             raise NotFound(f"there is no thread {thread_id!r}")
         return row

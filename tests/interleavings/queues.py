@@ -116,7 +116,7 @@ def _at_work(setting: Callable[[Driver], Thread]) -> Callable[[Driver], Thread]:
         world = setting(driver)
         found = world.run(ask(Fetch(world.here, accept_and_claim.GETS)))
         world.remembered = accept_and_claim.read(found)
-        waiting = world.run(inbox.latest(world.here, 100))
+        waiting = world.run(inbox.read_latest(world.here, 100))
         pending = tuple(s.message for s in reversed(waiting) if s.message.seq > world.remembered.lane.bound)
         world.remembered = world.remembered._replace(messages=pending)
         world.now = NOW

@@ -86,7 +86,7 @@ def receive(world: World, act: Callable[[Receiver], Awaitable[Received]]) -> Any
 
 def say(position: int, text: str, edit: str = "") -> Callable[[World], Any]:
     message = ChatMessage(chat=CHAT, position=position, key=str(position), text=text, sender="7", edit=edit)
-    return lambda world: receive(world, lambda receiver: receiver.message(message))
+    return lambda world: receive(world, lambda receiver: receiver.accept_message(message))
 
 
 def press(button: str, key: str = "") -> Callable[[World], Any]:
@@ -99,7 +99,7 @@ def press(button: str, key: str = "") -> Callable[[World], Any]:
         pressed = ButtonPress(
             chat=CHAT, position=at, key=key or button, data=data, question=str(at), sender="7"
         )
-        return receive(world, lambda receiver: receiver.press(pressed))
+        return receive(world, lambda receiver: receiver.accept_press(pressed))
 
     return act
 

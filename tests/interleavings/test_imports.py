@@ -88,7 +88,7 @@ def bring(world: Target, age: int = 0, **options: Any) -> Any:
     another process came in between, does not count what it had stored before."""
     with closing(SqliteSource(source_files(world.kind)[age])) as source:
         given = ImportOptions(tenant=world.tenant, **options)
-        report = Importer(source, world.database(), given).thread(THREAD)
+        report = Importer(source, world.database(), given).import_thread(THREAD)
     return report.why.partition("(")[0]
 
 

@@ -83,7 +83,7 @@ class Thread(World):
         terms = {"strategy": "enqueue", "most": MOST, "read_asked": self._read_asked, **options}
         return Accept(self.here, message, self.now, Debounce(quiet, quiet), fresh=FRESH, **terms)
 
-    def _read_asked(self) -> Program[questions.Asked]:
+    def _read_asked(self, checkpoint_id: str | None = None, /) -> Program[questions.Asked]:
         """Return what the latest checkpoint would ask, which these threads do not have."""
         (found,) = yield from ask(Fetch(self.here, (Get(LANE, (IN,)),)))
         return questions.Asked(interrupts=() if Lane.read(IN, found).waiting is None else ("i",))
@@ -176,7 +176,7 @@ class Thread(World):
             taking.note_written("task")
             names = [message.id for message in waiting]
             write = Put(DOCUMENT, (STATE, held.run.id), {"updated_at": NOW}, " ".join(names).encode())
-            ops = (Check(EPOCH, (), held.epoch), *(yield from taking.ops()), write)
+            ops = (Check(EPOCH, (), held.epoch), *(yield from taking.plan_ops()), write)
             outcome = yield from ask(Commit(self.here, ops))
             return names if isinstance(outcome, Committed) else None
 
@@ -259,7 +259,7 @@ def read(world: Thread) -> Any:
     """Return what readers of the queues see: statuses of messages, runs, replies, queues, and damage."""
     here = world.here
     lanes = world.run(ask(Fetch(here, tuple(Get(LANE, (name,)) for name in QUEUES))))
-    standing = world.run(inbox.latest(here, 100))
+    standing = world.run(inbox.read_latest(here, 100))
     postponed = world.run(scheduled.list_postponed(here, 100))
     told = world.run(events.read(here, 0))
     state, _ = world.run(ask(Fetch(here, (Get(DOCUMENT, (STATE, "a")), Get(DOCUMENT, OF_THREAD)))))
@@ -274,11 +274,12 @@ def read(world: Thread) -> Any:
             if (found := world.run(inbox.find(here, name))) is not None
         },
         "runs": [
-            (*_run(run), run.first, run.last, dict(run.note)) for run in world.run(runs.latest(here, 100))
+            (*_run(run), run.first, run.last, dict(run.note))
+            for run in world.run(runs.read_latest(here, 100))
         ],
         "replies": [
             (r.seq, r.id, r.channel, r.payload, r.state, r.attempts, r.error)
-            for r in world.run(outbox.replies(here, 100))
+            for r in world.run(outbox.read_replies(here, 100))
         ],
         "postponed": [(message.id, message.accepted_at) for message in postponed],
         "queues": [_lane(Lane.read(name, found)) for name, found in zip(QUEUES, lanes, strict=True)],

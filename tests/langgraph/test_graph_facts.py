@@ -18,7 +18,7 @@ from langgraph.prebuilt import ToolNode
 from typing_extensions import TypedDict
 
 from perdure import Replaces
-from perdure.langgraph.graph_facts import ChannelKind, bare, metadata, read, read_all
+from perdure.langgraph.graph_facts import ChannelKind, metadata, read, read_all, strip_annotations
 
 
 def joined(state: list[str], writes: list[list[str]]) -> list[str]:
@@ -130,6 +130,6 @@ def test_functional_graphs_have_no_keys() -> None:
 
 def test_annotations_are_read_through_their_wrappers() -> None:
     wrapped = NotRequired[Annotated[Annotated[list[str], "inner"], "outer"]]
-    assert bare(wrapped) == list[str]
+    assert strip_annotations(wrapped) == list[str]
     assert metadata(wrapped) == ("inner", "outer")
     assert metadata(str) == ()

@@ -131,7 +131,7 @@ def test_an_object_that_cannot_be_walked_at_first_is_packed_again() -> None:
 
 
 @pytest.mark.parametrize("change", ["element", "inside"])
-@pytest.mark.parametrize("step", ["pack", "plain", "key"])
+@pytest.mark.parametrize("step", ["pack", "unpack_plain", "pack_key"])
 def test_a_large_element_that_changes_while_it_is_put_is_read_as_it_is_stored(
     db: Any, monkeypatch: pytest.MonkeyPatch, change: str, step: str
 ) -> None:

@@ -182,7 +182,7 @@ def test_no_call_returns_before_the_commit_is_durable(opened: tuple[SyncDatabase
 class _Bound(Taking):
     """Messages of which nothing is left to be bound to the run."""
 
-    def ops(self) -> Program[tuple[Op, ...]]:
+    def plan_ops(self) -> Program[tuple[Op, ...]]:
         yield from ()
         return ()
 

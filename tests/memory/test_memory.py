@@ -326,7 +326,7 @@ def test_no_fact_is_missed_that_is_written_between_pages(
     monkeypatch.setattr(programs, "_PAGE", 3)
     memory = Memory(store, "ada", now=daily())
     known = [memory.remember(f"Fact {number}.") for number in range(8)]
-    steps: Any = programs.facts(Place(memory.namespace, daily()))
+    steps: Any = programs.read_facts(Place(memory.namespace, daily()))
     answer = store.batch(next(steps))
     # The oldest one, of the last page, moves to the first one.
     store.put((*memory.namespace, "facts"), known[0].id, known[0].dump())

@@ -103,7 +103,7 @@ BREAKS = [
         "a message in the state of a steered run is the run's",
         rewritten(
             steering.Taking,
-            "ops",
+            "plan_ops",
             "return lane.join(upto).put(0), replace(run, last=upto).put()",
             "return ()",
         ),

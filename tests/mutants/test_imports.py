@@ -35,7 +35,7 @@ SHAPE = threads.SHAPES["finished"]
 def imported(path: Path, db: perdure.SyncDatabase) -> str:
     source = SqliteSource(path)
     try:
-        return Importer(source, db, ImportOptions()).thread("ada").state
+        return Importer(source, db, ImportOptions()).import_thread("ada").state
     finally:
         source.close()
 
@@ -115,13 +115,13 @@ def no_discard(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_prior(patch: pytest.MonkeyPatch) -> None:
-    real = ThreadEncoder.checkpoint
+    real = ThreadEncoder.encode_checkpoint
 
     def checkpoint(self: ThreadEncoder, found: Any, stored: Any) -> Any:
         record, chunks = real(self, found, stored)
         return record._replace(prior=None), chunks
 
-    patch.setattr(ThreadEncoder, "checkpoint", checkpoint)
+    patch.setattr(ThreadEncoder, "encode_checkpoint", checkpoint)
 
 
 def no_look_for_a_claim(patch: pytest.MonkeyPatch) -> None:

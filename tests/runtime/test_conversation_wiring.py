@@ -80,7 +80,7 @@ async def _lost(self: Any, held: Any, before: Any, made: Any, found: Any) -> boo
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "all of it": (conversation_windows.Conversations, "input", _given),
+    "all of it": (conversation_windows.Conversations, "prepare_input", _given),
     "trim": (conversation_windows, "compact", _untrimmed),
     "repair": (conversation_windows, "compact", _unrepaired),
     "summary": (conversation_windows.Conversations, "note_reply", _nothing),

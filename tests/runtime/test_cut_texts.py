@@ -34,13 +34,13 @@ def test_a_reply_with_half_of_a_character_is_sent_and_kept_in_the_state(storage:
     calls: list[str] = []
     post = Post()
 
-    async def charge() -> dict[str, str]:
+    async def charge() -> dict[Any, Any]:
         calls.append("charge")
-        return {HALF: HALF}
+        return {HALF: HALF, 1: 2}
 
     async def turn(state: MessagesState) -> dict[str, Any]:
         receipt = await effect(charge)
-        assert receipt == {HALF: HALF}
+        assert receipt == {HALF: HALF, "1": 2}
         if calls == ["charge"]:
             calls.append("again")
             raise RuntimeError("the step fails after its effect")

@@ -109,7 +109,7 @@ def _no_candidates(*args: Any, **kwargs: Any) -> Any:
 
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "recall": (run_memory.Memories, "input", _given),
+    "recall": (run_memory.Memories, "prepare_input", _given),
     "hand-over": (run_memory.Memories, "end_turn", _nothing),
     "extraction": (memory_lane, "_facts", _no_facts),
     "summary": (memory_lane, "_summary", _no_summary),

@@ -390,7 +390,7 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
     looks: list[float] = []
     summons = PollDelay(lambda: looks.append(timers.now))
     for _ in range(300):
-        summons.hear()
+        summons.schedule_now()
         timers.advance(0.001)
     assert 14 <= len(looks) <= 15, "a look every 20 ms"
     summons.cancel()
@@ -399,7 +399,7 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
     for in_vain in (True, True, True, True, True, True, False, False):
         timers.advance(1.0)
         asked = timers.now
-        summons.hear()
+        summons.schedule_now()
         timers.advance(1.0)
         pauses.append(looks[-1] - asked)
         summons.note_look(in_vain=in_vain)
@@ -411,7 +411,7 @@ def test_a_summoned_worker_looks_soon_and_seldom_and_later_after_it_came_in_vain
 def test_a_summoned_worker_looks_again_when_the_next_queue_is_due(timers: Timers) -> None:
     looks: list[float] = []
     summons = PollDelay(lambda: looks.append(timers.now))
-    summons.hear()
+    summons.schedule_now()
     timers.advance(1.0)
     summons.note_look(in_vain=True, due_in=0.4)
     seen = timers.now

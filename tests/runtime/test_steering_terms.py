@@ -121,7 +121,7 @@ def test_a_graph_whose_nodes_ask_is_never_ended_between_steps(memory: Storage) -
             await eventually(lambda: tools.at("tool", 1))
             second = await runtime.accept("ada", "two", strategy="steer")
             (under_way,) = runtime._worker.runner.leases.working.values()
-            await under_way.steering.look()
+            await under_way.steering.check_for_messages()
             assert not under_way.steering.control.is_wanted
             gate.set()
             assert (await runtime.wait(first, 30)).last == 1

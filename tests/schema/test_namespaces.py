@@ -17,7 +17,7 @@ def test_without_renames_every_name_is_its_own() -> None:
     names = NamespaceNames([])
     assert names.are_plain
     assert list(names.find_stored("a|b")) == ["a|b"]
-    assert names.present("a+2") == "a+2"
+    assert names.rename("a+2") == "a+2"
     assert [is_by_name(each) for each in ("a|b", "a:1", "")] == [True, False, False]
 
 
@@ -26,7 +26,7 @@ def test_two_nodes_that_swap_names_keep_apart() -> None:
     names = NamespaceNames(Schema(2, swap).steps)
     assert list(names.find_stored("a")) == ["a+2", "b"]
     assert list(names.find_stored("b")) == ["b+2", "a"]
-    assert [names.present(each) for each in ("a", "b", "a+2", "b+2", "c", "a|c")] == [
+    assert [names.rename(each) for each in ("a", "b", "a+2", "b+2", "c", "a|c")] == [
         *("b", "a", "a", "b", "c", "b|c")
     ]
 
@@ -36,7 +36,7 @@ def test_a_name_that_was_given_up_belongs_to_another_node_from_then_on() -> None
     assert list(names.find_stored("c|d")) == ["c+3|d", "b+2|d", "a|d"]
     assert list(names.find_stored("a")) == ["a+2"]
     assert list(names.find_stored("b")) == ["b+3"]
-    assert [names.present(each) for each in ("a", "b+2", "c+3", "a+2", "b+3", "b", "e+9")] == [
+    assert [names.rename(each) for each in ("a", "b+2", "c+3", "a+2", "b+3", "b", "e+9")] == [
         *("c", "c", "c", "a", "b", "b", "e+9")
     ]
 
@@ -77,7 +77,7 @@ def test_no_name_is_stored_for_two_nodes_in_any_history(data: st.DataObject) -> 
         names = NamespaceNames(steps)
         for node, name in nodes.items():
             first, *former = names.find_stored(name)
-            assert names.present(first) == name
+            assert names.rename(first) == name
             owners = {kept[each] for each in (first, *former) if each in kept}
             assert owners <= {node}
             kept.setdefault(first, node)

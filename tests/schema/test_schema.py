@@ -68,14 +68,20 @@ def test_names_are_followed_through_all_steps() -> None:
         ],
     )
     all_steps = schema.since(1)
-    assert [all_steps.channel(name) for name in ("a", "c", "x", "y", "z")] == ["c", "c", None, "x", "z"]
+    assert [all_steps.rename_channel(name) for name in ("a", "c", "x", "y", "z")] == [
+        "c",
+        "c",
+        None,
+        "x",
+        "z",
+    ]
     assert [str(step) for step in all_steps.conversions("a")] == ["convert(3, 'b')"]
-    assert all_steps.channel("branch:to:ask") == "branch:to:clarify"
-    assert all_steps.channel("join:ask+other:ask") == "join:clarify+other:clarify"
-    assert [all_steps.former(name) for name in ("c", "b", "x", "z")] == ["a", None, "y", "z"]
+    assert all_steps.rename_channel("branch:to:ask") == "branch:to:clarify"
+    assert all_steps.rename_channel("join:ask+other:ask") == "join:clarify+other:clarify"
+    assert [all_steps.find_former_name(name) for name in ("c", "b", "x", "z")] == ["a", None, "y", "z"]
     late = schema.since(3)
-    assert late.channel("a") == "a"
-    assert late.channel("x") is None
+    assert late.rename_channel("a") == "a"
+    assert late.rename_channel("x") is None
     assert not late.affects("c")
     assert not schema.since(4).steps
     assert schema.at(2).version == 2
@@ -85,8 +91,8 @@ def test_names_are_followed_through_all_steps() -> None:
 def test_channels_can_swap_their_names() -> None:
     swap = [rename_channel(2, "a", "t"), rename_channel(2, "b", "a"), rename_channel(2, "t", "b")]
     changes = Schema(2, swap).since(1)
-    assert (changes.channel("a"), changes.channel("b")) == ("b", "a")
-    assert (changes.former("a"), changes.former("b")) == ("b", "a")
+    assert (changes.rename_channel("a"), changes.rename_channel("b")) == ("b", "a")
+    assert (changes.find_former_name("a"), changes.find_former_name("b")) == ("b", "a")
 
 
 def test_every_earlier_name_of_a_type_leads_to_the_present_one() -> None:

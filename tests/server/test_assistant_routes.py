@@ -18,12 +18,12 @@ from langgraph_sdk.errors import (
     UnprocessableEntityError,
 )
 
-from perdure.server.assistants import NAMESPACE
+from perdure.runtime.agents.default_assistants import make_default_id
 from tests.backends import EMPTY
 from tests.server.acceptance.saying import row
 from tests.server.hosting import graphs, owners, run, serving, tenants
 
-OWN = {name: str(uuid.uuid5(NAMESPACE, name)) for name in graphs()}
+OWN = {name: make_default_id(name) for name in graphs()}
 FIELDS = {
     "assistant_id", "graph_id", "name", "description", "config", "context", "metadata", "version",
     "created_at", "updated_at",

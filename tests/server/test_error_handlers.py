@@ -51,6 +51,7 @@ TOLD = (
     errors.NotFound,
     errors.OtherGraph,
     errors.NotAllowed,
+    errors.OverMaximum,
     errors.Unreadable,
     errors.TypeNotAllowed,
     errors.TypeNotFound,

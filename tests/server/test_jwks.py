@@ -27,7 +27,7 @@ class Clock:
 
 def status(keys: KeySet, kid: str | None, algorithm: str = "RS256") -> int:
     try:
-        run(keys.key(algorithm, kid))
+        run(keys.load_key(algorithm, kid))
     except Refusal as refusal:
         return refusal.status
     return 200
@@ -96,7 +96,7 @@ def test_many_at_once_ask_once() -> None:
         keys, _ = key_set(said.url)
 
         async def crowd() -> int:
-            return len(await asyncio.gather(*(keys.key("RS256", "k1") for _ in range(20))))
+            return len(await asyncio.gather(*(keys.load_key("RS256", "k1") for _ in range(20))))
 
         assert run(crowd()) == 20
         assert said.asked == 1
@@ -110,10 +110,10 @@ def test_who_has_a_key_does_not_wait_for_newer_ones() -> None:
         said.may_answer.clear()
 
         async def two() -> bool:
-            first = asyncio.create_task(keys.key("RS256", "k1"))
+            first = asyncio.create_task(keys.load_key("RS256", "k1"))
             while said.asked < 2:  # noqa: ASYNC110 - a server in another thread
                 await asyncio.sleep(0.01)
-            await keys.key("RS256", "k1")
+            await keys.load_key("RS256", "k1")
             has_waited = first.done()
             said.may_answer.set()
             await first
@@ -129,7 +129,7 @@ def test_a_client_that_hangs_up_frees_the_way_for_no_flood() -> None:
 
         async def hang_up() -> None:
             for _ in range(5):
-                asked = asyncio.create_task(keys.key("RS256", "k1"))
+                asked = asyncio.create_task(keys.load_key("RS256", "k1"))
                 await asyncio.sleep(0.1)
                 asked.cancel()
                 await asyncio.gather(asked, return_exceptions=True)
@@ -142,7 +142,7 @@ def test_while_nobody_answers_it_is_503_and_soon_tried_again() -> None:
     with publisher(published(rsa_key("a"), "k1")) as said:
         said.status = 500
         keys, clock = key_set(said.url)
-        refusal = refused(keys.key("RS256", "k1"))
+        refusal = refused(keys.load_key("RS256", "k1"))
         assert (refusal.status, refusal.headers) == (503, {"Retry-After": "10"})
         assert status(keys, "k1") == 503
         assert said.asked == 1
@@ -179,7 +179,7 @@ def test_a_host_that_does_not_answer_in_time_does_not_hold_the_loop_up() -> None
         keys, _ = key_set(said.url, timeout=0.3)
 
         async def ticks() -> int:
-            asked = asyncio.create_task(keys.key("RS256", "k1"))
+            asked = asyncio.create_task(keys.load_key("RS256", "k1"))
             count = 0
             while not asked.done():
                 await asyncio.sleep(0)

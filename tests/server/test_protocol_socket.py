@@ -293,7 +293,7 @@ async def _expires(url: str) -> None:
                     params = {"assistant_id": "chat", "input": said("hi")}
                     await opened.send(json.dumps({"id": 2, "method": "run.start", "params": params}))
                 await asyncio.wait_for(until_closed(opened), 60)
-            assert await here.host.runtime.for_tenant("").threads.look(thread_id) is None
+            assert await here.host.runtime.for_tenant("").threads.find(thread_id) is None
             return opened.close_code or 0
 
         # A command is refused before it has any effect.

@@ -259,7 +259,7 @@ def test_variables_say_who_may_be_called() -> None:
     assert of_variables({"PERDURE_HTTP_DISABLE_WEBHOOKS": "true"}) is None
     near = of_variables({"LANGGRAPH_DEV": "true"})
     assert near is not None
-    near.reach.url("http://localhost:3000/")
+    near.reach.check_url("http://localhost:3000/")
     with pytest.raises(BadSetting, match="PERDURE_HTTP_WEBHOOK_HOSTS"):
         of_variables({"PERDURE_HTTP_WEBHOOK_HOSTS": "http://hooks.internal"})
 

@@ -43,16 +43,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_it_is_waited_for_from_the_first_failure_on(clock: Clock) -> None:
     error, away = Unavailable("away"), Outage(5.0)
-    assert away.verdict() is None
+    assert away.get_current_failure() is None
     assert away.note(error, 100.0) == 105.0
     clock.now = 104.0
     assert away.note(error, 103.9) == 105.0
-    assert away.verdict() is None
+    assert away.get_current_failure() is None
     clock.now = 105.1
     assert away.note(error, 105.0) == 105.0
-    assert away.verdict() is error
+    assert away.get_current_failure() is error
     clock.now = 106.0
-    assert away.verdict() is None, "another attempt is due"
+    assert away.get_current_failure() is None, "another attempt is due"
 
 
 def test_another_outage_has_a_patience_of_its_own(clock: Clock) -> None:

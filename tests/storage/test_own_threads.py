@@ -14,7 +14,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 _HEARD: ContextVar[str] = ContextVar("heard", default="")
 
@@ -32,9 +32,9 @@ def test_it_waits_for_no_call_in_the_threads_of_the_loop() -> None:
         try:
             async with asyncio.timeout(10):
                 _HEARD.set("context")
-                assert await in_own_thread(_answer, " and arguments") == "context and arguments"
+                assert await run_in_own_thread(_answer, " and arguments") == "context and arguments"
                 with pytest.raises(KeyError):
-                    await in_own_thread(dict[str, int]().__getitem__, "absent")
+                    await run_in_own_thread(dict[str, int]().__getitem__, "absent")
         finally:
             blocked.set()
             await asyncio.gather(*waiting)
@@ -43,13 +43,13 @@ def test_it_waits_for_no_call_in_the_threads_of_the_loop() -> None:
 
 
 def _in_child() -> None:
-    assert asyncio.run(in_own_thread(int, "7")) == 7
+    assert asyncio.run(run_in_own_thread(int, "7")) == 7
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing forks there")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_process_has_threads_of_its_own() -> None:
-    assert asyncio.run(in_own_thread(int, "7")) == 7
+    assert asyncio.run(run_in_own_thread(int, "7")) == 7
     child = multiprocessing.get_context("fork").Process(target=_in_child)
     child.start()
     child.join(20)

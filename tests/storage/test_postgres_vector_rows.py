@@ -10,9 +10,9 @@ import pytest
 from perdure.engine.items.search_index import (
     IndexEntry,
     make_generation_op,
+    make_removal,
     make_stored_entry_op,
     pack,
-    removal,
 )
 from perdure.model.ops import Commit, Op
 from perdure.model.records import STORE, Partition
@@ -30,7 +30,7 @@ def put(key: str, *vectors: bytes, model: bytes = bytes(8), paths: tuple[str, ..
 def test_the_vectors_of_all_entries_are_sent() -> None:
     writes = [
         Commit(ADA, (put("a", VECTOR, VECTOR), put("b", VECTOR), make_generation_op(1))),
-        Commit(BOB, (put("a", VECTOR), removal("c"))),
+        Commit(BOB, (put("a", VECTOR), make_removal("c"))),
     ]
     sent = pack_vectors(writes, 4711)
     assert sent is not None
@@ -44,7 +44,7 @@ def test_the_vectors_of_all_entries_are_sent() -> None:
     "ops",
     [
         (),
-        (make_generation_op(1), removal("a")),
+        (make_generation_op(1), make_removal("a")),
         (put("a", VECTOR), make_stored_entry_op("b", b"\xf5\x01sealed", 1)),
         (put("a", VECTOR), make_stored_entry_op("b", b"\x94\xc1", 1)),
         (put("a", VECTOR), make_stored_entry_op("b", ormsgpack.packb([1, b"", None, [VECTOR]]), 1)),
@@ -61,7 +61,7 @@ def test_what_has_no_vectors_or_is_not_plain_is_left_to_the_database(ops: tuple[
     assert pack_vectors([Commit(ADA, ops)], 4711) is None
 
 
-@pytest.mark.parametrize("later", [put("a", VECTOR), removal("a")])
+@pytest.mark.parametrize("later", [put("a", VECTOR), make_removal("a")])
 def test_an_entry_that_is_written_twice_is_left_to_the_database(later: Op) -> None:
     assert pack_vectors([Commit(ADA, (put("a", VECTOR),)), Commit(ADA, (later,))], 4711) is None
     assert pack_vectors([Commit(ADA, (put("a", VECTOR),)), Commit(BOB, (later,))], 4711) is not None

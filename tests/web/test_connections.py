@@ -209,14 +209,14 @@ def test_a_body_that_arrives_slowly_and_an_answer_that_takes_longer_are_waited_f
         async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
             body = await Request(scope, receive).body()
             looks = 0
-            look = LimitedConnection._look
+            look = LimitedConnection._close_if_slow
 
             def counted(connection: LimitedConnection) -> None:
                 nonlocal looks
                 looks += 1
                 look(connection)
 
-            monkeypatch.setattr(LimitedConnection, "_look", counted)
+            monkeypatch.setattr(LimitedConnection, "_close_if_slow", counted)
             while not looks:  # noqa: ASYNC110 - the timer of the request that is behind this one
                 await asyncio.sleep(0.01)
             await PlainTextResponse(str(len(body)))(scope, receive, send)

@@ -70,7 +70,7 @@ def encryption_keys(database: Database | SyncDatabase) -> EncryptionKeys | None:
     keys = handle_of(database).keys
     if keys is None:
         return None
-    return keys.view()
+    return keys.read_view()
 
 
 def count_by_data_key(database: Database | SyncDatabase) -> Mapping[str, int]:

@@ -17,7 +17,7 @@ from perdure.audit import checks, reducers
 from perdure.audit.findings import AuditFinding, Spot
 from perdure.audit.sample_values import write_type
 from perdure.audit.source import find_field_source, is_library
-from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts, bare, metadata
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, GraphFacts, metadata, strip_annotations
 
 _COLLECTIONS = (
     list,
@@ -69,7 +69,7 @@ def _check_declaration(channel: ChannelFacts, place: str, spot: Spot) -> Iterato
 
 def is_collection(annotation: Any) -> bool:
     """Return True for a list, dict or set, also one that may be ``None``; tuples and strings do not count."""
-    annotation = bare(annotation)
+    annotation = strip_annotations(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin in (typing.Union, types.UnionType):
         return any(is_collection(option) for option in typing.get_args(annotation))

@@ -78,7 +78,7 @@ def _check_function(
     scope = _make_scope(source)
     for each in scope.asks:
         for check, where, detail in _find_faults(scope, each):
-            yield AuditFinding(check, "node", place, source.spot(where), detail)
+            yield AuditFinding(check, "node", place, source.locate(where), detail)
         called = source.resolve(each.call.func)
         if isinstance(called, FunctionType) and called is not interrupt and called not in seen:
             inner = source_of(called)

@@ -58,7 +58,7 @@ def _find_undeclared(facts: GraphFacts, place: str, returned: Returned) -> Itera
         if key not in facts.keys and key not in seen:
             seen.add(key)
             detail = f"it returns {key!r}; the declared keys are {', '.join(sorted(facts.keys)) or 'none'}"
-            yield AuditFinding(checks.UNDECLARED_KEY, "node", place, returned.source.spot(where), detail)
+            yield AuditFinding(checks.UNDECLARED_KEY, "node", place, returned.source.locate(where), detail)
 
 
 def _find_unknown(facts: GraphFacts, place: str, returned: Returned) -> Iterator[AuditFinding]:
@@ -69,7 +69,7 @@ def _find_unknown(facts: GraphFacts, place: str, returned: Returned) -> Iterator
             seen.add(target)
             names = ", ".join(node.name for node in facts.nodes)
             detail = f"it leads to {target!r}; the nodes are {names}"
-            yield AuditFinding(checks.UNKNOWN_NODE, "node", place, returned.source.spot(where), detail)
+            yield AuditFinding(checks.UNKNOWN_NODE, "node", place, returned.source.locate(where), detail)
 
 
 def _check_edges(facts: GraphFacts) -> Iterator[AuditFinding]:

@@ -17,7 +17,7 @@ from langgraph.graph.message import add_messages
 from perdure.audit import checks
 from perdure.audit.checks import AuditCheck
 from perdure.audit.sample_values import NoSample, Samples, format_value, write_type
-from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, unwrap
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, strip_annotations, unwrap
 from perdure.langgraph.values.roundtrip import is_same
 
 _TRIES = 48
@@ -290,14 +290,14 @@ def _get_second_parameter(channel: ChannelFacts) -> Any:
         return None
     hint = hints.get(names[1]) if len(names) > 1 else None
     if channel.kind is ChannelKind.DELTA and hint is not None:
-        arguments = typing.get_args(bare(hint))
+        arguments = typing.get_args(strip_annotations(hint))
         hint = arguments[0] if arguments else None
     return hint
 
 
 def _covers(hint: Any, declared: Any) -> bool:
     """Return True if a parameter of type ``hint`` may take values of the declared type."""
-    hint, declared = bare(hint), bare(declared)
+    hint, declared = strip_annotations(hint), strip_annotations(declared)
     if hint in (Any, object) or isinstance(hint, typing.TypeVar) or hint == declared:
         return True
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -319,7 +319,7 @@ def _holds_messages(annotation: Any) -> bool:
 
 
 def _is_message(annotation: Any) -> bool:
-    annotation = bare(annotation)
+    annotation = strip_annotations(annotation)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return any(_is_message(option) for option in typing.get_args(annotation))
     return isinstance(annotation, type) and issubclass(annotation, BaseMessage)

@@ -33,7 +33,7 @@ from langchain_core.messages import (
 )
 from pydantic import BaseModel
 
-from perdure.langgraph.graph_facts import bare
+from perdure.langgraph.graph_facts import strip_annotations
 
 _DEPTH_MAX = 6
 _WORDS = ("a", "b", "c", "dd", "")
@@ -164,10 +164,10 @@ def format_value(value: object) -> str:
 
 def write_type(annotation: Any) -> str:
     """Return a type as it would be written, without modules; LangChain's union of messages is one name."""
-    annotation = bare(annotation)
+    annotation = strip_annotations(annotation)
     if annotation is type(None):
         return "None"
-    if annotation == bare(AnyMessage):
+    if annotation == strip_annotations(AnyMessage):
         return "AnyMessage"
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -200,7 +200,7 @@ def _resolve_aliases(annotation: Any) -> Any:
     """Return a type without ``Annotated``, and with the types that aliases and type variables stand for."""
     while True:
         before = annotation
-        annotation = bare(annotation)
+        annotation = strip_annotations(annotation)
         if isinstance(annotation, typing.NewType):
             annotation = annotation.__supertype__
         elif isinstance(annotation, typing.TypeVar):

@@ -54,7 +54,7 @@ class FunctionSource:
         for part in self.body:
             yield from walk(part)
 
-    def spot(self, node: ast.AST | None = None) -> Spot:
+    def locate(self, node: ast.AST | None = None) -> Spot:
         """Return the place of a node, by default of the function."""
         return Spot(self.file, getattr(node or self.tree, "lineno", 0))
 

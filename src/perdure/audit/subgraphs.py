@@ -34,7 +34,7 @@ def subgraphs(facts: GraphFacts) -> Iterator[AuditFinding]:
                     checks.SUBGRAPH_SAVER, "node", place, _find_spot(graph), _describe_checkpointer(graph)
                 )
         for graph, source, calls in _find_called(node):
-            spot = source.spot(calls[0])
+            spot = source.locate(calls[0])
             yield from _find_stored_within(graph, place, spot)
             if isinstance(graph.checkpointer, BaseCheckpointSaver):
                 yield AuditFinding(checks.SUBGRAPH_SAVER, "node", place, spot, _describe_checkpointer(graph))

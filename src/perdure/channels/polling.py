@@ -107,7 +107,7 @@ class Polling:
             await self._stop()
 
     async def _step(self) -> None:
-        if not await self._holds():
+        if not await self._hold_lease():
             self._log_status("another process asks for the updates", logging.INFO)
             await asyncio.sleep(_POLL_S)
             return
@@ -126,7 +126,7 @@ class Polling:
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=_ASIDE_S)
 
-    async def _holds(self) -> bool:
+    async def _hold_lease(self) -> bool:
         now = time.monotonic()
         if now < self._held_until:
             return True

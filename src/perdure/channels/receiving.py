@@ -54,20 +54,31 @@ class _Question(NamedTuple):
     value: Any
 
 
+ChatLocks = WeakValueDictionary[tuple[asyncio.AbstractEventLoop, str, str], asyncio.Lock]
+"""Locks of the chats whose deliveries are being accepted, by event loop, chat and topic."""
+
+
 class Receiver:
     """Accepts the messages and button presses of one channel.
 
-    Deliveries for one chat are accepted one by one in this process, in the order of their arrival.
+    Deliveries for one chat are accepted one by one by receivers with the same locks, in the order of their
+    arrival.
 
     Args:
         runtime: The runtime.
         channel: The name of the channel, which is also that of the runtime's ``Channel`` for replies.
         options: The options of the channel.
         position: Returns the place of a reply in its chat from the provider's id, if it has one.
+        locks: The locks of the chats, by default its own.
     """
 
     def __init__(
-        self, runtime: Runtime, channel: str, options: ChatOptions, position: Callable[[str], int | None]
+        self,
+        runtime: Runtime,
+        channel: str,
+        options: ChatOptions,
+        position: Callable[[str], int | None],
+        locks: ChatLocks | None = None,
     ) -> None:
         if options.tenant is None:
             tenant = runtime.tenant
@@ -78,9 +89,9 @@ class Receiver:
         self._options = options
         self._position = position
         self._sessions = Sessions(runtime, tenant, channel)
-        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks = ChatLocks() if locks is None else locks
 
-    async def message(self, message: ChatMessage) -> Received:
+    async def accept_message(self, message: ChatMessage) -> Received:
         """Accept a message.
 
         Raises:
@@ -92,7 +103,7 @@ class Receiver:
         if message.edit and self._options.edits == "ignore":
             return Received()
         async with self._lock_chat(message.chat, message.topic):
-            sessions = await self._sessions.of(message.chat, message.topic)
+            sessions = await self._sessions.load(message.chat, message.topic)
             thread_id = self._find_thread_id(message, sessions)
             if message.command and not message.edit:
                 return await self._handle_command(message, sessions)
@@ -113,7 +124,7 @@ class Receiver:
                 return Received(is_duplicate=True)
             return await self._accept(message, thread_id, _make_key(message))
 
-    async def press(self, press: ButtonPress) -> Received:
+    async def accept_press(self, press: ButtonPress) -> Received:
         """Accept the press of a button. A second delivery, or a second press with the same choice, gets the
         same answer. Raises the errors of ``message``."""
         button = questions.parse_button(press.data)
@@ -126,7 +137,7 @@ class Receiver:
         else:
             choice = key
         async with self._lock_chat(press.chat, press.topic):
-            sessions = await self._sessions.of(press.chat, press.topic)
+            sessions = await self._sessions.load(press.chat, press.topic)
             thread_id = self._find_thread_id(press, sessions)
             if key in sessions.noticed:
                 return Received(notice, is_duplicate=True)
@@ -153,9 +164,10 @@ class Receiver:
 
     @asynccontextmanager
     async def _lock_chat(self, chat: str, topic: str) -> AsyncIterator[None]:
-        lock = self._locks.get((chat, topic))
+        place = asyncio.get_running_loop(), chat, topic
+        lock = self._locks.get(place)
         if lock is None:
-            lock = self._locks[chat, topic] = asyncio.Lock()
+            lock = self._locks[place] = asyncio.Lock()
         async with lock:
             yield
 
@@ -167,7 +179,7 @@ class Receiver:
         return None
 
     def _find_thread_id(self, event: ChatMessage | ButtonPress, sessions: SessionList) -> str:
-        return self._make_thread_id(event, sessions.at(event.position))
+        return self._make_thread_id(event, sessions.find_name(event.position))
 
     def _make_thread_id(self, event: ChatMessage | ButtonPress, session: str) -> str:
         return ChatAddress(self._channel, event.chat, event.topic, session).thread_id
@@ -338,7 +350,7 @@ class Receiver:
             dedupe_key=key,
             config=self._make_config(event),
         )
-        sessions = await self._sessions.of(event.chat, event.topic)
+        sessions = await self._sessions.load(event.chat, event.topic)
         if asked.run_id in sessions.closed or self._find_thread_id(event, sessions) != asked.thread_id:
             await self._runtime.withdraw(asked.thread_id, ticket.id)
         if sessions.editing == asked.interrupt_id and not ticket.is_duplicate:
@@ -354,7 +366,7 @@ class Receiver:
     # Commands
 
     async def _handle_command(self, message: ChatMessage, sessions: SessionList) -> Received:
-        session_names = sessions.until(message.position)
+        session_names = sessions.list_names(message.position)
         is_new = message.command == "new"
         # A provider's times may be too coarse to tell a message after a /new from one before it: so a /stop
         # ends the session before the /new, too.
@@ -442,7 +454,7 @@ class Receiver:
         run = None if standing is None else standing.run
         if run is None or not read_waits(run.note):
             return
-        sessions = await self._sessions.of(message.chat, message.topic)
+        sessions = await self._sessions.load(message.chat, message.topic)
         if run.id in sessions.closed:
             key = f"{_make_key(message)} ends"
             await self._runtime.submit(

@@ -58,11 +58,11 @@ class SessionList(NamedTuple):
             "noticed": list(self.noticed[-_KEPT:]),
         }
 
-    def at(self, position: int) -> str:
+    def find_name(self, position: int) -> str:
         """Return the name of the session to which a message belongs."""
-        return self.until(position)[-1]
+        return self.list_names(position)[-1]
 
-    def until(self, position: int) -> list[str]:
+    def list_names(self, position: int) -> list[str]:
         """Return the names of the sessions that had begun at a place in the chat, the latest last."""
         return ["", *(str(each) for each in sorted({start for _, start in self.begun if start < position}))]
 
@@ -89,7 +89,7 @@ class Sessions:
         self._tenant = tenant
         self._channel = channel
 
-    async def of(self, chat: str, topic: str) -> SessionList:
+    async def load(self, chat: str, topic: str) -> SessionList:
         """Return the sessions of a chat's topic."""
         program = documents.get(self._partition(chat, topic), _COLLECTION, _NAME)
         return SessionList.read(await self._database.arun(program))

@@ -111,13 +111,13 @@ class SlackApp(ChatChannel):
         if read.command is not None:
             return await self._answer_command(read.command, receiver)
         if read.press is not None:
-            received = await receiver.press(read.press)
+            received = await receiver.accept_press(read.press)
             if received.notice:
                 await self.notify(ChatAddress(self.name, read.press.chat, read.press.topic), received.notice)
             if received.decided:
                 await self._replace_buttons(read.press, read.text, received)
         if read.message is not None:
-            received = await receiver.message(read.message)
+            received = await receiver.accept_message(read.message)
             if received.notice:
                 await self.notify(
                     ChatAddress(self.name, read.message.chat, read.message.topic), received.notice
@@ -159,7 +159,7 @@ class SlackApp(ChatChannel):
             # known.
             notice = f"In a channel, mention me in the thread: @… {command.text}"
         else:
-            notice = (await receiver.message(command)).notice
+            notice = (await receiver.accept_message(command)).notice
         return JSONResponse({"response_type": "ephemeral", "text": notice or "OK"})
 
     async def _replace_buttons(self, press: ButtonPress, text: str, received: Received) -> None:

@@ -189,7 +189,7 @@ class TelegramBot(ChatChannel):
             content = json_of(body)
         except ValueError:
             raise RejectedRequest(400, "the body is not JSON") from None
-        await self._take(content, receiver)
+        await self._accept_update(content, receiver)
         return Response()
 
     def routes(self, runtime: Runtime | Callable[[], Runtime], path: str | None = None) -> list[Route]:
@@ -209,7 +209,7 @@ class TelegramBot(ChatChannel):
             tenant = self.options.tenant
 
         async def take(update: PolledUpdate) -> None:
-            await self._take(update.content, receiver)
+            await self._accept_update(update.content, receiver)
 
         async def refuse(update: PolledUpdate) -> None:
             if update.chat:
@@ -248,7 +248,7 @@ class TelegramBot(ChatChannel):
             raise updates
         return [PolledUpdate(each["update_id"], _chat_of(each), each) for each in updates]
 
-    async def _take(self, content: Any, receiver: Receiver) -> None:
+    async def _accept_update(self, content: Any, receiver: Receiver) -> None:
         """Accept an update.
 
         Raises:
@@ -277,7 +277,7 @@ class TelegramBot(ChatChannel):
         if message.entities or message.caption_entities:
             username = await self._get_own_name()
         accepted = message_of(message, username, edit)
-        received = await receiver.message(accepted)
+        received = await receiver.accept_message(accepted)
         if received.notice:
             await self.notify(ChatAddress(self.name, accepted.chat, accepted.topic), received.notice)
 
@@ -311,7 +311,7 @@ class TelegramBot(ChatChannel):
             question=str(message.message_id),
             sender=str(query.from_user.id),
         )
-        received = await receiver.press(press)
+        received = await receiver.accept_press(press)
         await self._acknowledge(query, press, received)
 
     async def _acknowledge(self, query: CallbackQuery, press: ButtonPress, received: Received) -> None:

@@ -113,9 +113,9 @@ class WhatsAppPhone(ChatChannel):
             raise RejectedRequest(400, "the body is not an update of WhatsApp") from None
         for event in events:
             if isinstance(event, ButtonPress):
-                received = await receiver.press(event)
+                received = await receiver.accept_press(event)
             else:
-                received = await receiver.message(event)
+                received = await receiver.accept_message(event)
             if received.notice:
                 await self.notify(ChatAddress(self.name, event.chat), received.notice)
         return Response()

@@ -168,7 +168,7 @@ def reflow(text: str) -> str:
     return "\n\n".join(each if "\n " in f"\n{each}" else each.replace("\n", " ") for each in paragraphs)
 
 
-def several(count: int, what: str) -> str:
+def format_count(count: int, what: str) -> str:
     """Return a number and its noun, in the plural unless it is one: ``1 thread``, ``2,000 threads``."""
     if count == 1:
         return f"{count:,} {what}"
@@ -390,7 +390,7 @@ def _read_setting_here(key: str) -> str | None:
     return str(value_of(SETTINGS[key], entry))
 
 
-def prices_here() -> Prices:
+def read_local_prices() -> Prices:
     """Return the prices of models that the environment or ``perdure.toml`` in the current folder sets.
 
     Raises:

@@ -13,13 +13,13 @@ import typer
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    format_count,
     handle_in,
     open_database,
     out,
     print_json,
     quote_id,
     say,
-    several,
     warn,
 )
 from perdure.cli.suggestions import Group
@@ -75,7 +75,8 @@ def run_(
 ) -> None:
     """Sweep all threads: remove expired ones, and old checkpoints of the others.
 
-    The policy is that of the flags, or of the table "retention" in perdure.toml and PERDURE_RETENTION_*.
+    The policy is that of the flags, or without them of the table "retention" in perdure.toml and
+    PERDURE_RETENTION_*. A thread for which that table names another policy keeps it.
     Safe beside live runs, and to interrupt: the next sweep continues. One process sweeps a database at a
     time; another one exits with code 0 and changes nothing.
     """
@@ -244,15 +245,16 @@ def _make_progress_printer() -> Any:
 def _describe_sweep(swept: RetentionResult, dry_run: bool) -> str:
     what = "would be removed" if dry_run else "removed"
     text = (
-        f"{several(swept.threads, 'thread')} looked at; {several(swept.expired, 'expired thread')} and "
-        f"{several(swept.checkpoints, 'checkpoint')} {what}, {several(swept.bytes, 'byte')}"
+        f"{format_count(swept.threads, 'thread')} looked at; "
+        f"{format_count(swept.expired, 'expired thread')} and "
+        f"{format_count(swept.checkpoints, 'checkpoint')} {what}, {format_count(swept.bytes, 'byte')}"
     )
     if swept.items:
-        text += f"; {several(swept.items, 'expired item')} {what}"
+        text += f"; {format_count(swept.items, 'expired item')} {what}"
     if swept.unfinished:
-        text += f"; {several(swept.unfinished, 'killed import or write')} {what}"
+        text += f"; {format_count(swept.unfinished, 'killed import or write')} {what}"
     if swept.failed:
-        return f"{text}; {several(swept.failed, 'thread')} could not be swept"
+        return f"{text}; {format_count(swept.failed, 'thread')} could not be swept"
     return text
 
 

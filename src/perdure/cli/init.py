@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from perdure.cli.app import err, say, several, warn
+from perdure.cli.app import err, format_count, say, warn
 from perdure.errors import NotAllowed
 
 _TEMPLATES = Path(__file__).with_name("new_project")
@@ -62,7 +62,7 @@ def init(
         where = "this folder"
     else:
         where = f"{folder}{os.sep}"
-    warn(f"Wrote {several(len(names), 'file')} to {where}")
+    warn(f"Wrote {format_count(len(names), 'file')} to {where}")
     for name in names:
         err.print(f"  {name:<17}{_FILES[name][1]}", markup=False)
     if existing:

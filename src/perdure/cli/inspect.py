@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import Keys, Tenant, err, keys_of, prices_here, url_of
+from perdure.cli.app import Keys, Tenant, err, keys_of, read_local_prices, url_of
 from perdure.errors import BadSetting, MissingExtra, NotAllowed
 from perdure.storage.url import redact
 
@@ -100,7 +100,7 @@ def inspect(
         raise BadSetting("--compare is for replays: permit them by --allow replay")
     if work and allowed == frozenset({REPLAY}):
         raise BadSetting("--work runs what actions start, and a replay starts nothing; leave it out")
-    given = _Given(places, _choose_compared(compare, places), allowed, work, all_tenants, prices_here())
+    given = _Given(places, _choose_compared(compare, places), allowed, work, all_tenants, read_local_prices())
     key = keys_of(keys)
     with listen(host, port) as listener:
         try:
@@ -197,11 +197,11 @@ async def _serve_for_acting(
 
 
 def _make_presentation(url: str, listening: _Listening, rights: str) -> Presentation:
-    from perdure.config.hosts import in_url, is_loopback
+    from perdure.config.hosts import format_for_url, is_loopback
 
     listener, host, browser = listening
     near = is_loopback(host)
-    address = f"http://{in_url(host)}:{listener.getsockname()[1]}/inspect/"
+    address = f"http://{format_for_url(host)}:{listener.getsockname()[1]}/inspect/"
 
     def show_ready() -> None:
         err.print(f"[bold]Perdure inspector[/] {address}", soft_wrap=True)

@@ -13,11 +13,11 @@ from perdure.cli.app import (
     Db,
     Keys,
     add_listing,
+    format_count,
     open_database,
     print_json,
     quote_id,
     say,
-    several,
     warn,
 )
 from perdure.cli.suggestions import Group
@@ -64,7 +64,7 @@ def list_keys(
     for number, each in enumerate(found.data_keys):
         what = "decrypts" if number else "encrypts and decrypts"
         if state is not None:
-            what += f" {several(state.values.get(each.id, 0), 'value')}"
+            what += f" {format_count(state.values.get(each.id, 0), 'value')}"
         say(f"{each.id}  {each.created_at:%Y-%m-%d %H:%M} UTC  {what}")
     if state is not None:
         for remedy in _find_remedies(found, state):
@@ -93,13 +93,14 @@ def _find_remedies(keys: EncryptionKeys, state: _KeyState) -> Iterator[str]:
         )
     if older := sum(state.values.get(each.id, 0) for each in keys.data_keys[1:]):
         yield (
-            f"{several(older, 'value')} under earlier data keys can be read as before. To encrypt everything "
-            "anew, copy the database to an empty one: perdure copy SOURCE TARGET --from-keys … --to-keys …"
+            f"{format_count(older, 'value')} under earlier data keys can be read as before. To encrypt "
+            "everything anew, copy the database to an empty one: perdure copy SOURCE TARGET --from-keys … "
+            "--to-keys …"
         )
     if clear := state.values.get("", 0):
         yield (
-            f"{several(clear, 'value')} in the clear, which are refused: written by a process without the "
-            "keys. Find the threads with perdure fsck --all-tenants."
+            f"{format_count(clear, 'value')} in the clear, which are refused: written by a process without "
+            "the keys. Find the threads with perdure fsck --all-tenants."
         )
 
 
@@ -142,7 +143,7 @@ def rotate(
             name = "a new data key"
         else:
             name = f"the new data key {after.data_keys[0].id}"
-        older = several(len(after.data_keys) - 1, "earlier data key")
+        older = format_count(len(after.data_keys) - 1, "earlier data key")
         say(f"{name} encrypts new values; {older} for older values")
     if before.wrapping_key != after.wrapping_key:
         warn(

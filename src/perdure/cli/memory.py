@@ -207,13 +207,13 @@ def open_store(place: DataPlace) -> Iterator[SyncDatabase]:
 def refuse_elsewhere(kept: SyncDatabase, tenant: str, user: str, root: tuple[str, ...]) -> None:
     """Raise ``NotFound`` if no tenant was named, and another tenant has memories of the user: an empty result
     would be taken for an answer about all tenants."""
-    from perdure.engine.items.items import namespaces
+    from perdure.engine.items.items import read_namespaces
     from perdure.memory import users
     from perdure.memory.users import namespace_of
 
     if tenant:
         return
-    there = {each.tenant for each in handle_in(kept).run(namespaces(None, namespace_of(user, root)))}
+    there = {each.tenant for each in handle_in(kept).run(read_namespaces(None, namespace_of(user, root)))}
     others = [each for each in sorted(there - {tenant}) if user in users(kept.store(tenant=each), root=root)]
     if others:
         raise NotFound(

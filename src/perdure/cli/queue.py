@@ -18,6 +18,7 @@ from perdure.cli.app import (
     DataPlace,
     ThreadId,
     err,
+    format_count,
     handle_in,
     json_text,
     make_legible,
@@ -26,7 +27,6 @@ from perdure.cli.app import (
     print_json,
     quote_id,
     say,
-    several,
 )
 from perdure.cli.runs import cut_message, print_rerun, repeat_one
 from perdure.model.missing_thread import missing_thread
@@ -69,7 +69,7 @@ def inbox(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Standing | None) -> Program[tuple[Standing, ...]]:
-        return inboxes.latest(partition, count, last.message.seq if last else None)
+        return inboxes.read_latest(partition, count, last.message.seq if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("number", "accepted", "graph", "channel", "mode", "state", "run", "bytes")
@@ -89,7 +89,7 @@ def runs(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Run | None) -> Program[tuple[Run, ...]]:
-        return running.latest(partition, count, last.first if last else None)
+        return running.read_latest(partition, count, last.first if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("run", "messages", "state", "graph", "channel", "attempts", "started", "updated", "error")
@@ -110,7 +110,7 @@ def outbox(
     partition = Partition(place.tenant, thread_id)
 
     def page(count: int, last: Reply | None) -> Program[tuple[Reply, ...]]:
-        return outboxes.replies(partition, count, last.seq if last else None)
+        return outboxes.read_replies(partition, count, last.seq if last else None)
 
     found = _read_newest(place, partition, limit, page)
     headings = ("number", "key", "channel", "state", "attempts", "provider id", "created", "bytes", "error")
@@ -172,7 +172,7 @@ def _format_given_up(row: dict[str, Any], text: bool) -> str:
     line = f"{quote_id(row['thread'])}  "
     if row["what"] == "reply":
         line += f"reply {row['number']} of "
-    line += f"run {row['run']}  {row['state']}  {several(row['attempts'], 'attempt')}"
+    line += f"run {row['run']}  {row['state']}  {format_count(row['attempts'], 'attempt')}"
     line += f"  {_format_cell(row.get('updated', row.get('created')))}"
     if row["channel"]:
         line += f"  to {quote_id(row['channel'])}"

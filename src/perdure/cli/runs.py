@@ -17,6 +17,7 @@ from perdure.cli.app import (
     DataPlace,
     add_listing,
     err,
+    format_count,
     handle_in,
     make_legible,
     open_database,
@@ -26,7 +27,6 @@ from perdure.cli.app import (
     quote_id,
     run_coroutine,
     say,
-    several,
     warn,
 )
 from perdure.cli.suggestions import Group
@@ -194,7 +194,7 @@ def list_runs(
             groups = run_coroutine(_load_groups(found.walk, query))
             print_all(groups[:limit], as_json, _print_group, "No run has failed.")
             if groups and not as_json:
-                count = several(sum(group["runs"] for group in groups), "failed run")
+                count = format_count(sum(group["runs"] for group in groups), "failed run")
                 out.print(f"{count}, those that were run again or whose thread went on too.")
                 out.print("`perdure runs rerun --failed --dry-run` counts those that need attention.")
             return
@@ -234,7 +234,7 @@ def _print_faults(faults: list[str]) -> None:
     for fault in faults[:_FAULTS_MAX]:
         warn(make_legible(f"left out, as it cannot be read: {fault}"))
     if (more := len(faults) - _FAULTS_MAX) > 0:
-        err.print(f"{several(more, 'more thread')} cannot be read: run perdure fsck")
+        err.print(f"{format_count(more, 'more thread')} cannot be read: run perdure fsck")
 
 
 def _show_node(node: str) -> str:
@@ -243,7 +243,7 @@ def _show_node(node: str) -> str:
 
 def _print_group(group: dict[str, Any]) -> None:
     example = group["example"]
-    say(f"{several(group['runs'], 'run')}  {make_legible(group['kind'] + ': ' + group['message'])}")
+    say(f"{format_count(group['runs'], 'run')}  {make_legible(group['kind'] + ': ' + group['message'])}")
     if group["nodes"]:
         say(f"  in {', '.join(map(_show_node, group['nodes']))}")
     last = f"  first {format_time(group['first_at'])}, last {format_time(group['last_at'])}"
@@ -281,7 +281,7 @@ def show(
     line = f"{run.state}  graph {quote_id(run.graph)}"
     if run.graph_version is not None:
         line += f", version {quote_id(run.graph_version)}"
-    line += f"  {several(run.attempts, 'attempt')}"
+    line += f"  {format_count(run.attempts, 'attempt')}"
     line += f"  started {format_time(run.started_at)}  {end} {format_time(run.updated_at)}"
     say(line)
     if detail.repeats is not None:
@@ -306,9 +306,8 @@ def _describe_next_step(detail: Any) -> str:
         return f"The thread has gone on since; `{how}` tries whether it can be run again."
     if detail.goes_on_from is not None:
         return f"`{how}` goes on from its last stored step, {detail.goes_on_from[1]}."
-    return (
-        f"`{how}` starts again with its {several(detail.messages, 'message')}: none of its steps is stored."
-    )
+    messages = format_count(detail.messages, "message")
+    return f"`{how}` starts again with its {messages}: none of its steps is stored."
 
 
 def rerun(
@@ -362,11 +361,11 @@ def rerun(
             print_all(groups, as_json, _print_group, "No failed run would run again.")
             if groups and not as_json:
                 count = sum(group["runs"] for group in groups)
-                out.print(f"{several(count, 'run')} would run again; nothing was changed.")
+                out.print(f"{format_count(count, 'run')} would run again; nothing was changed.")
             return
         counts = run_coroutine(_rerun_standing(found, query, as_json))
     if not as_json:
-        out.print(f"{several(counts[0], 'run')} accepted again, {counts[1]} stay.")
+        out.print(f"{format_count(counts[0], 'run')} accepted again, {counts[1]} stay.")
     if counts[1]:
         raise typer.Exit(1)
 
@@ -438,7 +437,7 @@ def stop(
             f"no run {run_id!r} is open or waits; `perdure runs ls --status open` has those that are"
         )
     if not as_json and run_id is None:
-        out.print(f"{several(count, 'run')} stopped.")
+        out.print(f"{format_count(count, 'run')} stopped.")
 
 
 async def repeat(database: SyncDatabase, partition: Partition, run_id: str) -> tuple[str, bool]:

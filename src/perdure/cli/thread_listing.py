@@ -15,15 +15,15 @@ from perdure.cli.app import (
     AsJson,
     DataPlace,
     err,
+    format_count,
     handle_in,
     make_legible,
     open_database,
     out,
-    prices_here,
     print_json,
     quote_id,
+    read_local_prices,
     run_coroutine,
-    several,
     warn,
 )
 from perdure.cli.runs import ErrorText, Prefix, Since, User, format_age, open_walk, parse_since
@@ -103,7 +103,7 @@ def list_threads(
 
     with open_walk(place, prefix) as found:
         walk = found.walk._replace(status=status, is_by_id=limit is None and status is None)  # type: ignore[arg-type]
-        prices = NO_PRICES if cost is None else prices_here()
+        prices = NO_PRICES if cost is None else read_local_prices()
         query = ThreadQuery(
             title=title,
             user=user,
@@ -228,7 +228,7 @@ def top(
     typer.echo(f"{'bytes':>{_BYTES_WIDTH}}  {'largest channel':<20}  thread")
     for size, name, channel in found:
         typer.echo(f"{size:>{_BYTES_WIDTH},}  {quote_id(channel):<20}  {quote_id(name)}")
-    typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {several(count, 'thread')}")
+    typer.echo(f"{total:>{_BYTES_WIDTH},}  {'':<20}  all, in {format_count(count, 'thread')}")
     if database_bytes is not None:
         typer.echo(f"{database_bytes:>{_BYTES_WIDTH},}  {'':<20}  the database, with indexes and free space")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from perdure.cli.app import handle_in, make_legible, out, prices_here, quote_id
+from perdure.cli.app import handle_in, make_legible, out, quote_id, read_local_prices
 from perdure.cli.runs import format_duration, format_time
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_way(
     from perdure.runtime.operations import entries, open_questions
     from perdure.runtime.threads.rows import load_row
 
-    handle, prices = handle_in(database), prices_here()
+    handle, prices = handle_in(database), read_local_prices()
     partition = handle.partition(thread_id)
     before = None
     if checkpoint is not None:

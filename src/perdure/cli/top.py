@@ -16,6 +16,7 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    format_count,
     handle_in,
     new_table,
     open_database,
@@ -25,7 +26,6 @@ from perdure.cli.app import (
     quote_id,
     run_coroutine,
     say,
-    several,
     show_progress_bar,
     warn,
 )
@@ -120,7 +120,7 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
             _read_nodes(opened.walk, parse_since(since, opened.now) or 0, is_shown=not as_json)
         )
     if unreadable:
-        warn(f"{several(unreadable, 'thread')} cannot be read: run perdure fsck")
+        warn(f"{format_count(unreadable, 'thread')} cannot be read: run perdure fsck")
 
     def row(each: dict[str, Any]) -> Iterator[str]:
         yield quote_id(each["graph"] or "")
@@ -130,9 +130,9 @@ def _show_nodes(since: str, place: DataPlace, as_json: bool) -> None:
 
     entries = [{name: value for name, value in each.items() if name != "classes"} for each in times.entries()]
     table = new_table("graph", "node", numbers=("runs", "failed", "half within", "95% within", "longest"))
-    print_table(entries, as_json, table, row, f"No node ran: {several(examined, 'thread')} examined.")
+    print_table(entries, as_json, table, row, f"No node ran: {format_count(examined, 'thread')} examined.")
     if entries and not as_json:
-        say(f"{several(examined, 'thread')} examined.")
+        say(f"{format_count(examined, 'thread')} examined.")
 
 
 async def _read_nodes(walk: ThreadWalk, since: int, *, is_shown: bool) -> tuple[NodeTimes, int, int]:

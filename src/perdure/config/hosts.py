@@ -47,7 +47,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def in_url(host: str) -> str:
+def format_for_url(host: str) -> str:
     """Return a host to listen on as it is written in a URL that this machine can open."""
     if host in ANY_ADDRESS:
         return "127.0.0.1"

@@ -35,7 +35,7 @@ def pre_model_hook(conversation: Conversation) -> Runnable[Any, dict[str, Any]]:
         return {"llm_input_messages": conversation.window(messages, summary=summary_of(state)).messages}
 
     async def window_off_loop(state: Mapping[str, Any]) -> dict[str, Any]:
-        return await off_loop(conversation, window_of_messages, state)
+        return await run_off_loop(conversation, window_of_messages, state)
 
     return RunnableLambda(window_of_messages, window_off_loop, name="window")
 
@@ -71,7 +71,7 @@ async def make_next_summary(conversation: Conversation, state: Mapping[str, Any]
     do, or if it failed, which is logged."""
     summary = summary_of(state)
     try:
-        leaving = await off_loop(conversation, conversation.to_fold, state[conversation.key], summary)
+        leaving = await run_off_loop(conversation, conversation.to_fold, state[conversation.key], summary)
         if leaving is None:
             return None
         return _make_update(await conversation.fold(summary, leaving))
@@ -97,7 +97,7 @@ def make_next_summary_sync(conversation: Conversation, state: Mapping[str, Any])
         return None
 
 
-async def off_loop(
+async def run_off_loop(
     conversation: Conversation, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
     """Run a function that counts tokens and return its result. It runs in another OS thread if the policy's

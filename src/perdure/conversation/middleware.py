@@ -13,7 +13,7 @@ from langchain.agents.middleware.types import (
     PrivateStateAttr,
 )
 
-from perdure.conversation.hook import make_next_summary, make_next_summary_sync, off_loop, summary_of
+from perdure.conversation.hook import make_next_summary, make_next_summary_sync, run_off_loop, summary_of
 from perdure.conversation.policy import Conversation
 
 
@@ -52,7 +52,7 @@ class ConversationMiddleware(AgentMiddleware[ConversationState, Any, Any]):
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> Any:
         """Call the model with a window."""
-        return await handler(await off_loop(self._conversation, self._fit, request))
+        return await handler(await run_off_loop(self._conversation, self._fit, request))
 
     def after_agent(self, state: Any, runtime: Any) -> dict[str, Any] | None:
         """Fold the messages that left the window, or soon will, into the summary."""

@@ -72,9 +72,9 @@ class Database(DatabaseBase[AsyncPerdureStore]):
     async def threads(self) -> AsyncIterator[Thread]:
         """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
-        while page := await self._handle.arun(thread_entries.page(self.tenant, after)):
+        while page := await self._handle.arun(thread_entries.read_page(self.tenant, after)):
             for hit in page:
-                yield await self._handle.arun(thread_entries.entry(hit))
+                yield await self._handle.arun(thread_entries.make_entry(hit))
             after = page[-1].partition
 
     async def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:

@@ -69,9 +69,9 @@ class SyncDatabase(DatabaseBase[PerdureStore]):
     def threads(self) -> Iterator[Thread]:
         """Iterate over the tenant's threads, by id."""
         after: Partition | None = None
-        while page := self._handle.run(thread_entries.page(self.tenant, after)):
+        while page := self._handle.run(thread_entries.read_page(self.tenant, after)):
             for hit in page:
-                yield self._handle.run(thread_entries.entry(hit))
+                yield self._handle.run(thread_entries.make_entry(hit))
             after = page[-1].partition
 
     def tag(self, thread_id: str, name: str, checkpoint_id: str | None = None) -> str:

@@ -25,7 +25,7 @@ from perdure.model.values.chunks import Digester
 from perdure.model.well_formed import require_text
 from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.retention.sweeper import RetentionOptions, Sweeper
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 from perdure.storage.port import (
     Answers,
     CommitLimits,
@@ -134,7 +134,7 @@ class DatabaseHandle:
         """Return the same as ``examine``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
             return self.examine(partition)
-        return await in_own_thread(self.examine, partition)
+        return await run_in_own_thread(self.examine, partition)
 
     async def acount_bytes(self) -> int | None:
         """Return the bytes that the database takes, of all tenants, see ``port.Capabilities.count_bytes``;
@@ -142,7 +142,15 @@ class DatabaseHandle:
         count = self.driver.capabilities.count_bytes
         if count is None or not self.driver.capabilities.has_threads:
             return None
-        return await in_own_thread(count)
+        return await run_in_own_thread(count)
+
+    async def acut_log(self) -> bool:
+        """Empty the database's log, so that it does not hold what was removed any more; see
+        ``port.Capabilities.cut_log``. Return False if it may still hold that."""
+        cut = self.driver.capabilities.cut_log
+        if cut is None:
+            return True
+        return await run_in_own_thread(cut)
 
     def trust(self, partition: Partition) -> bool:
         """Accept the records of a partition as the latest ones; see ``port.Examines``."""
@@ -154,7 +162,7 @@ class DatabaseHandle:
         """Trust the records like ``trust``, without blocking the event loop."""
         if not self.driver.capabilities.has_threads:
             return self.trust(partition)
-        return await in_own_thread(self.trust, partition)
+        return await run_in_own_thread(self.trust, partition)
 
     @property
     def limits(self) -> CommitLimits:
@@ -240,6 +248,6 @@ class DatabaseHandle:
     async def aclose(self) -> None:
         """Close without blocking the event loop."""
         if self.driver.capabilities.has_threads:
-            await in_own_thread(self.close)
+            await run_in_own_thread(self.close)
         else:
             self.close()

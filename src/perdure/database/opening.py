@@ -19,7 +19,7 @@ from perdure.retention.expiring_driver import ExpiringDriver
 from perdure.storage.credentials import Password
 from perdure.storage.encryption import EncryptedDriver, Keyring
 from perdure.storage.key_providers import EncryptionKey, provider_of
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 from perdure.storage.port import Driver
 from perdure.storage.read_only import open_read_only
 from perdure.storage.stored_keys import StoredKeys, load_or_create_keys
@@ -188,13 +188,13 @@ async def _close_here(database: Database) -> None:
 
 
 async def _open_in_thread(open_blocking: Callable[[], SyncDatabase]) -> Database:
-    opening = asyncio.create_task(in_own_thread(open_blocking))
+    opening = asyncio.create_task(run_in_own_thread(open_blocking))
     try:
         opened = await asyncio.shield(opening)
     except asyncio.CancelledError:
         # The OS thread cannot be stopped, and no other code would close the database that it opens.
         await asyncio.wait([opening])
         if opening.exception() is None:
-            await in_own_thread(opening.result().close)
+            await run_in_own_thread(opening.result().close)
         raise
     return Database(handle_of(opened))

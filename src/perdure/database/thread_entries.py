@@ -35,12 +35,12 @@ class Thread:
     status: str | None = None
 
 
-def page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
+def read_page(tenant: str, after: Partition | None) -> Program[tuple[IndexHit, ...]]:
     """Return the tenant's next threads, by id, after one of them."""
     return (yield from ask(FindThreads(tenant, after=after)))
 
 
-def entry(found: IndexHit) -> Program[Thread]:
+def make_entry(found: IndexHit) -> Program[Thread]:
     """Return the entry of a thread of a page."""
     if found.listed is None:
         return (yield from _read_entry(found.partition))

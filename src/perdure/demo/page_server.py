@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse
 from starlette.routing import Route
 
-from perdure.config.hosts import in_url, is_loopback
+from perdure.config.hosts import format_for_url, is_loopback
 from perdure.demo.running import open_demo
 from perdure.errors import PerdureError
 from perdure.server import app as api
@@ -61,7 +61,7 @@ async def _serve(serving: PageServer, listener: socket.socket, is_again: bool) -
         database, is_near = describe_url(url), is_loopback(host)
         app = create_app(demo.host, model=demo.model.label, database=database, loopback=is_near)
         bound_port: int = listener.getsockname()[1]
-        address = f"http://{in_url(host)}:{bound_port}/"
+        address = f"http://{format_for_url(host)}:{bound_port}/"
 
         async def show_ready() -> None:
             if is_again:

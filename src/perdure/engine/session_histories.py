@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from perdure.engine.complete_reads import read_all
-from perdure.engine.transact import ATTEMPTS, Budget, batches
-from perdure.errors import Contention, Corrupt, TooLarge, Unserialisable
+from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
+from perdure.errors import Contention, Corrupt, OverMaximum, Unserialisable
 from perdure.model.ops import (
     Check,
     Commit,
@@ -118,8 +118,8 @@ def digest_of(key: str) -> str:
 
 
 def load(partition: Partition, now: int) -> Program[Session]:
-    """Return a session, ``NOTHING`` if it is not stored or has expired; raises as ``records`` does."""
-    found = yield from records(partition, now)
+    """Return a session, ``NOTHING`` if it is not stored or has expired; raises as ``read_records`` does."""
+    found = yield from read_records(partition, now)
     if not found:
         return NOTHING
     head = _read(found[-1])
@@ -128,7 +128,7 @@ def load(partition: Partition, now: int) -> Program[Session]:
     )
 
 
-def records(partition: Partition, now: int) -> Program[list[Record]]:
+def read_records(partition: Partition, now: int) -> Program[list[Record]]:
     """Return the records of a session as of one moment: its segments, then its head; none if it is not stored
     or has expired.
 
@@ -163,7 +163,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         The session with the turn, ``None`` if it was changed since it was read.
 
     Raises:
-        TooLarge: a message, or the budget, exceeds the limit.
+        OverMaximum: a message, or the budget, exceeds the limit.
         Unserialisable: the budget is not plain JSON.
     """
     added = [dict(message) for message in turn.messages]
@@ -212,7 +212,7 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         room = terms.limits.ops - 1 - bool(staged)
         ops = (*(Check(ITEM, put.key, put.version) for put in staged[:1]), *removals[:room], head)
         removals = removals[room:]
-        for batch in batches(staged, terms.limits):
+        for batch in split_into_batches(staged, terms.limits):
             if not isinstance((yield from ask(Commit(partition, tuple(batch)))), Committed):
                 return None
     else:
@@ -221,10 +221,10 @@ def append(partition: Partition, held: Session, turn: Turn, terms: Terms) -> Pro
         # Only under this head: one that was stored since, by a copy from another database, may name them
         # again.
         own_head = Check(ITEM, HEAD, after.version)
-        for removal_batch in batches(removals, terms.limits, reserve=1):
+        for removal_batch in split_into_batches(removals, terms.limits, reserve=1):
             yield from ask(Commit(partition, (own_head, *removal_batch)))
         return after
-    for unused in batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
+    for unused in split_into_batches([Delete(ITEM, put.key, put.version) for put in staged], terms.limits):
         yield from ask(Commit(partition, tuple(unused)))
     return None
 
@@ -277,7 +277,7 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
         return 0
     removed = 0
     # In the order of their keys: a turn that is still alive checks its first segment, and is refused.
-    for some in batches(
+    for some in split_into_batches(
         [Delete(ITEM, record.key, record.version) for record in abandoned], limits, reserve=1
     ):
         if not isinstance((yield from ask(Commit(partition, (unchanged, *some)))), Committed):
@@ -286,7 +286,7 @@ def sweep(partition: Partition, now: int, limits: Budget) -> Program[int]:
     return removed
 
 
-def names(
+def read_names(
     tenant: str, after: Partition | None, now: int
 ) -> Program[tuple[list[Partition], Partition | None]]:
     """Return the sessions of a page in order of their ids, and where the next page starts, if any."""
@@ -346,7 +346,7 @@ def _group_by_size(tail: list[dict[str, Any]], added: list[dict[str, Any]]) -> l
     for message in added:
         size = _size(message)
         if size > MESSAGE_MAX:
-            raise TooLarge(
+            raise OverMaximum(
                 f"a message has {size} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of the turn "
                 "was stored. Put large content elsewhere and send a reference to it"
             )

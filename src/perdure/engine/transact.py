@@ -79,7 +79,7 @@ def _stage_and_commit(
         if not isinstance(begun, Committed):
             return begun
         ops = [Check(GC, (), born.version) if op is born else op for op in ops]
-    for batch in batches(chunks, budget):
+    for batch in split_into_batches(chunks, budget):
         yield from ask(Stage(partition, tuple(batch)))
     return (yield from ask(Commit(partition, tuple(ops), statements)))
 
@@ -133,7 +133,7 @@ def retry_attempt(
     )
 
 
-def batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
+def split_into_batches(ops: Iterable[S], budget: Budget, *, reserve: int = 0) -> Iterator[list[S]]:
     """Split operations into commits that leave room for ``reserve`` further operations each."""
     batch: list[S] = []
     batch_bytes = 0

@@ -48,7 +48,7 @@ class ThreadEncoder:
         self._previous = {namespace: head.checkpoint_id for namespace, head in heads.items()}
         self._cache = ThreadCache()
 
-    def checkpoint(
+    def encode_checkpoint(
         self, found: SourceCheckpoint, stored: Mapping[CheckpointKey, object] | set[CheckpointKey]
     ) -> tuple[CheckpointRecord, Mapping[bytes, bytes]]:
         """Return a checkpoint's record, and the chunks that were not returned before.
@@ -92,25 +92,25 @@ class ThreadEncoder:
             record = record._replace(cut=True)
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
-        self._cache.see(namespace, HeadRefs(record.id, record.refs))
+        self._cache.note_head(namespace, HeadRefs(record.id, record.refs))
         self._previous[namespace] = checkpoint_id
         return record, chunks
 
-    def write(self, found: SourceWrite) -> tuple[PendingWrite, Mapping[bytes, bytes]]:
+    def encode_write(self, found: SourceWrite) -> tuple[PendingWrite, Mapping[bytes, bytes]]:
         """Return a pending write's record, and the chunks that were not returned before."""
         slot = found.slot
         require_text((slot.namespace, slot.checkpoint_id, slot.task_id, found.task_path, found.channel))
         encoding = self._make_encoding(slot.namespace, None)
-        ref = encoding.write(Frozen(payload=(found.kind, found.body)))
+        ref = encoding.encode_write(Frozen(payload=(found.kind, found.body)))
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return PendingWrite(*slot, found.channel, found.task_path, "", ref), chunks
 
-    def value(self, namespace: str, value: Any) -> tuple[bytes, Mapping[bytes, bytes]]:
+    def encode_value(self, namespace: str, value: Any) -> tuple[bytes, Mapping[bytes, bytes]]:
         """Return the reference and the chunks of a channel's value at a checkpoint that is itself not
         stored."""
         encoding = self._make_encoding(namespace, None)
-        ref = encoding.write(value)
+        ref = encoding.encode_write(value)
         chunks = dict(encoding.chunks)
         encoding.acknowledge()
         return ref, chunks

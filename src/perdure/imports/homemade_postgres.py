@@ -16,7 +16,7 @@ _MOMENTS = {_ZONED, "timestamp without time zone", "date"}
 _NUMBERS = {"smallint", "integer", "bigint", "numeric", "real", "double precision"}
 
 
-def of_postgres(url: str) -> PlainSource:
+def open_postgres(url: str) -> PlainSource:
     """Open a PostgreSQL database of the plain layout; raise ``BadUrl`` if it does not have that layout."""
     rows = PostgresRows(url)
     return open_tables(rows.name, rows, lambda: _make_dialect(rows))

@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from perdure.storage.d1.url import D1Url
 
 
-def of_file(path: Path) -> PlainSource:
+def open_file(path: Path) -> PlainSource:
     """Open a SQLite file of the plain layout; raise ``BadUrl`` if it does not have that layout."""
     if not path.is_file():
         raise BadUrl(f"{path} is not a file; pass a SQLite file, postgresql://… or d1://account/database")
-    return of_rows(str(path), SqliteRows(path))
+    return open_rows(str(path), SqliteRows(path))
 
 
-def of_d1(url: str) -> PlainSource:
+def open_d1(url: str) -> PlainSource:
     """Open a D1 database of the plain layout; raise ``BadUrl`` if it does not have that layout."""
     from perdure.storage.d1.url import D1Url
 
     target = D1Url.of(url)
-    return of_rows(target.name, _D1Rows(target))
+    return open_rows(target.name, _D1Rows(target))
 
 
-def of_rows(name: str, rows: PlainRows) -> PlainSource:
+def open_rows(name: str, rows: PlainRows) -> PlainSource:
     """Open tables of the plain layout in SQLite's dialect; raise ``BadUrl`` if they do not have that
     layout."""
     return open_tables(name, rows, lambda: _make_dialect(name, rows))

@@ -114,7 +114,7 @@ class Importer:
             return True
         return bool(outline.checkpoints or outline.writes)
 
-    def thread(self, thread: str) -> ThreadReport:
+    def import_thread(self, thread: str) -> ThreadReport:
         """Import one thread, or the part of it that is newer than its last import.
 
         A thread that cannot be imported is reported as skipped, with the reason, and stays at the target as
@@ -209,7 +209,7 @@ class Importer:
         encoder = ThreadEncoder(plan.partition, self._db.digest, 0, {}, {})
         for page in _split_into_pages(slots, _READ_AT_ONCE):
             for write in self.source.writes(plan.partition.thread, page):
-                pending, _ = encoder.write(write)
+                pending, _ = encoder.encode_write(write)
                 candidates = [stored.get(pending.key), stored.get(pending.aside.key)]
                 if not any(each is not None and each.ref == pending.ref for each in candidates):
                     raise Conflict(
@@ -229,7 +229,7 @@ class Importer:
         ancestors = _Ancestors(source, plan)
         for page in _split_into_pages(plan.new, _READ_AT_ONCE):
             for checkpoint in source.checkpoints(thread, page):
-                record, chunks = encoder.checkpoint(checkpoint, stored)
+                record, chunks = encoder.encode_checkpoint(checkpoint, stored)
                 if record.cut and record.deltas:
                     record, more = ancestors.carry_over(record, encoder)
                     chunks = {**chunks, **more}
@@ -240,7 +240,7 @@ class Importer:
         found = (
             w for each in _split_into_pages(plan.slots, _READ_AT_ONCE) for w in source.writes(thread, each)
         )
-        for _record, group in groupby(map(encoder.write, found), key=lambda each: record_key(each[0])):
+        for _record, group in groupby(map(encoder.encode_write, found), key=lambda each: record_key(each[0])):
             unstored: list[PendingWrite] = []
             needed: dict[bytes, bytes] = {}
             for pending, chunks in group:
@@ -349,13 +349,13 @@ class _Ancestors:
             found = self._source.writes(thread, self._slots.get((namespace, ancestor.id), []))
             for write in sorted(found, key=_order_write, reverse=True):
                 if write.channel in writes.keys() - seeds.keys():
-                    pending, more = encoder.write(write)
+                    pending, more = encoder.encode_write(write)
                     writes[write.channel].append(CarriedWrite(pending.task_id, pending.ref))
                     chunks.update(more)
             for checkpoint in self._source.checkpoints(thread, [ancestor]):
                 values = checkpoint.checkpoint["channel_values"]
                 for channel in values.keys() & (writes.keys() - seeds.keys()):
-                    seeds[channel], more = encoder.value(namespace, values[channel])
+                    seeds[channel], more = encoder.encode_value(namespace, values[channel])
                     chunks.update(more)
             ancestor = self._entries.get((namespace, ancestor.parent_id or ""))
         carried = {c: Carried(seeds.get(c), tuple(reversed(found))) for c, found in writes.items()}

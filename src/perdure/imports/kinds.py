@@ -84,16 +84,16 @@ def _open_history_source(where: str) -> Source:
 
 
 def _open_plain_source(where: str) -> Source:
-    from perdure.imports.homemade_sqlite import of_d1, of_file
+    from perdure.imports.homemade_sqlite import open_d1, open_file
 
     if where.startswith(("postgresql://", "postgres://")):
         with require_extra("postgres"):
-            from perdure.imports.homemade_postgres import of_postgres
-        return of_postgres(where)
+            from perdure.imports.homemade_postgres import open_postgres
+        return open_postgres(where)
     if where.startswith("d1://"):
         with require_extra("d1"):
-            return of_d1(where)
-    return of_file(Path(where.removeprefix("sqlite:///")))
+            return open_d1(where)
+    return open_file(Path(where.removeprefix("sqlite:///")))
 
 
 @contextmanager

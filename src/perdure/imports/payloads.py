@@ -19,7 +19,7 @@ class PackedSerde(Serde):
     """A serializer whose unpacked values are plain data: typed objects stay packed."""
 
     def unpack(self, body: bytes) -> Any:
-        return self.plain(body)
+        return self.unpack_plain(body)
 
 
 SERDE = PackedSerde("listed")

@@ -59,7 +59,7 @@ class Outline:
 
 
 class SourceCheckpoint(NamedTuple):
-    """A checkpoint as a source has it. Values are plain data: objects stay packed (``Serde.plain``).
+    """A checkpoint as a source has it. Values are plain data: objects stay packed (``Serde.unpack_plain``).
 
     ``checkpoint`` is LangGraph's, with its ``channel_values``.
     """

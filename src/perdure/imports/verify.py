@@ -33,7 +33,7 @@ def load(
 ) -> Program[dict[str, CheckpointTuple]]:
     """Return checkpoints with their pending writes as loading returns them, by id; objects stay packed."""
     records = yield from history.find_all(partition, namespace, ids)
-    writes = yield from history.writes_of(partition, namespace, ids)
+    writes = yield from history.read_pending_writes(partition, namespace, ids)
     wanted: dict[str, bytes] = {}
     for record in records:
         wanted.update({f"{record.id}\0{channel}": ref for channel, ref in record.refs.items()})

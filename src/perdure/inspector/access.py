@@ -96,7 +96,7 @@ class Access(Protocol):
         """Name of the viewer in the audit log."""
         ...
 
-    def graph(
+    def open_graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         """Open a graph to edit a thread's state; without a name the only graph."""
@@ -135,7 +135,7 @@ class Access(Protocol):
         viewer may list none."""
         ...
 
-    async def thread(self, thread_id: str) -> ThreadRow:
+    async def find_thread(self, thread_id: str) -> ThreadRow:
         """Return a thread that the viewer may read; ``NotFound`` for any other."""
         ...
 
@@ -145,13 +145,16 @@ class Access(Protocol):
         ...
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
-        """Raise unless the viewer may remove a user's data other than threads: these crons, and the items in
-        these namespaces of the store."""
+        """Raise unless the viewer may remove a user's data other than threads: these crons and assistants,
+        and the items in these namespaces of the store."""
         ...
 
-    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+    async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         """Return a thread; raise if the viewer may not act on it. ``right`` names a further right to the
         thread that the action needs."""
         ...
@@ -226,7 +229,7 @@ class LocalAccess:
             prices=self.prices,
         )
 
-    def graph(
+    def open_graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
         if self.runtime is None:
@@ -293,7 +296,7 @@ class LocalAccess:
     async def authorize_listing(self) -> Sees | None:
         return None
 
-    async def thread(self, thread_id: str) -> ThreadRow:
+    async def find_thread(self, thread_id: str) -> ThreadRow:
         row = await self.handle.arun(load_row(Partition(self.tenant, thread_id)))
         if row is None:
             raise NotFound(f"there is no thread {thread_id!r}")
@@ -304,15 +307,18 @@ class LocalAccess:
         return () if self._all_tenants_runtime is None else self._all_tenants_runtime.graphs.values()
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
         if "delete" not in await self.permissions():
             raise NotAllowed(describe_refusal("delete"))
 
-    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+    async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
         if permission not in await self.permissions():
             raise NotAllowed(describe_refusal(permission))
-        return await self.thread(thread_id)
+        return await self.find_thread(thread_id)
 
 
 def describe_tenant_refusal(tenant: str) -> str:

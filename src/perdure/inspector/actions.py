@@ -68,7 +68,7 @@ async def _edit(request: ActionRequest) -> dict[str, Any]:
             f"thread {request.thread_id!r} has work under way or scheduled; wait, or cancel it"
         )
     config = await _make_config(request)
-    async with request.access.graph(_choose_graph(request), request.thread_id) as graph:
+    async with request.access.open_graph(_choose_graph(request), request.thread_id) as graph:
         if node is not None and node not in graph.nodes:
             raise BadSetting(f"the graph has no node {node!r}; it has {sorted(graph.nodes)}")
         try:
@@ -203,7 +203,7 @@ async def act(access: Access, name: str, arguments: Arguments) -> dict[str, Any]
     if name not in ACTIONS:
         raise NotFound(f"the inspector has no action {name!r}")
     action = ACTIONS[name]
-    row = await access.act(action.permission, _read_text(arguments, "id"), action.right)
+    row = await access.authorize(action.permission, _read_text(arguments, "id"), action.right)
     runtime = access.runtime
     if runtime is None:
         raise NotAllowed("nothing can be changed here: the database is open for reading only")

@@ -9,7 +9,7 @@ from perdure.inspector.access import Access
 from perdure.inspector.timeline import number, read_thread, require_parameter
 from perdure.langgraph.reading.thread_files import load_file, load_files
 from perdure.runtime.json_encoding import to_plain
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 
 async def files(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -52,5 +52,5 @@ async def file(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         **found._asdict(),
         "file": found.file._asdict(),
-        "text": await in_own_thread(to_plain, found.text),
+        "text": await run_in_own_thread(to_plain, found.text),
     }

@@ -92,8 +92,8 @@ async def messages(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
         asked: ``id`` of the thread; ``before``, the number of the last message of the previous page.
     """
     partition, _ = await read_thread(access, asked)
-    found = await access.handle.arun(inbox.latest(partition, _PAGE, number(asked, "before")))
-    replies = await access.handle.arun(outbox.replies(partition, _PAGE))
+    found = await access.handle.arun(inbox.read_latest(partition, _PAGE, number(asked, "before")))
+    replies = await access.handle.arun(outbox.read_replies(partition, _PAGE))
     later = await access.handle.arun(list_postponed(partition, _PAGE))
     return {
         "messages": [
@@ -147,7 +147,7 @@ def _load_queues(partition: Partition) -> Program[dict[str, Any]]:
     if inbound.run_id is not None:
         (found,) = yield from ask(Fetch(partition, (Get(RUN, (inbound.run_id,)),)))
         run = next(read_each(partition, Run.read, found), None)
-    replies = yield from outbox.replies(partition, _PAGE)
+    replies = yield from outbox.read_replies(partition, _PAGE)
     return {
         "queue": (yield from read_inbox(partition, inbound)),
         "outbox": {**describe_lane(outbound), "states": dict(Counter(reply.state for reply in replies))},

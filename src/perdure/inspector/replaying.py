@@ -14,7 +14,7 @@ from perdure.errors import BadSetting, NotFound
 from perdure.inspector import audit_log, diff
 from perdure.inspector.access import Access
 from perdure.inspector.states import shorten_values, truncate
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 if TYPE_CHECKING:
     from perdure.replay.comparison import Difference
@@ -52,7 +52,7 @@ async def part(access: Access, given: Mapping[str, Any]) -> dict[str, Any]:
     if not (cursor is None or isinstance(cursor, str)):
         raise BadSetting("cursor has to be that of the last part")
     names, options = _read_names(given), _read_options(given)
-    row = await access.act("replay", thread_id)
+    row = await access.authorize("replay", thread_id)
     graph_names = access.replay_graphs.names
     if unknown := [name for name in names if name not in graph_names]:
         raise NotFound(f"there is no graph {unknown[0]!r}; there are {sorted(graph_names)}")
@@ -79,8 +79,8 @@ async def _replay(replayers: Sequence[Replayer], cursor: str | None) -> dict[str
     steps: list[dict[str, Any]] = []
     differs = False
     while done < len(chain) and not differs and (not steps or time.monotonic() < until):
-        results = [await each.step(chain[done]) for each in replayers]
-        steps.append(await in_own_thread(_describe, results))
+        results = [await each.replay_step(chain[done]) for each in replayers]
+        steps.append(await run_in_own_thread(_describe, results))
         differs = any(each.differs for each in results)
         done += 1
     next_cursor = chain[done][0].id if done < len(chain) else None

@@ -87,7 +87,7 @@ async def run(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     """
     partition, row = await read_thread(access, asked)
     run_id = require_parameter(asked, "run")
-    found = await access.handle.arun(run_search.detail(partition, run_id, row))
+    found = await access.handle.arun(run_search.read_detail(partition, run_id, row))
     if found is None:
         raise NotFound(f"thread {partition.thread!r} has no run {run_id!r}")
     return {**entries.make_detail_entry(found), "permissions": sorted(await access.permissions())}

@@ -18,7 +18,7 @@ from perdure.langgraph.values.large_channel_warning import WARN_BYTES
 from perdure.model.records import Partition
 from perdure.runtime.failures.failure_location import write_text_for_clients
 from perdure.runtime.json_encoding import to_plain
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 ITEMS = 40
 """Number of a list's items that a page shows at once."""
@@ -46,7 +46,7 @@ async def checkpoint(access: Access, asked: Mapping[str, str]) -> dict[str, Any]
     step = await access.handle.arun(program)
     times = (step.began_at, step.ended_at) if step is not None and step.source == "loop" else (None, None)
     return {
-        **await in_own_thread(_describe, view),
+        **await run_in_own_thread(_describe, view),
         "nodes": [] if step is None else list(step.nodes),
         "began_at": times[0],
         "ended_at": times[1],
@@ -94,7 +94,7 @@ async def find_difference(access: Access, asked: Mapping[str, str]) -> dict[str,
     before = None
     if old_id is not None:
         before = await _load_view(access, partition, old_id, namespace)
-    found = await in_own_thread(_find_changes, before, after)
+    found = await run_in_own_thread(_find_changes, before, after)
     return {
         "before": old_id,
         "after": after.checkpoint_id,

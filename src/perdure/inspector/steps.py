@@ -22,7 +22,7 @@ from perdure.model.model_calls import ModelCall, dedupe_calls, show_call, total
 from perdure.model.records import Partition
 from perdure.runtime.json_encoding import to_plain
 from perdure.runtime.threads.user_and_title import find_title
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 _SECONDS = 0.4
 _CURSOR_MAX = 4096
@@ -51,7 +51,7 @@ async def steps(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     newest = None
     if asked.get("step"):
         before = await _locate_step(access, partition, namespace, asked["step"])
-        for record in await access.handle.arun(history.page(partition, namespace, below=None, limit=1)):
+        for record in await access.handle.arun(history.read_page(partition, namespace, below=None, limit=1)):
             newest = record.step
     page = await access.handle.arun(load_steps(partition, access.handle.digest, namespace, before))
     if before is None:
@@ -119,7 +119,7 @@ async def conversation(access: Access, asked: Mapping[str, str]) -> dict[str, An
     page = await access.handle.arun(program)
     shown = page._asdict()
     shown["title"] = find_title(row.metadata) or page.title
-    return {**shown, "messages": await in_own_thread(to_plain, page.messages)}
+    return {**shown, "messages": await run_in_own_thread(to_plain, page.messages)}
 
 
 async def picture(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:

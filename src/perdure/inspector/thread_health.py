@@ -23,7 +23,7 @@ from perdure.model.retention_policy import Retention, RetentionRules
 from perdure.model.times import to_micros
 from perdure.retention.sweeper import RetentionOptions
 from perdure.runtime.threads.walk_by_id import WalkPlace, number, walk
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 from perdure.storage.stored_keys import EncryptionKeys
 from perdure.storage.url import backend_of
 
@@ -48,7 +48,7 @@ async def care(access: Access, asked: Mapping[str, str]) -> dict[str, Any]:
     return {
         "alert_bytes": WARN_BYTES,
         "database_bytes": await _count_database_bytes(access) if sees is None else None,
-        "schema": None if access.url is None else await in_own_thread(_schema, access.url),
+        "schema": None if access.url is None else await run_in_own_thread(_schema, access.url),
         "retention": None if policy is None else {"keep_last": policy.keep_last, "keep_for": policy.keep_for},
         "checks": sorted(EXAMINATIONS),
         "keys": None if keys is None or sees is not None else _describe_keys(keys.current),

@@ -84,7 +84,7 @@ async def waits_of(access: Access, row: ThreadRow) -> dict[str, Any]:
 async def read_thread(access: Access, asked: Mapping[str, str]) -> tuple[Partition, ThreadRow]:
     """Return the thread whose ``id`` a request has, with its row; raise ``NotFound`` if the viewer may not
     read it."""
-    row = await access.thread(require_parameter(asked, "id"))
+    row = await access.find_thread(require_parameter(asked, "id"))
     return Partition(access.tenant, row.thread_id), row
 
 
@@ -166,7 +166,7 @@ def describe_lane(lane: Lane) -> dict[str, Any]:
 
 
 def _read_timeline(partition: Partition, namespace: str, before: int | None) -> Program[dict[str, Any]]:
-    page = yield from history.page(partition, namespace, below=before, limit=PAGE)
+    page = yield from history.read_page(partition, namespace, below=before, limit=PAGE)
     if not page and before is None:
         return {"checkpoints": [], "runs": {}, "cursor": None}
     ids = [record.id for record in page]

@@ -92,7 +92,7 @@ class DraftEncoder:
 
         def attempt(reuse: Reuse) -> tuple[R, tuple[Check, ...] | None]:
             encoding = self._last = Encoding(serde or self.serde, self.digest, self.cache, basis, reuse=reuse)
-            return encode_all(encoding), encoding.proof(room)
+            return encode_all(encoding), encoding.make_proof(room)
 
         for reuse in (Reuse.ALL, Reuse.OF_ROOT):
             written, checks = attempt(reuse)
@@ -223,13 +223,13 @@ class CheckpointPlan:
                     if carried is None:
                         more = {}
                     else:
-                        more = carried(encoding.write)
+                        more = carried(encoding.encode_write)
                     if more:
                         return record._replace(carried={**record.carried, **more})
                     return record
                 except (TypeNotAllowed, Unserialisable) as error:
                     values = checkpoint["channel_values"].items()
-                    raise value_errors.on_write(encoder.serde, error, values) from error
+                    raise value_errors.make_write_error(encoder.serde, error, values) from error
 
         replayed = self._prove_replayed()
         record, checks = encoder.encode(basis, _OPS + len(replayed), encode_all)
@@ -319,7 +319,7 @@ class CheckpointPlan:
             return None
         record = CheckpointRecord.read(found[0])
         self.migration.require_readable(self.encoder.partition, record)
-        return self.migration.base(record)
+        return self.migration.make_base(record)
 
     def _find_authors(self) -> tuple[str, tuple[str, ...]]:
         """Return the nonce of the loop that makes the checkpoint, and the nonces of the loops whose writes on
@@ -420,13 +420,16 @@ class WritesPlan:
             root = self.beside.parent_id
         basis = WriteBasis(generation, self.namespace, None, root, is_guarded=False)
         with translate.error_context(self.encoder.partition, self.checkpoint_id):
-            require_text((self.task_id, self.task_path, *(channel for channel, _ in self.writes)))
+            names = (self.task_id, self.task_path, *(channel for channel, _ in self.writes))
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError("the id and the path of a task and the channels of its writes are text")
+            require_text(names)
             try:
                 return self._draft(basis)
             except TypeNotAllowed as error:
-                refused = value_errors.on_write(serde, error, self.writes)
+                refused = value_errors.make_write_error(serde, error, self.writes)
             except Unserialisable as error:
-                raise value_errors.on_write(serde, error, self.writes) from error
+                raise value_errors.make_write_error(serde, error, self.writes) from error
             if serde.types.is_open:
                 raise refused
             try:
@@ -461,7 +464,7 @@ class WritesPlan:
                     channel,
                     self.task_path,
                     nonce,
-                    encoding.write(value),
+                    encoding.encode_write(value),
                     span=self.span if idx >= 0 or channel in _ENDS else None,
                 )
             return slots

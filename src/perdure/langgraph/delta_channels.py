@@ -32,11 +32,13 @@ class Replay(NamedTuple):
 
     def seed(self, converted: ValueConverter) -> Any:
         """Return the value from which the replay starts."""
-        return converted.value(self.payloads[self.carried.seed or b""], self.steps(self.carried.schema))
+        return converted.convert_value(
+            self.payloads[self.carried.seed or b""], self.steps(self.carried.schema)
+        )
 
     def read_update(self, converted: ValueConverter, write: CarriedWrite) -> Any:
         """Return the update of the channel that a write stored."""
-        return converted.update(self.payloads[write.ref], self.steps(write.schema))
+        return converted.convert_update(self.payloads[write.ref], self.steps(write.schema))
 
 
 def read_replays(
@@ -60,7 +62,7 @@ def read_replays(
     """
 
     def find_former(channel: str, version: int) -> str | None:
-        return schema.since(version).former(channel)
+        return schema.since(version).find_former_name(channel)
 
     def steps(channel: str) -> Callable[[int], list[ChannelConverted]]:
         return lambda version: schema.since(version).conversions(find_former(channel, version) or channel)

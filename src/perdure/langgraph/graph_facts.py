@@ -57,7 +57,7 @@ class ChannelFacts:
     @property
     def type(self) -> Any:
         """The declared type without ``Annotated``, ``Required`` and ``NotRequired``."""
-        return bare(self.annotation)
+        return strip_annotations(self.annotation)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def read_all(graph: Pregel[Any, Any, Any, Any]) -> Iterator[GraphFacts]:
             waiting += [(graph, (*path, node.name)) for graph in inner]
 
 
-def bare(annotation: Any) -> Any:
+def strip_annotations(annotation: Any) -> Any:
     """Return a type without ``Annotated``, ``Required`` and ``NotRequired``."""
     while True:
         origin = typing.get_origin(annotation)

@@ -20,7 +20,8 @@ from perdure.errors import Contention
 from perdure.langgraph.call_records import visible
 from perdure.langgraph.loop_state import ThreadId
 from perdure.langgraph.migration.schema_migration import Migration
-from perdure.langgraph.translate import Address, Values, read_metadata, read_page, to_tuple
+from perdure.langgraph.translate import Address, Values, read_configurable, read_metadata, read_page, to_tuple
+from perdure.model.arguments import read_count
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.heads import ROOT
 from perdure.model.program import Program
@@ -34,6 +35,18 @@ text."""
 
 def _plain(record: CheckpointRecord, writes: tuple[PendingWrite, ...]) -> None:
     return None
+
+
+def _check_arguments(
+    filter: Mapping[str, Any] | None, before: RunnableConfig | None, limit: int | None
+) -> None:
+    """Raise ``TypeError`` for an argument of a type that databases would take for something else."""
+    if filter is not None and not isinstance(filter, Mapping):
+        raise TypeError(f"a filter of checkpoints is a dict of metadata, not {filter!r}")
+    if before is not None:
+        read_configurable(before)
+    if limit is not None:
+        read_count("limit", limit)
 
 
 @dataclass(slots=True)
@@ -58,6 +71,9 @@ class CheckpointListing:
     _below_id: str | None = None
     _ancestors: frozenset[str] | None = field(default=None)
 
+    def __post_init__(self) -> None:
+        _check_arguments(self.filter, self.before, self.remaining)
+
     def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._namespaces is None:
@@ -65,7 +81,7 @@ class CheckpointListing:
             if named is not None:
                 self._namespaces = [named]
             else:
-                self._namespaces = list((yield from history.namespaces(self.at.partition)))
+                self._namespaces = list((yield from history.read_namespaces(self.at.partition)))
         if not self._namespaces or (self.remaining is not None and self.remaining <= 0):
             self.done = True
             return []
@@ -80,11 +96,11 @@ class CheckpointListing:
             else:
                 records = [record]
         else:
-            records = yield from history.page(
+            records = yield from history.read_page(
                 self.at.partition, namespace, below=self._below, limit=self._choose_page_size()
             )
         if not records:
-            return self._leave()
+            return self._go_to_next_namespace()
         self._below, partition = records[-1].seq, self.at.partition
         if self._ancestors is not None:
             records = yield from history.before_root(self.at.partition, records, self._ancestors)
@@ -98,12 +114,12 @@ class CheckpointListing:
             chosen = chosen[: self.remaining]
             self.remaining -= len(chosen)
         if self.at.checkpoint_id is not None:
-            self._leave()
+            self._go_to_next_namespace()
         return (
             yield from _make_tuples(migration, digest, self.at.partition, namespace, chosen, self.thread_of)
         )
 
-    def _leave(self) -> list[CheckpointTuple]:
+    def _go_to_next_namespace(self) -> list[CheckpointTuple]:
         """Go on to the next namespace."""
         rest = (self._namespaces or [])[1:]
         self._namespaces = rest
@@ -166,6 +182,9 @@ class WholeListing:
     done: bool = False
     _merge: Merge | None = None
 
+    def __post_init__(self) -> None:
+        _check_arguments(self.filter, self.before, self.remaining)
+
     def read_next_page(self, migration: Migration, digest: Digester) -> Program[list[CheckpointTuple]]:
         """Return the next matching checkpoints; ``done`` is set after the last."""
         if self._merge is None:
@@ -176,7 +195,7 @@ class WholeListing:
         if self.remaining is not None and not self.filter:
             size = min(self.remaining, size)
         if size > 0:
-            entries = yield from self._merge.next(size)
+            entries = yield from self._merge.read_next(size)
         else:
             entries = []
         if not entries:
@@ -223,7 +242,7 @@ def _make_tuples(
 ) -> Program[list[CheckpointTuple]]:
     """Return the tuples of the records of one namespace, without those that were removed meanwhile."""
     while records:
-        found = yield from history.writes_of(partition, namespace, [r.id for r in records])
+        found = yield from history.read_pending_writes(partition, namespace, [r.id for r in records])
         pending = {name: visible(writes) for name, writes in found.items()}
         try:
             pages = yield from _read_all(migration, digest, partition, records, pending)

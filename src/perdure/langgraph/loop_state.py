@@ -30,6 +30,7 @@ from perdure.model.heads import LoadedHead
 from perdure.model.records import Key, Partition
 from perdure.model.times import time_of
 from perdure.model.write_records import record_key
+from perdure.storage.error_origins import find_origin, note_origin
 
 _ABSENT_MAX = 4096
 _THREADS_MAX = 4096
@@ -101,7 +102,7 @@ class Loop:
     def refuse_if_lost(self) -> None:
         """Raise the error with which this loop lost a race, if it lost one."""
         if self.lost is not None:
-            raise _bare(self.lost)
+            raise _drop_traceback(self.lost)
 
     def find_base(self, parent: str | None, generation: int) -> CheckpointRecord | None:
         """Return the checkpoint whose references may be reused for a put on ``parent``, if any."""
@@ -150,7 +151,7 @@ class ThreadId(str):
     @classmethod
     def of(cls, thread: object, **data: Unpack[RunData]) -> ThreadId:
         """Return the id with more data; data that it carries already stays unless replaced."""
-        new, before = cls(plain(thread)), thread if isinstance(thread, ThreadId) else None
+        new, before = cls(to_plain_id(thread)), thread if isinstance(thread, ThreadId) else None
         given: Mapping[str, object] = data
         for name in cls.__slots__:
             value = given.get(name)
@@ -177,15 +178,15 @@ class ThreadId(str):
         return self
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (plain(self),)
+        return str, (to_plain_id(self),)
 
 
 # PyYAML represents only the exact classes that it knows, not their subclasses.
-SafeRepresenter.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
-Representer.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(plain(thread)))
+SafeRepresenter.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(to_plain_id(thread)))
+Representer.add_representer(ThreadId, lambda dumper, thread: dumper.represent_str(to_plain_id(thread)))
 
 
-def plain(thread: object) -> str:
+def to_plain_id(thread: object) -> str:
     """Return a thread's id as text that carries nothing."""
     if isinstance(thread, str):
         return str.__str__(thread)
@@ -329,18 +330,18 @@ class Loops:
 
     def enter(self, loop: Loop | None) -> None:
         """Remember in this context the root loop that begins with a checkpoint named by its id, ``None`` if
-        that checkpoint is absent. The run's nodes find it with ``here``: they are called in copies of the
-        context."""
+        that checkpoint is absent. The run's nodes find it with ``find_current``: they are called in copies
+        of the context."""
         _HERE.set((self, loop))
 
-    def here(self, partition: Partition) -> Loop | None:
+    def find_current(self, partition: Partition) -> Loop | None:
         """Return the loop that ``enter`` remembered in this context, if it is one of this thread."""
         keeper, loop = _HERE.get()
         if keeper is self and loop is not None and loop.place[0] == partition:
             return loop
         return None
 
-    def lose(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
+    def note_lost_race(self, thread: str, loop: Loop | None, error: PerdureError) -> None:
         """Remember that a loop lost a race; its later writes are refused without asking the database.
 
         Args:
@@ -348,7 +349,7 @@ class Loops:
             loop: The loop, ``None`` for a bare call.
             error: The error with which it lost.
         """
-        error = _bare(error)
+        error = _drop_traceback(error)
         with self._lock:
             if loop is not None and loop.loaded.addressed is not None:
                 loop.lost = error
@@ -369,6 +370,9 @@ class Loops:
                 self._removed[slot] = Loop("", slot, LoadedHead(None, was_head=True))
 
 
-def _bare(error: PerdureError) -> PerdureError:
+def _drop_traceback(error: PerdureError) -> PerdureError:
     """Return the error without its traceback, whose frames hold everything that was to be written."""
-    return type(error)(*error.args)
+    bare, origin = type(error)(*error.args), find_origin(error)
+    if origin is not None:
+        note_origin(bare, *origin)
+    return bare

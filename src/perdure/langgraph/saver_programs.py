@@ -43,7 +43,7 @@ from perdure.langgraph.codecs import Codec
 from perdure.langgraph.commit_plans import CheckpointPlan, DraftEncoder, WritesPlan, drop_partial_output
 from perdure.langgraph.early_loads import EarlyLoads
 from perdure.langgraph.listing import CheckpointListing, WholeListing
-from perdure.langgraph.loop_state import Loop, Loops, ThreadId, plain, without_loop
+from perdure.langgraph.loop_state import Loop, Loops, ThreadId, without_loop
 from perdure.langgraph.migration.schema_migration import Migration
 from perdure.langgraph.reading import open_interrupts
 from perdure.langgraph.step_commits import Planned, StepCommits
@@ -130,7 +130,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         return self._migration.serde
 
     def _partition(self, thread_id: str) -> Partition:
-        return Partition(self._tenant, plain(thread_id))
+        return Partition(self._tenant, translate.read_thread_id(thread_id))
 
     def _first_version(self) -> int:
         """Return the start of a new thread's versions: random, and far from the start of the thread before,
@@ -197,7 +197,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             at.partition,
             namespace,
             self._name_loop(run_id),
-            checkpoint=None if found.checkpoint is None else migration.base(found.checkpoint),
+            checkpoint=None if found.checkpoint is None else migration.make_base(found.checkpoint),
             writes=migration.translate_loop_writes(found.writes),
             was_head=found.is_head,
             version=found.view.head.version if found.view.head else None,
@@ -240,7 +240,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     ) -> Program[dict[str, list[tuple[PendingWrite, Any]]]]:
         """Return the writes of tasks with their values, by checkpoint. Records of calls are included, and
         channels have the names under which they are stored."""
-        found = yield from history.writes_of(partition, namespace, checkpoint_ids)
+        found = yield from history.read_pending_writes(partition, namespace, checkpoint_ids)
         wanted = {f"{name}|{i}": w.ref for name, writes in found.items() for i, w in enumerate(writes)}
         trees, _ = yield from resolve(partition, wanted, self._digest)
         return {
@@ -248,12 +248,12 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             for name, writes in found.items()
         }
 
-    def read_asked(self, partition: Partition) -> Program[Asked]:
-        """Return the open questions of a thread's latest checkpoint."""
-        asked = yield from open_interrupts.read(partition, self._digest)
+    def read_asked(self, partition: Partition, checkpoint_id: str | None = None, /) -> Program[Asked]:
+        """Return the open questions of a thread's latest checkpoint, or of another one."""
+        asked = yield from open_interrupts.read(partition, self._digest, checkpoint_id)
         if not asked.interrupts:
             return asked
-        at = self._address({"configurable": {"thread_id": partition.thread}})
+        at = self._address({"configurable": {"thread_id": partition.thread, "checkpoint_id": checkpoint_id}})
         moved = yield from self._migration.moved_interrupts(at)
         return asked._replace(renamed=tuple(moved[name] for name in asked.interrupts if name in moved))
 
@@ -273,7 +273,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
     ) -> CheckpointListing | WholeListing:
         if config is not None:
             at = self._address(config)
-            root = self._loops.here(at.partition)
+            root = self._loops.find_current(at.partition)
             asking = None if root is None or root.base is None else root.base.id
             begun = partial(self._begin_by_listing, at, translate.run_of(config))
             if at.namespace is None and at.checkpoint_id is None:
@@ -299,7 +299,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             at.partition,
             record.namespace,
             self._name_loop(run_id),
-            checkpoint=self._migration.base(record),
+            checkpoint=self._migration.make_base(record),
             writes=self._migration.translate_loop_writes(writes),
             was_head=False,
             version=None,
@@ -402,7 +402,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
             view, record = yield from put.store(remembered or self._views.get((partition, namespace)))
         except Conflict as error:
             self._views.pop((partition, namespace), None)
-            self._loops.lose(partition.thread, loop, error)
+            self._loops.note_lost_race(partition.thread, loop, error)
             raise
         plan.encoder.acknowledge(record)
         if plan.on_durable is not None:
@@ -530,7 +530,7 @@ class SaverPrograms(BaseCheckpointSaver[Any]):
         try:
             yield from put.store(remembered)
         except Conflict as error:
-            self._loops.lose(partition.thread, loop, error)
+            self._loops.note_lost_race(partition.thread, loop, error)
             raise
         plan.acknowledge()
 

@@ -250,10 +250,10 @@ class StepCommits:
             await _wait_a_moment(lambda: not step.is_open)
         except BaseException:
             if step.is_open:
-                self._leave(step, part)
+                self._remove_part(step, part)
             raise
         if step.is_open and step.planned is None:
-            self._leave(step, part)
+            self._remove_part(step, part)
         else:
             if step.is_open:
                 await self._send(step, self._driver)
@@ -263,7 +263,7 @@ class StepCommits:
         await arun(part.rest(), self._driver)
         return True
 
-    def _leave(self, step: UnfinishedStep, part: _Part) -> None:
+    def _remove_part(self, step: UnfinishedStep, part: _Part) -> None:
         """Take writes out of a step. If they were to carry its checkpoint, it is not stored either."""
         step.parts.remove(part)
         if step.planned is not None:

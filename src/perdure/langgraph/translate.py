@@ -23,7 +23,7 @@ from perdure.langgraph.cache.encoding import Encoding
 from perdure.langgraph.cache.gc_pause import collection_paused
 from perdure.langgraph.cache.known_chunks import HeadRefs
 from perdure.langgraph.cache.thread_cache import ThreadCache
-from perdure.langgraph.loop_state import ThreadId, plain, read_carrier
+from perdure.langgraph.loop_state import ThreadId, read_carrier, to_plain_id
 from perdure.langgraph.values import value_errors
 from perdure.langgraph.values.serde import Serde
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
@@ -60,16 +60,39 @@ class Address(NamedTuple):
 
 
 def address(tenant: str, config: RunnableConfig) -> Address:
-    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    configurable = read_configurable(config)
     thread_id = configurable.get("thread_id")
-    if thread_id is None or thread_id == "":
-        raise ValueError('a checkpointer needs a thread: pass config={"configurable": {"thread_id": "…"}}')
-    partition = Partition(tenant, plain(thread_id))
+    partition = Partition(tenant, read_thread_id(thread_id))
     namespace, checkpoint_id = configurable.get("checkpoint_ns"), configurable.get("checkpoint_id") or None
     require_text((*partition, namespace, checkpoint_id))
     thread = read_carrier(configurable)
     epoch = None if thread is None else thread.epoch
     return Address(partition, namespace, checkpoint_id, epoch, configurable, thread, namespace)
+
+
+def read_configurable(config: RunnableConfig) -> Mapping[str, Any]:
+    """Return what a config names. Raise ``TypeError`` unless it is a dict, as the config is, and its
+    namespace and checkpoint are text, if they are named."""
+    if not isinstance(config, dict | Mapping):
+        raise TypeError(f"a config is a dict, not {config!r}")
+    configurable: Mapping[str, Any] = config.get("configurable") or {}
+    if not isinstance(configurable, dict | Mapping):
+        raise TypeError(f"configurable of a config is a dict, not {configurable!r}")
+    for name in ("checkpoint_ns", "checkpoint_id"):
+        given = configurable.get(name)
+        if given and not isinstance(given, str):
+            raise TypeError(f"{name} of a config is text, not {given!r}")
+    return configurable
+
+
+def read_thread_id(thread_id: object) -> str:
+    """Return a thread's id as text that carries nothing; raise ``ValueError`` if it is missing or empty."""
+    if thread_id is None or thread_id == "":
+        raise ValueError(
+            'a checkpointer needs a thread, whose id is not empty: pass it, as config={"configurable": '
+            '{"thread_id": "…"}} or by itself'
+        )
+    return to_plain_id(thread_id)
 
 
 def run_of(config: RunnableConfig) -> object:
@@ -197,7 +220,9 @@ def to_record(
         ):
             references[channel] = ref
         elif channel in values:
-            references[channel] = encoding.channel(place.namespace, channel, values[channel])
+            references[channel] = encoding.encode_channel(place.namespace, channel, values[channel])
+    if not isinstance(checkpoint["id"], str):
+        raise TypeError(f"the id of a checkpoint is text, not {checkpoint['id']!r}")
     source, step, run_id = full.get("source"), full.get("step"), full.get("run_id")
     clear_source = source if isinstance(source, str) else None
     if type(step) is int and abs(step) < 1 << 62:
@@ -286,7 +311,7 @@ def read_values(
     missing = list(wanted)
     pending = list(writes)
     if not missing and not pending:
-        cache.see(record.namespace, HeadRefs(record.id, record.refs))
+        cache.note_head(record.namespace, HeadRefs(record.id, record.refs))
         return Values(channels, [])
     wanted.update(_write_refs(record, pending))
     with error_context(partition, record.id):
@@ -321,8 +346,8 @@ def read_values(
             ]
         except Unreadable as error:
             new.update((write.channel, trees[name]) for name, write in _name_writes(record, pending))
-            raise value_errors.on_read(serde, error, new) from error
-    cache.see(record.namespace, HeadRefs(record.id, record.refs))
+            raise value_errors.make_read_error(serde, error, new) from error
+    cache.note_head(record.namespace, HeadRefs(record.id, record.refs))
     blocks = reader.find_runs(expansion.used) if missing else None
     return Values({c: channels[c] for c in record.refs}, out, blocks)
 
@@ -359,7 +384,7 @@ def read_page(
                 pending = [(w.task_id, w.channel, serde.value(*join_tree(trees[name]))) for name, w in named]
             except Unreadable as error:
                 own.update((write.channel, trees[name]) for name, write in named)
-                raise value_errors.on_read(serde, error, own) from error
+                raise value_errors.make_read_error(serde, error, own) from error
             out.append(Values(values, pending))
     return out
 

@@ -160,11 +160,11 @@ class Memory:
             known_at: Return those that were current at this time instead.
             history: True to return superseded and retracted facts, too.
         """
-        return _select_facts(self._run(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(self._run(programs.read_facts(self._place)), known_at, history=history)
 
     async def afacts(self, *, known_at: datetime | None = None, history: bool = False) -> list[Fact]:
         """See ``facts``."""
-        return _select_facts(await self._arun(programs.facts(self._place)), known_at, history=history)
+        return _select_facts(await self._arun(programs.read_facts(self._place)), known_at, history=history)
 
     def retract(self, id: str) -> Fact:  # noqa: A002 - the field's name
         """Close a fact that is not true any more, without a successor; it stays in the history.
@@ -194,11 +194,11 @@ class Memory:
 
     def summaries(self) -> list[ThreadSummary]:
         """Return the summaries of the user's threads, oldest first."""
-        return self._run(programs.summaries(self._place))
+        return self._run(programs.read_summaries(self._place))
 
     async def asummaries(self) -> list[ThreadSummary]:
         """See ``summaries``."""
-        return await self._arun(programs.summaries(self._place))
+        return await self._arun(programs.read_summaries(self._place))
 
     def summarise(self, thread: str, text: str, *, heard_at: datetime | None = None) -> ThreadSummary:
         """Store the summary of a thread, in place of its earlier one.
@@ -232,13 +232,21 @@ class Memory:
         Raises:
             NotFound: There is no such fact or summary.
         """
-        place = self._place
-        return self._run(programs.forget_all(place) if id is None else programs.forget(place, id))
+        if id is not None:
+            return self._run(programs.forget(self._place, id))
+        removed = self._run(programs.forget_all(self._place))
+        if isinstance(self._store, KeepsNames):
+            self._store.remove_empty_namespaces(self.namespace)
+        return removed
 
     async def aforget(self, id: str | None = None) -> int:  # noqa: A002
         """See ``forget``."""
-        place = self._place
-        return await self._arun(programs.forget_all(place) if id is None else programs.forget(place, id))
+        if id is not None:
+            return await self._arun(programs.forget(self._place, id))
+        removed = await self._arun(programs.forget_all(self._place))
+        if isinstance(self._store, KeepsNames):
+            await self._store.aremove_empty_namespaces(self.namespace)
+        return removed
 
     def forget_source(self, thread: str, message: str) -> int:
         """Remove the facts that come from a message, and the summary of its thread, for good and without a
@@ -251,21 +259,21 @@ class Memory:
 
     def forgotten_at(self) -> datetime | None:
         """Return the time of the latest ``forget()`` of all that was known of the user, or ``None``."""
-        return self._run(programs.forgotten_at(self._place))
+        return self._run(programs.read_removal_time(self._place))
 
     async def aforgotten_at(self) -> datetime | None:
         """See ``forgotten_at``."""
-        return await self._arun(programs.forgotten_at(self._place))
+        return await self._arun(programs.read_removal_time(self._place))
 
     def export(self) -> dict[str, Any]:
         """Return all that is known of the user, with its history, as plain JSON data."""
-        found = self._run(programs.facts(self._place)), self._run(programs.summaries(self._place))
+        found = self._run(programs.read_facts(self._place)), self._run(programs.read_summaries(self._place))
         return self._build_export(*found)
 
     async def aexport(self) -> dict[str, Any]:
         """See ``export``."""
         place = self._place
-        found = await self._arun(programs.facts(place)), await self._arun(programs.summaries(place))
+        found = await self._arun(programs.read_facts(place)), await self._arun(programs.read_summaries(place))
         return self._build_export(*found)
 
     def _build_export(self, facts: Sequence[Fact], summaries: Sequence[ThreadSummary]) -> dict[str, Any]:
@@ -285,12 +293,12 @@ class Memory:
 
 def users(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """Return the users with memories, in order."""
-    return _list_users(_run(store, programs.namespaces(root)), root)
+    return _list_users(_run(store, programs.read_namespaces(root)), root)
 
 
 async def ausers(store: BaseStore, *, root: Sequence[str] = ROOT) -> list[str]:
     """See ``users``."""
-    return _list_users(await _arun(store, programs.namespaces(root)), root)
+    return _list_users(await _arun(store, programs.read_namespaces(root)), root)
 
 
 def find_roots(store: BaseStore, user: str | int | UUID) -> list[tuple[str, ...]]:
@@ -333,6 +341,20 @@ def _add_ttl(store: BaseStore, ops: Sequence[Op]) -> list[Op]:
             op = op._replace(refresh_ttl=op.refresh_ttl and refresh)
         out.append(op)
     return out
+
+
+@runtime_checkable
+class KeepsNames(Protocol):
+    """Store that may keep the names of namespaces without items, and removes them when asked, as Perdure's
+    stores do: the namespace of a user names the user."""
+
+    def remove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """Remove the names of namespaces within ``prefix`` that hold no items."""
+        ...
+
+    async def aremove_empty_namespaces(self, prefix: Sequence[str]) -> None:
+        """See ``remove_empty_namespaces``."""
+        ...
 
 
 @runtime_checkable

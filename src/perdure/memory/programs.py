@@ -33,7 +33,7 @@ from perdure.memory.facts import (
     read_time,
 )
 from perdure.memory.new_fact import NewFact
-from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, fence, removal_of
+from perdure.memory.steps import TRIES, FactChange, Place, Steps, contention_error, make_fence, removal_of
 from perdure.memory.users import FACTS, REMOVALS, SUMMARIES
 
 _PAGE = 500
@@ -74,7 +74,7 @@ def remember(place: Place, new: NewFact) -> Steps[Fact]:
                 new.message or "",
             ):
                 return existing
-            required = yield from fence(place, place.facts, heard_at)
+            required = yield from make_fence(place, place.facts, heard_at)
         to_close = dict((yield from _find_chain_ends(place, new.supersedes)))
         if existing is not None and existing.is_current:
             # A fact does not supersede itself.
@@ -166,13 +166,13 @@ def undo(place: Place, key: str) -> Steps[list[Fact]]:
     raise contention_error()
 
 
-def facts(place: Place) -> Steps[list[Fact]]:
+def read_facts(place: Place) -> Steps[list[Fact]]:
     """Return all facts, current or not, in the order in which they were remembered."""
     items = yield from _read_all(place.facts)
     return sorted(_read_facts({item.key: item.value for item in items}), key=_get_order)
 
 
-def summaries(place: Place) -> Steps[list[ThreadSummary]]:
+def read_summaries(place: Place) -> Steps[list[ThreadSummary]]:
     """Return the summaries of the user's threads, oldest first."""
     items = yield from _read_all(place.summaries)
     stored = [item for item in items if read_mark_time(item.key, item.value) is None]
@@ -195,7 +195,7 @@ def summarise(place: Place, thread: str, text: str, heard_at: datetime | None = 
         required: Mapping[str, Any] = {}
         if heard_at is not None:
             _refuse_forgotten(thread, value, heard_at)
-            required = yield from fence(place, place.summaries, heard_at)
+            required = yield from make_fence(place, place.summaries, heard_at)
         if value is not None and read_mark_time(thread, value) is None:
             existing = ThreadSummary.read(thread, value)
             if existing.text == text:
@@ -326,7 +326,8 @@ def forget_all(place: Place) -> Steps[int]:
     """Remove all facts and summaries; return their number.
 
     The time of the removal is stored first, so that nothing that began before it brings them back: an
-    extraction that has not seen this time requires a fence (``steps.fence``) that is removed with the rest.
+    extraction that has not seen this time requires a fence (``steps.make_fence``) that is removed with the
+    rest.
     """
     key, namespace_of_removals = place.removal
     yield [
@@ -346,7 +347,7 @@ def forget_all(place: Place) -> Steps[int]:
     return removed
 
 
-def forgotten_at(place: Place) -> Steps[datetime | None]:
+def read_removal_time(place: Place) -> Steps[datetime | None]:
     """Return the time of the latest removal of all that was known of the user, if there was one."""
     removal = yield from removal_of(place)
     if removal is None:
@@ -354,7 +355,7 @@ def forgotten_at(place: Place) -> Steps[datetime | None]:
     return read_time(removal["at"])
 
 
-def namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
+def read_namespaces(root: Sequence[str]) -> Steps[list[tuple[str, ...]]]:
     """Return the namespaces of all users, in order."""
     depth = len(root) + 1
     found = yield from _list_namespaces(MatchCondition("prefix", tuple(root)), depth)

@@ -70,7 +70,7 @@ def removal_of(place: Place) -> Steps[Mapping[str, Any] | None]:
     return None if item is None else item.value
 
 
-def fence(
+def make_fence(
     place: Place, namespace: tuple[str, ...], heard_at: datetime
 ) -> Steps[dict[str, Mapping[str, Any] | None]]:
     """Return the items that a commit has to require, so that it stores nothing after the user was forgotten.

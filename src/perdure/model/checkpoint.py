@@ -55,7 +55,7 @@ class Carried(NamedTuple):
     writes: tuple[CarriedWrite, ...]
     schema: int = UNVERSIONED
 
-    def by(self, schema: int) -> Carried:
+    def with_schema(self, schema: int) -> Carried:
         """Return the same data with this schema version, that of the checkpoint that stores it."""
         return Carried(self.seed, tuple(w._replace(schema=schema) for w in self.writes), schema)
 
@@ -331,6 +331,6 @@ class PendingWrite(NamedTuple):
         return (self.task_path, self.task_id, self.idx)
 
 
-def in_order(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
+def sort_writes(writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
     """Return the writes not set aside, in the order in which a super-step applies them."""
     return tuple(sorted((w for w in writes if not w.is_aside), key=lambda w: w.sort_key))

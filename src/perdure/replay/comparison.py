@@ -90,7 +90,7 @@ class Comparison:
         """Return the differences: causes first, and those of inner graphs before those of outer ones."""
         return sorted(self.found, key=lambda each: (_ORDER.index(each.kind), -len(each.namespace)))
 
-    def nodes(self, expected: Collection[str], found: Collection[str]) -> None:
+    def compare_nodes(self, expected: Collection[str], found: Collection[str]) -> None:
         """Compare the nodes that run in the step."""
         if sorted(expected) != sorted(found):
             self._add("nodes", expected=sorted(expected), found=sorted(found), detail="other nodes run")
@@ -113,7 +113,7 @@ class Comparison:
         """Add an error that ended the replay outside of a node."""
         self._add("error", found=f"{type(error).__name__}: {error}", detail="the step fails")
 
-    def calls(self, differences: Collection[CallDifference]) -> None:
+    def add_calls(self, differences: Collection[CallDifference]) -> None:
         """Add the calls that are not as recorded."""
         for each in dict.fromkeys((d.task and d.task.key, *d[1:]) for d in differences):
             task = next(d.task for d in differences if (d.task and d.task.key, *d[1:]) == each)
@@ -138,7 +138,7 @@ class Comparison:
                 detail=detail,
             )
 
-    def tasks(
+    def compare_tasks(
         self,
         expected: Mapping[TaskKey, TaskRecord],
         found: Mapping[TaskKey, TaskRecord],
@@ -157,7 +157,7 @@ class Comparison:
         """
         if self.is_whole and not is_cut:
             names = [task.node for key, task in expected.items() if len(key) == 1]
-            self.nodes(names, [task.node for key, task in found.items() if len(key) == 1])
+            self.compare_nodes(names, [task.node for key, task in found.items() if len(key) == 1])
         for key, task in expected.items():
             other = found.get(key)
             if other is not None:
@@ -234,7 +234,9 @@ class Comparison:
         if expected_next != found_next:
             self._add("next", expected, None, expected_next, found_next, "leads to other nodes")
 
-    def state(self, expected: Mapping[str, Any], found: Mapping[str, Any], deltas: Collection[str]) -> None:
+    def compare_state(
+        self, expected: Mapping[str, Any], found: Mapping[str, Any], deltas: Collection[str]
+    ) -> None:
         """Compare the values of channels after the step, except those whose writes differ already.
 
         Args:

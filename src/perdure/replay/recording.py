@@ -123,7 +123,7 @@ class Recording:
         self._by_root: dict[str, list[CheckpointRecord]] = {}
         self._by_name: dict[str, list[CheckpointRecord]] = {}
 
-    def chain(self) -> Program[list[tuple[CheckpointRecord, CheckpointRecord | None]]]:
+    def load_chain(self) -> Program[list[tuple[CheckpointRecord, CheckpointRecord | None]]]:
         """Return the checkpoints that lead to the head, oldest first, each with the next; raise ``NotFound``
         if there is no thread."""
         found = {record.id: record for record in (yield from self._load_all(""))}
@@ -139,12 +139,12 @@ class Recording:
             else:
                 checkpoint = found.get(checkpoint.parent_id)
         line.reverse()
-        for namespace in (yield from history.namespaces(self._partition)):
+        for namespace in (yield from history.read_namespaces(self._partition)):
             if namespace:
                 yield from self._load_subgraph(namespace)
         return [(record, after) for record, after in zip(line, [*line[1:], None], strict=True)]
 
-    def step(self, record: CheckpointRecord, child: CheckpointRecord | None) -> Program[Step]:
+    def load_step(self, record: CheckpointRecord, child: CheckpointRecord | None) -> Program[Step]:
         """Return the step that began at a checkpoint."""
         if child is not None and (record.step is None or child.step != record.step + 1):
             return Step(record=record, child=child, skipped="the checkpoints between were not kept")
@@ -178,7 +178,9 @@ class Recording:
     def _load_all(self, namespace: str) -> Program[list[CheckpointRecord]]:
         out: list[CheckpointRecord] = []
         below: int | None = None
-        while page := (yield from history.page(self._partition, namespace, below=below, limit=history.PAGE)):
+        while page := (
+            yield from history.read_page(self._partition, namespace, below=below, limit=history.PAGE)
+        ):
             out += page
             below = page[-1].seq
         return out

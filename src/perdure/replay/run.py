@@ -164,7 +164,7 @@ async def replay(
     for done, link in enumerate(replayer.chain):
         if on_step is not None:
             on_step(done, len(replayer.chain))
-        results.append(await replayer.step(link))
+        results.append(await replayer.replay_step(link))
         if results[-1].differs and not given.to_the_end:
             break
     compared = [each.comparison for each in results if each.comparison is not None]
@@ -220,7 +220,7 @@ async def replayer_of(
     else:
         partition = Partition(tenant, thread_id)
     recording = Recording(partition, saver)
-    chain = await handle.arun(recording.chain())
+    chain = await handle.arun(recording.load_chain())
     install()
     return Replayer(
         chain=chain if options.last is None else chain[-options.last - 1 :],
@@ -231,7 +231,7 @@ async def replayer_of(
         recording=recording,
         partition=partition,
         options=options,
-        effects=await handle.arun(effect_journal.results(partition)),
+        effects=await handle.arun(effect_journal.read_results(partition)),
     )
 
 
@@ -264,7 +264,7 @@ class Replayer:
     options: ReplayOptions
     effects: Mapping[Key, bytes]
 
-    async def step(self, link: Link) -> StepResult:
+    async def replay_step(self, link: Link) -> StepResult:
         """Run the step from a checkpoint again and compare it."""
         record, child = link
         loaded = await self._load(record, child)
@@ -294,7 +294,7 @@ class Replayer:
             follows = child
         else:
             follows = None
-        step = await self.handle.arun(self.recording.step(record, follows))
+        step = await self.handle.arun(self.recording.load_step(record, follows))
         if step.skipped is not None:
             return _Loaded(step, {}, {}, None)
         start = {"": await self._read_tuple("", record.id)}
@@ -331,7 +331,7 @@ class Replayer:
             checkpoint = start[""].checkpoint
             if not leads_on(checkpoint["channel_versions"], checkpoint["versions_seen"]):
                 state = await graph.aget_state(config)
-                comparison.nodes([], state.next)
+                comparison.compare_nodes([], state.next)
             return False
         with answer_calls(answers):
             error = await self._run_step(graph, config, step, saver, answers)
@@ -347,13 +347,13 @@ class Replayer:
             for key in found:
                 if key in step.tasks and found[key].is_finished:
                     answers.expect(key)
-            comparison.calls([*answers.differences, *answers.find_unused()])
+            comparison.add_calls([*answers.differences, *answers.find_unused()])
         else:
-            comparison.calls([each for each in answers.differences if each.recorded is not None])
-        comparison.tasks(step.tasks, found, answers.answered_tools, is_cut=error is not None)
+            comparison.add_calls([each for each in answers.differences if each.recorded is not None])
+        comparison.compare_tasks(step.tasks, found, answers.answered_tools, is_cut=error is not None)
         if after is not None and saver.reached is not None:
             values = {name: snapshot(value) for name, value in after.checkpoint["channel_values"].items()}
-            comparison.state(values, saver.reached, loaded.deltas)
+            comparison.compare_state(values, saver.reached, loaded.deltas)
         return answers.is_derived
 
     def _make_config(self, answers: Answering, recorded: CheckpointTuple) -> Any:
@@ -389,7 +389,7 @@ class Replayer:
         command: Command[Any] | None = None
         for _ in range(_PASSES_MAX):
             if step.commanded and not is_commanded and (command is not None or not has_answers):
-                saver.command(step.commanded)
+                saver.store_command(step.commanded)
                 is_commanded = True
             before = len(saver.list_stored())
             finished = {key for key, task in by_key(saver.list_stored()).items() if task.is_finished}
@@ -405,7 +405,7 @@ class Replayer:
             if saver.reached is not None:
                 return None
             resume: dict[str, Any] = {}
-            for key, interrupts in saver.interrupts().items():
+            for key, interrupts in saver.list_interrupts().items():
                 recorded, given = step.tasks.get(key), answers.given.get(key, 0)
                 if recorded is not None and given < len(recorded.answers):
                     resume[interrupts[0].id] = deepcopy(recorded.answers[given])

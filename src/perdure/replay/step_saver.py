@@ -69,7 +69,7 @@ class StepSaver(InMemorySaver):
             for place, slots in self._written.items()
         ]
 
-    def interrupts(self) -> dict[TaskKey, list[Interrupt]]:
+    def list_interrupts(self) -> dict[TaskKey, list[Interrupt]]:
         """Return the interrupts at which tasks wait, each with the innermost task that raised it."""
         out: dict[TaskKey, list[Interrupt]] = {}
         owners: dict[str, TaskKey] = {}
@@ -156,7 +156,7 @@ class StepSaver(InMemorySaver):
             # Make plain data at once: a node may change the value later.
             slots[WRITES_IDX_MAP.get(channel, position)] = (channel, value, snapshot(value))
 
-    def command(self, writes: Sequence[tuple[str, Any]]) -> None:
+    def store_command(self, writes: Sequence[tuple[str, Any]]) -> None:
         """Store the writes of a command on the checkpoint from which the step starts."""
         place = ("", self._root_start.checkpoint["id"], NULL_TASK)
         self._written[place] = {i: (c, v, snapshot(v)) for i, (c, v) in enumerate(writes)}

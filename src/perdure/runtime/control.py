@@ -51,7 +51,7 @@ class Control:
             self._context.queues.forget(partition)
             self._context.notifications.notify_ended(partition)
             if self._context.works:
-                self._worker.dispatch.soon((partition, IN))
+                self._worker.dispatch.serve_soon((partition, IN))
             else:
                 self._context.notifications.notify_due(partition)
         return withdrawn
@@ -104,7 +104,7 @@ class Control:
             await self._database.roll_back(partition, run.id)
             # A question that the run had replaced is open again, with the rest of its time.
             now = await self._context.clock.now()
-            await self._database.arun(waits.look_again(partition, now, self._database.draw_version()))
+            await self._database.arun(waits.make_due(partition, now, self._database.draw_version()))
         await self._database.arun(queue_retention.remove(partition, run, self._database.limits.ops))
 
     def serves(self, partition: Partition) -> bool:

@@ -29,7 +29,7 @@ class TenantDocuments:
         """Return the current version of a document, None if there is none."""
         return await self._database.arun(versioned_documents.get(self._partition, self._kind, name))
 
-    async def everything(self) -> list[Versioned]:
+    async def read_all(self) -> list[Versioned]:
         """Return the current versions of all documents, by name."""
         return await self._database.arun(versioned_documents.read_all_current(self._partition, self._kind))
 
@@ -64,7 +64,7 @@ class TenantDocuments:
             versioned_documents.choose(self._partition, self._kind, name, number, now, fresh)
         )
 
-    async def past(self, name: str) -> list[Versioned]:
+    async def read_versions(self, name: str) -> list[Versioned]:
         """Return every version of a document, the newest first."""
         return await self._database.arun(versioned_documents.list_versions(self._partition, self._kind, name))
 

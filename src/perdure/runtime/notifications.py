@@ -227,7 +227,7 @@ class PollDelay:
         self._timer: asyncio.TimerHandle | None = None
         self._is_summoned = False
 
-    def hear(self) -> None:
+    def schedule_now(self) -> None:
         """Schedule a poll after a notification."""
         self._schedule(0.0)
 

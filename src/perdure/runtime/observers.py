@@ -51,6 +51,7 @@ _LEVELS = {
     "run.not_steered": logging.WARNING,
     "run.write_refused": logging.WARNING,
     "run.not_taken_back": logging.WARNING,
+    "run.apology_not_divided": logging.WARNING,
     "signal.too_large": logging.WARNING,
     "state.large": logging.WARNING,
     "state.undeclared": logging.WARNING,
@@ -125,7 +126,7 @@ class Observers:
         """Use the current event loop."""
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
 
-    def on_loop(self, report: Callable[[], None]) -> None:
+    def run_on_loop(self, report: Callable[[], None]) -> None:
         """Call ``report`` in the OS thread of the event loop: at once in that thread, else soon, or not at
         all if the loop was closed. A node that is a plain function runs in another OS thread."""
         if self._loop is None or threading.get_ident() == self._thread:
@@ -135,9 +136,9 @@ class Observers:
 
     def event(self, name: str, **fields: Any) -> None:
         """Tell every observer what happened."""
-        self.on_loop(partial(self._tell, name, fields))
+        self.run_on_loop(partial(self._notify_all, name, fields))
 
-    def _tell(self, name: str, fields: dict[str, Any]) -> None:
+    def _notify_all(self, name: str, fields: dict[str, Any]) -> None:
         for observer in self._observers:
             try:
                 observer.event(name, fields)

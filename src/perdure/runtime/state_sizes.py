@@ -14,7 +14,7 @@ from typing import Any
 
 from langgraph.constants import START
 
-from perdure.langgraph.values.large_channel_warning import is_large_in_sum, largest, path_of
+from perdure.langgraph.values.large_channel_warning import find_largest, is_large_in_sum, path_of
 from perdure.model.bounded_cache import BoundedCache
 from perdure.model.records import Partition
 from perdure.runtime.observers import Observers
@@ -38,9 +38,9 @@ class Sizes:
     def report_checkpoint(self, partition: Partition, namespace: str, sizes: Mapping[str, int]) -> None:
         """Report a durable checkpoint. Graphs that a plain function invokes store theirs in another
         OS thread."""
-        self._observers.on_loop(lambda: self._emit(partition, namespace, sizes))
+        self._observers.run_on_loop(lambda: self._emit(partition, namespace, sizes))
 
-    def older(self, partition: Partition) -> None:
+    def report_older(self, partition: Partition) -> None:
         """Report a thread whose stored state is older than a known one: the database was restored to an
         earlier state."""
         self._observers.event("thread.older", tenant=partition.tenant, thread=partition.thread)
@@ -58,7 +58,7 @@ class Sizes:
         channels = {place + name: size for name, size in sizes.items() if size and name != START}
         self._observers.event("checkpoint.stored", **fields, bytes=sum(channels.values()), channels=channels)
         if is_large_in_sum(channels, self._warn_bytes) and self._is_news(partition, fields["run"], place):
-            names = [name for name, _ in largest(channels)]
+            names = [name for name, _ in find_largest(channels)]
             self._observers.event("state.large", **fields, bytes=sum(channels.values()), channels=names)
         for channel, size in channels.items():
             if size > self._warn_bytes and self._is_news(partition, fields["run"], channel):

@@ -155,7 +155,8 @@ class TenantRuntime:
 
         Args:
             input: The graph's input.
-            command: A command's ``update``, ``goto`` and ``resume``.
+            command: A command's ``update``, ``goto`` and ``resume``. One with a ``resume`` is an answer, and
+                is accepted or refused as by ``answer``.
             coalesce: True to join waiting inputs with the same options into one run with the id of the first:
                 those whose lists can be concatenated without losing another value. Commands are not joined.
             delay: Seconds until it takes its turn; other messages do not wait for it, and until then its
@@ -165,25 +166,32 @@ class TenantRuntime:
 
         Raises:
             ValueError: A number of seconds is negative, or more than 100 years; or the command holds nothing,
-                or an update or a goto that no graph can apply.
+                or an update or a goto that no graph can apply, or an answer has a delay.
             Conflict: The command goes to another node, and would abandon an open question.
+            NotWaiting: The command is an answer, and the thread does not wait for it.
         """
+        if command is not None:
+            check_command(command)
         if command is not None and not holds_anything(command):
             raise ValueError(
                 "the command holds nothing: no update, no goto and no resume; to go on without input, "
                 "leave it out "
                 "and pass None as the input"
             )
-        if command is not None:
-            check_command(command)
+        mode: Mode = "coalesce" if coalesce else "enqueue"
+        interrupt_ids: Sequence[str] | None = None
         if command is None:
             payload = {INPUT: input}
         else:
             payload = {COMMAND: dict(command)}
+        if command is not None and RESUME in command:
+            mode, interrupt_ids = "answer", _list_named(command[RESUME])
         given = options_of(config, options)
-        mode: Mode = "coalesce" if coalesce else "enqueue"
-        message = message_of(self._resolve_graph_name(graph), payload, mode, dedupe_key, channel, given)
+        name = self._resolve_graph_name(graph)
+        message = message_of(name, payload, mode, dedupe_key, channel, given, answers=interrupt_ids)
         partition = self._partition(thread_id)
+        if delay != 0 and mode == "answer":
+            raise ValueError("an answer is given now; leave the delay of a command that resumes out")
         if delay != 0:
             if coalesce or strategy != "enqueue":
                 raise ValueError("what comes later waits for its turn; leave out coalesce and strategy")
@@ -224,20 +232,19 @@ class TenantRuntime:
 
         Raises:
             NotWaiting: The thread does not wait for this interrupt; of two answers the second is refused.
+            NotFound: The options name a checkpoint that is not stored.
             ValueError: The command has an update or a goto that no graph can apply.
         """
         if interrupt_id is None:
             resume = value
         else:
             resume = {interrupt_id: value}
-        if interrupt_id is not None or is_by_name(resume):
-            interrupt_ids = list(resume)
-        else:
-            interrupt_ids = []
+        interrupt_ids = [interrupt_id] if interrupt_id is not None else _list_named(resume)
+        if command is not None:
+            check_command(command)
         if not command:
             payload = {RESUME: resume}
         else:
-            check_command(command)
             payload = {COMMAND: {**command, RESUME: resume}}
         given = options_of(config, options)
         if len(self._context.agents) == 1:
@@ -409,14 +416,14 @@ class TenantRuntime:
             SubscriberTooSlow: The next event is not kept any more.
         """
         partition = self._partition(thread_id)
-        items = self._context.subscriptions.run(partition, run_id, after)
+        items = self._context.subscriptions.follow_run(partition, run_id, after)
         return self._worker.dispatch.share_slot_during(partition, items)
 
     def follow_thread(self, thread_id: str, *, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, wherever they are worked on, with each
         run's end (an event named ``END``). It never ends, and the thread need not exist yet. Raise
         ``SubscriberTooSlow`` if the next event is not kept any more."""
-        return self._context.subscriptions.thread(self._partition(thread_id), after)
+        return self._context.subscriptions.follow_thread(self._partition(thread_id), after)
 
     async def expect_followers(self, thread_id: str) -> None:
         """Record that this process follows a thread: when this returns, processes that work on its runs store
@@ -461,7 +468,7 @@ class TenantRuntime:
         """Return the newest messages of a thread with their runs, newest first; those below the number
         ``before`` if it is given."""
         most = self._context.settings.max_batch
-        return await self._database.arun(inbox.latest(self._partition(thread_id), limit, before, most))
+        return await self._database.arun(inbox.read_latest(self._partition(thread_id), limit, before, most))
 
     async def list_postponed(self, thread_id: str, *, limit: int = 100) -> Sequence[Message]:
         """Return the messages of a thread whose time comes later, the earliest due first."""
@@ -476,11 +483,11 @@ class TenantRuntime:
         """Return the newest runs of a thread that have begun, newest first; those whose first message is
         below the number ``before`` if it is given. Those that wait are among ``messages`` and
         ``list_postponed``."""
-        return await self._database.arun(runs.latest(self._partition(thread_id), limit, before))
+        return await self._database.arun(runs.read_latest(self._partition(thread_id), limit, before))
 
     async def replies(self, thread_id: str, *, limit: int = 100) -> Sequence[Reply]:
         """Return the newest replies of a thread, newest first, sent or not."""
-        return await self._database.arun(outbox.replies(self._partition(thread_id), limit))
+        return await self._database.arun(outbox.read_replies(self._partition(thread_id), limit))
 
     # Control
 
@@ -533,3 +540,8 @@ class TenantRuntime:
         if graph not in self._context.agents:
             raise NotFound(f"there is no graph {graph!r}; there are {sorted(self._context.agents)}")
         return graph
+
+
+def _list_named(resume: Any) -> list[str]:
+    """Return the ids of the interrupts that an answer names."""
+    return list(resume) if is_by_name(resume) else []

@@ -34,21 +34,21 @@ class Changes:
         """True if one of the steps gives a node another name."""
         return bool(self._nodes)
 
-    def node(self, name: str) -> str:
+    def rename_node(self, name: str) -> str:
         """Return the present name of a node."""
         for step in self._nodes:
             if step.old == name:
                 name = step.new
         return name
 
-    def channel(self, name: str) -> str | None:
+    def rename_channel(self, name: str) -> str | None:
         """Return the present name of a channel, ``None`` if it was dropped. Channels that LangGraph derives
         from names of nodes are renamed with them."""
         if name.startswith(BRANCH):
-            return BRANCH + self.node(name.removeprefix(BRANCH))
+            return BRANCH + self.rename_node(name.removeprefix(BRANCH))
         if name.startswith(_JOIN):
             starts, _, end = name.removeprefix(_JOIN).rpartition(":")
-            return f"{_JOIN}{'+'.join(map(self.node, starts.split('+')))}:{self.node(end)}"
+            return f"{_JOIN}{'+'.join(map(self.rename_node, starts.split('+')))}:{self.rename_node(end)}"
         for step in self.steps:
             if isinstance(step, ChannelRenamed) and step.old == name:
                 name = step.new
@@ -56,7 +56,7 @@ class Changes:
                 return None
         return name
 
-    def former(self, name: str) -> str | None:
+    def find_former_name(self, name: str) -> str | None:
         """Return the name of a channel before the steps, ``None`` if the channel is newer than the steps."""
         for step in reversed(self.steps):
             if isinstance(step, ChannelRenamed) and step.new == name:
@@ -79,7 +79,7 @@ class Changes:
 
     def affects(self, name: str) -> bool:
         """Return True if a channel is renamed, dropped or converted."""
-        return self.channel(name) != name or bool(self.conversions(name))
+        return self.rename_channel(name) != name or bool(self.conversions(name))
 
 
 def _find_old_name(step: ChannelRenamed | ChannelDropped) -> str:

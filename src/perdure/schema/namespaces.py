@@ -55,10 +55,10 @@ class NamespaceNames:
                 yield joined
             last = joined
 
-    def present(self, stored: str) -> str:
+    def rename(self, stored: str) -> str:
         """Return the present name of a stored namespace. A namespace whose node is gone keeps its stored
         name."""
-        return _LEVEL.join(map(self._present, stored.split(_LEVEL)))
+        return _LEVEL.join(map(self._rename_level, stored.split(_LEVEL)))
 
     def _refuse_taken(self, name: str) -> None:
         node, mark, version = name.rpartition(_SINCE)
@@ -92,7 +92,7 @@ class NamespaceNames:
             return name
         return f"{name}{_SINCE}{given.version}"
 
-    def _present(self, stored: str) -> str:
+    def _rename_level(self, stored: str) -> str:
         name, mark, version = stored.rpartition(_SINCE)
         if not mark or not version.isdigit():
             name, since = stored, 0

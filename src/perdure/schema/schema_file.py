@@ -145,11 +145,11 @@ def contradictions(schema: Schema, now: Fingerprint) -> list[str]:
     for at, step in enumerate(schema.steps):
         later = Schema(schema.version, schema.steps[at + 1 :]).since(0)
         if isinstance(step, ChannelRenamed | ChannelConverted):
-            name = later.channel(step.new if isinstance(step, ChannelRenamed) else step.channel)
+            name = later.rename_channel(step.new if isinstance(step, ChannelRenamed) else step.channel)
             if name is not None and name not in channels:
                 out.append(f"{step}: the graph has no channel {name!r}")
         elif isinstance(step, NodeRenamed):
-            if (name := later.node(step.new)) not in nodes:
+            if (name := later.rename_node(step.new)) not in nodes:
                 out.append(f"{step}: the graph has no node {name!r}")
         elif isinstance(step, ChannelDropped) and step.channel in channels:
             given = [s.new for s in schema.steps[at + 1 :] if isinstance(s, ChannelRenamed)]

@@ -14,12 +14,9 @@ from typing import Any
 
 from perdure.errors import NotFound
 from perdure.runtime import Runtime
+from perdure.runtime.agents.default_assistants import make_default_id
 from perdure.runtime.documents import TenantDocuments, Versioned
 from perdure.server.auth.identity import Refusal
-
-NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
-"""UUID namespace of the default assistants' ids, the same as of LangGraph's server: ids that clients have
-stored stay valid."""
 
 NONE_TO_RUN = "Thread or assistant not found."
 """Error text of LangGraph's server for a run whose thread or assistant does not exist."""
@@ -61,18 +58,18 @@ class Assistants:
         self._runtime = runtime
         self._configs = configs or {}
         self._descriptions = descriptions or {}
-        self._graph_of_default = {str(uuid.uuid5(NAMESPACE, name)): name for name in runtime.graphs}
+        self._graph_of_default = {make_default_id(name): name for name in runtime.graphs}
 
     def id_of(self, named: str) -> str | None:
         """Return the id for an id or a graph's name, None if it can be neither."""
         if named in self._runtime.graphs:
-            return str(uuid.uuid5(NAMESPACE, named))
+            return make_default_id(named)
         try:
             return str(uuid.UUID(named))
         except ValueError:
             return None
 
-    def is_own(self, assistant_id: str) -> bool:
+    def is_default(self, assistant_id: str) -> bool:
         """Return True for the default assistant of a graph: all users share it, and no user can delete it."""
         return assistant_id in self._graph_of_default
 
@@ -86,12 +83,12 @@ class Assistants:
         if the name can be neither an id nor a graph."""
         if self.id_of(named) is None:
             raise Refusal(422, f"There is no graph or assistant {named!r}; {self._list_graphs()}.")
-        found = await self.look(tenant, named)
+        found = await self.try_find(tenant, named)
         if found is None:
             raise NotFound(NONE_TO_RUN)
         return found
 
-    async def look(self, tenant: str, named: str) -> Assistant | None:
+    async def try_find(self, tenant: str, named: str) -> Assistant | None:
         """Return the assistant of an id, or of a graph's name; None if there is none."""
         assistant_id = self.id_of(named)
         if assistant_id is None:
@@ -103,9 +100,9 @@ class Assistants:
             return self._make_default_assistant(assistant_id)
         return None
 
-    async def everything(self, tenant: str) -> list[Assistant]:
+    async def read_all(self, tenant: str) -> list[Assistant]:
         """Return all assistants of a tenant, including the default ones."""
-        stored = await self._open_documents(tenant).everything()
+        stored = await self._open_documents(tenant).read_all()
         changed = {document.name for document in stored}
         return [
             *(
@@ -118,7 +115,7 @@ class Assistants:
 
     async def create(self, tenant: str, new: Assistant) -> Assistant | None:
         """Store a new assistant, and return it with its times and version; None if the id is in use."""
-        if self.is_own(new.assistant_id):
+        if self.is_default(new.assistant_id):
             return None
         document = await self._open_documents(tenant).create(new.assistant_id, _make_body(new))
         if document is None:
@@ -137,7 +134,7 @@ class Assistants:
             The new version; None if there is no such assistant.
         """
         default: Versioned | None = None
-        if self.is_own(assistant_id):
+        if self.is_default(assistant_id):
             default = Versioned(
                 assistant_id, _make_body(self._make_default_assistant(assistant_id)), 1, 1, 0, 0
             )
@@ -163,15 +160,15 @@ class Assistants:
         if document is not None:
             return _make_assistant(document)
         # An unchanged default assistant has one version.
-        current = await self.look(tenant, assistant_id)
+        current = await self.try_find(tenant, assistant_id)
         if current is not None and current.version == version:
             return current
         return None
 
-    async def versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
+    async def read_versions(self, tenant: str, assistant_id: str) -> list[Assistant]:
         """Return every version of an assistant, the newest first."""
-        documents = await self._open_documents(tenant).past(assistant_id)
-        if not documents and self.is_own(assistant_id):
+        documents = await self._open_documents(tenant).read_versions(assistant_id)
+        if not documents and self.is_default(assistant_id):
             return [self._make_default_assistant(assistant_id)]
         return list(map(_make_assistant, documents))
 

@@ -16,7 +16,7 @@ from perdure.server.auth.authorized_values import require_unnarrowed
 from perdure.server.auth.filters import find_patterns
 from perdure.server.resources import Caller
 from perdure.server.state_snapshots import is_of_thread, snapshot
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 FOUND_MOST = 20
 """Maximum number of conversations in one answer."""
@@ -81,7 +81,7 @@ async def _match(caller: Caller, row: ThreadRow, wanted: Sequence[str]) -> dict[
         if not is_of_thread(error):
             raise
         return None
-    quoted = await in_own_thread(_find_excerpt, state.values, wanted)
+    quoted = await run_in_own_thread(_find_excerpt, state.values, wanted)
     if quoted is None:
         return None
     return {**shown, "excerpt": quoted}

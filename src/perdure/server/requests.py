@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from perdure.model.arguments import check_run_config
+from perdure.model.filters import has_more_than
 from perdure.model.runs.messages import replace_surrogates
 from perdure.model.runs.payloads import check_command, holds_anything
 
@@ -193,6 +194,16 @@ def _list_parts(container: Any) -> Iterable[Any]:
 Contents = Annotated[Conditions, AfterValidator(_check_lists)]
 """Content that the JSON data of an object has to have. Its lists are short: each of their entries is compared
 with each entry of a list in the data."""
+
+
+def _check_size(value: dict[str, Any]) -> dict[str, Any]:
+    if has_more_than(IDS_MAX, value):
+        raise ValueError(f"a filter has at most {IDS_MAX} conditions and values in all")
+    return value
+
+
+ItemFilter = Annotated[Contents, AfterValidator(_check_size)]
+"""Filter over the store's items, each of which is compared with all of it."""
 Modes = Annotated[list[RunMode] | None, Field(max_length=NAMES_MAX), BeforeValidator(_to_list)]
 Breakpoints = Literal["*"] | Names | None
 

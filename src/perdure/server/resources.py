@@ -107,7 +107,7 @@ class ServerState:
         assistants = Assistants(runtime, descriptions, configs)
         return cls(runtime, gate, assistants, limits or RequestLimits(), webhooks, headers)
 
-    def in_background(self, work: Coroutine[Any, Any, Any]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run work of a request in a task that continues after the client disconnects."""
         task = asyncio.create_task(work, context=copy_context_outside())
         self._background.add(task)
@@ -164,19 +164,21 @@ class Caller:
         """Return True if an object with this metadata matches the user's filter."""
         return conditions is None or matches(conditions, metadata)
 
-    async def thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
+    async def authorize_thread(self, thread_id: str, to: str, **value: Any) -> ThreadRow:
         """Return a thread on which the user may perform an action. ``NotFound`` if there is none."""
-        return await self.visible(thread_id, await self.may("threads", to, {"thread_id": thread_id, **value}))
+        return await self.find_visible_thread(
+            thread_id, await self.may("threads", to, {"thread_id": thread_id, **value})
+        )
 
-    async def visible(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
+    async def find_visible_thread(self, thread_id: str, conditions: Filter | None) -> ThreadRow:
         """Return a thread that the user may see. ``NotFound`` if it does not exist or is not visible to the
         user."""
-        row = await self.threads.look(thread_id)
+        row = await self.threads.find(thread_id)
         if row is None or not self.sees(conditions, row.metadata):
             raise missing_error(thread_id)
         return row
 
-    async def assistant(self, named: str, to: str) -> Assistant:
+    async def authorize_assistant(self, named: str, to: str) -> Assistant:
         """Return an assistant with which the user may perform an action. ``NotFound`` if there is none."""
         assistant_id = self.host.assistants.id_of(named) or named
         return await self.find_assistant(
@@ -186,7 +188,7 @@ class Caller:
     async def find_assistant(self, named: str, conditions: Filter | None) -> Assistant:
         """Return an assistant that the user may see. ``NotFound`` if it does not exist or is not visible to
         the user."""
-        assistant = await self.host.assistants.look(self.user.tenant, named)
+        assistant = await self.host.assistants.try_find(self.user.tenant, named)
         if assistant is None or not self.sees(conditions, assistant.metadata):
             raise no_assistant_error(named)
         return assistant
@@ -194,7 +196,7 @@ class Caller:
     async def find_assistant_to_run(self, named: str) -> Assistant:
         """Return an assistant to run: a graph's default one, or one that the user may read."""
         assistant = await self.host.assistants.find(self.user.tenant, named)
-        if not self.host.assistants.is_own(assistant.assistant_id):
+        if not self.host.assistants.is_default(assistant.assistant_id):
             conditions = await self.may("assistants", "read", {"assistant_id": assistant.assistant_id})
             if not self.sees(conditions, assistant.metadata):
                 raise NotFound(NONE_TO_RUN)
@@ -205,7 +207,7 @@ class Caller:
         return Partition(self.user.tenant, thread_id)
 
     @asynccontextmanager
-    async def graph(
+    async def open_graph(
         self, graph_id: str, access: Access, thread_id: str | None = None
     ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
         """Yield a graph over the threads of this user's tenant.
@@ -304,7 +306,7 @@ def read_thread_in_path(connection: HTTPConnection) -> str:
 
 async def _read_thread_id(request: Request, thread_id: Annotated[str, Path()]) -> str:
     in_path = read_thread_in_path(request)
-    thread_ids.require_same_thread([in_path, *await thread_ids.in_request(request)])
+    thread_ids.require_same_thread([in_path, *await thread_ids.read_from_request(request)])
     return in_path
 
 

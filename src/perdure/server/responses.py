@@ -59,7 +59,7 @@ class _Page(Protocol):
     offset: int
 
 
-def page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]]) -> Json:
+def make_page(found: Sequence[R], asked: _Page, shown: Callable[[R], dict[str, Any]]) -> Json:
     """Return the page of a list that a request asks for.
 
     Args:
@@ -88,7 +88,7 @@ def make_page_headers(total: int, following: int | None) -> dict[str, str]:
     return {**headers, "X-Pagination-Next": str(following)}
 
 
-def when(microseconds: int) -> str:
+def format_time(microseconds: int) -> str:
     """Return a time of the database as text, RFC 3339."""
     return to_datetime(microseconds).isoformat(timespec="microseconds")
 
@@ -103,8 +103,8 @@ def assistant(found: Assistant) -> dict[str, Any]:
         "context": dict(found.context),
         "metadata": dict(found.metadata),
         "version": found.version,
-        "created_at": when(found.created_at),
-        "updated_at": when(found.updated_at),
+        "created_at": format_time(found.created_at),
+        "updated_at": format_time(found.updated_at),
     }
 
 
@@ -128,9 +128,11 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
     has_values = state is not None and state.created_at is not None
     body: dict[str, Any] = {
         "thread_id": row.thread_id,
-        "created_at": when(row.created_at),
-        "updated_at": when(row.updated_at),
-        "state_updated_at": when(row.updated_at) if state is None or not has_values else state.created_at,
+        "created_at": format_time(row.created_at),
+        "updated_at": format_time(row.updated_at),
+        "state_updated_at": format_time(row.updated_at)
+        if state is None or not has_values
+        else state.created_at,
         "metadata": dict(row.metadata),
         "status": row.status if fault is None else "error",
         "config": {},
@@ -144,7 +146,7 @@ def thread(row: ThreadRow, state: StateSnapshot | None, fault: Exception | None 
     if state is None and row.is_asleep and row.status == "interrupted":
         body["waits"] = [{"id": name, **wait_shown(wait)} for name, wait in row.waits.items()]
     if fault is not None:
-        body["error"] = unreadable(row.thread_id, fault)
+        body["error"] = describe_unreadable(row.thread_id, fault)
     elif body["error"] is None and state is not None and (refused := refusals(state)):
         body["error"] = {name: refused[0][name] for name in ("error", "message")}
     return body
@@ -194,7 +196,7 @@ def wait_shown(wait: Wait) -> dict[str, Any]:
     """Return a wait as it is shown: its kind, its deadline, and the signal that ends it, if one does."""
     return {
         "kind": wait.kind,
-        "until": None if wait.until is None else when(wait.until),
+        "until": None if wait.until is None else format_time(wait.until),
         **({"signal": wait.name} if wait.name else {}),
     }
 
@@ -203,7 +205,7 @@ def reminder(data: str) -> dict[str, Any]:
     """Return the event of a reminder: the run that asked, and its interrupts with their deadlines."""
     stored: dict[str, Any] = json.loads(data)
     asked = [
-        {**each, "until": None if each["until"] is None else when(each["until"])}
+        {**each, "until": None if each["until"] is None else format_time(each["until"])}
         for each in stored["interrupts"]
     ]
     return {**stored, "interrupts": asked}
@@ -213,13 +215,13 @@ def wait_text(wait: Wait) -> str:
     """Return a wait as a sentence about the agent."""
     until = ""
     if wait.until is not None:
-        until = f" until {when(wait.until)}"
+        until = f" until {format_time(wait.until)}"
     if wait.kind == "sleep":
         return f"The agent sleeps{until}."
     return f"The agent waits for the signal {wait.name!r}{until}."
 
 
-def unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
+def describe_unreadable(thread_id: str, fault: Exception) -> dict[str, str]:
     """Return the error of a thread that cannot be read."""
     kind = type(fault).__name__
     match fault:
@@ -238,7 +240,7 @@ def ttl(row: ThreadRow) -> dict[str, Any] | None:
     """Return the time to live of a thread."""
     if row.ttl is None:
         return None
-    return {**row.ttl, "expires_at": when(row.ttl["expires_at"])}
+    return {**row.ttl, "expires_at": format_time(row.ttl["expires_at"])}
 
 
 def group_interrupts(state: StateSnapshot) -> dict[str, list[dict[str, Any]]]:
@@ -412,8 +414,8 @@ def run(standing: Standing, thread_id: str) -> dict[str, Any]:
         "run_id": run_id,
         "thread_id": thread_id,
         "assistant_id": about.get("assistant_id"),
-        "created_at": when(message.accepted_at),
-        "updated_at": when(updated),
+        "created_at": format_time(message.accepted_at),
+        "updated_at": format_time(updated),
         "status": run_status(standing),
         "metadata": about.get("metadata", {}),
         "kwargs": {**read_input(message.payload), **about.get("kwargs", {})},

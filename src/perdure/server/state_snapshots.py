@@ -65,7 +65,7 @@ async def snapshot(
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return StateSnapshot({}, (), config or config_of(row.thread_id), None, None, None, (), ())
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
         return await aread_state(graph, config or config_of(row.thread_id), subgraphs=subgraphs)
 
 
@@ -79,7 +79,7 @@ async def show_snapshot(
     is_latest = "checkpoint_id" not in configurable and not configurable.get("checkpoint_ns")
     graph_id = graph_id_of(caller, row)
     if is_latest and row.status in ("interrupted", "error") and graph_id is not None:
-        async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+        async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
             return await aread_with_questions(graph, config, subgraphs=subgraphs)
     state = await snapshot(caller, row, config, subgraphs=subgraphs)
     if is_latest and row.status == "busy":

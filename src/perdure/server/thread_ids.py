@@ -32,12 +32,12 @@ def thread_id_of(value: str) -> str:
     return value
 
 
-def in_query(request: Request) -> list[str]:
+def read_from_query(request: Request) -> list[str]:
     """Return the thread ids in the query."""
     return [value for name in NAMES for value in request.query_params.getlist(name)]
 
 
-def in_body(body: Mapping[str, Any]) -> list[str]:
+def read_from_body(body: Mapping[str, Any]) -> list[str]:
     """Return the thread ids in a body. ``null`` counts as absent."""
     found = [body[name] for name in NAMES if body.get(name) is not None]
     if not all(isinstance(value, str) for value in found):
@@ -45,17 +45,17 @@ def in_body(body: Mapping[str, Any]) -> list[str]:
     return found
 
 
-async def in_request(request: Request) -> list[str]:
+async def read_from_request(request: Request) -> list[str]:
     """Return the thread ids in the query and the body. From a body that cannot be read, or is a list, no
     ids are returned: the route refuses it, or reads the thread of each item."""
-    found = in_query(request)
+    found = read_from_query(request)
     if request.method in _WITH_BODY:
         try:
             body = await request.json()
         except (ValueError, RecursionError, ClientDisconnect):
             return found
         if isinstance(body, dict):
-            found += in_body(body)
+            found += read_from_body(body)
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from perdure.errors import BadSetting, KeyMissing, MissingExtra, PerdureError, Unavailable
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 _CONNECT_S = 3
 _READ_S = 5
@@ -79,7 +79,7 @@ class AwsKms:
     async def wrap(self, plain: bytes) -> tuple[str, bytes]:
         """Return the ARN of the first key, and the key wrapped with it."""
         key = self._keys[0]
-        answer = await in_own_thread(
+        answer = await run_in_own_thread(
             self._call, "encrypt", KeyId=key, Plaintext=plain, EncryptionContext=_CONTEXT
         )
         if isinstance(answer, str):
@@ -88,7 +88,7 @@ class AwsKms:
 
     async def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         """Return the key that was wrapped."""
-        return await in_own_thread(self._unwrap, key_id, wrapped)
+        return await run_in_own_thread(self._unwrap, key_id, wrapped)
 
     def _unwrap(self, key_id: str, wrapped: bytes) -> bytes:
         codes: dict[str, str] = {}

@@ -138,15 +138,15 @@ class Keyring:
         """Return True if the key of this id is here."""
         return data_key in self._keys
 
-    def look(self) -> None:
+    def refresh_in_background(self) -> None:
         """Look for newer keys in the background, from time to time. A keyring that is not stored has none."""
 
-    def learn(self, unknown: UnknownDataKey) -> None:
+    def load_unknown(self, unknown: UnknownDataKey) -> None:
         """Look for a key that is not known, blocking. A keyring that is not stored raises ``unknown``."""
         raise unknown
 
-    async def alearn(self, unknown: UnknownDataKey) -> None:
-        """Look for a key like ``learn``, without blocking the event loop."""
+    async def aload_unknown(self, unknown: UnknownDataKey) -> None:
+        """Look for a key like ``load_unknown``, without blocking the event loop."""
         raise unknown
 
     def close(self) -> None:
@@ -221,7 +221,7 @@ class EncryptedDriver(WrappingDriver):
             if self._keyring is None:
                 raise
             # Another process began to seal with a new data key.
-            self._keyring.learn(unknown)
+            self._keyring.load_unknown(unknown)
         return self._open_answer(effect, answer)
 
     async def aperform(self, effect: Effect[R]) -> R:
@@ -231,7 +231,7 @@ class EncryptedDriver(WrappingDriver):
         except UnknownDataKey as unknown:
             if self._keyring is None:
                 raise
-            await self._keyring.alearn(unknown)
+            await self._keyring.aload_unknown(unknown)
         return self._open_answer(effect, answer)
 
     def close(self) -> None:
@@ -257,7 +257,7 @@ class EncryptedDriver(WrappingDriver):
         if self._keyring is None:
             return effect
         if isinstance(effect, Commit):
-            self._keyring.look()
+            self._keyring.refresh_in_background()
             ops = tuple(self._seal(effect.partition, op) for op in effect.ops)
             return cast("Effect[R]", replace(effect, ops=ops))
         if isinstance(effect, FindItems):

@@ -52,7 +52,7 @@ class Outage:
         """Note that the server was reached."""
         self._error = None
 
-    def verdict(self) -> Exception | None:
+    def get_current_failure(self) -> Exception | None:
         """Return the last failure if it counts for a call that is made now: the patience is over, and an
         attempt failed less than half a second ago."""
         now = time.monotonic()

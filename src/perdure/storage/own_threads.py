@@ -33,7 +33,7 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_renew)
 
 
-async def in_own_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+async def run_in_own_thread(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function in an OS thread of the pool, in a copy of the context, and return its result."""
     call = partial(copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_pool, call)

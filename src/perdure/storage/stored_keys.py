@@ -270,7 +270,7 @@ class StoredKeys(Keyring):
         """The public part of the keys in use."""
         return self._opened.view()
 
-    def view(self) -> EncryptionKeys:
+    def read_view(self) -> EncryptionKeys:
         """Read the keys again, blocking, and return their public part."""
         opened = self._wrapping.open(self._fetch())
         self._use_if_newer(opened)
@@ -314,13 +314,13 @@ class StoredKeys(Keyring):
         """Count the stored values by the data key that encrypts them, blocking; see ``count_by_data_key``."""
         return count_by_data_key(self._driver)
 
-    def look(self) -> None:
+    def refresh_in_background(self) -> None:
         """Begin to read the keys again in the background if they were last read a minute ago or earlier.
         Never blocks."""
         if time.monotonic() >= self._refresh_at and self._wrapping.has_threads:
             self._join_or_start_attempt()
 
-    def learn(self, unknown: UnknownDataKey) -> None:
+    def load_unknown(self, unknown: UnknownDataKey) -> None:
         """Read the keys again, blocking, to find a data key that this process does not know.
 
         Raises:
@@ -329,8 +329,8 @@ class StoredKeys(Keyring):
         for attempt in self._start_attempts(unknown):
             attempt.result()
 
-    async def alearn(self, unknown: UnknownDataKey) -> None:
-        """Read the keys again like ``learn``, without blocking the event loop."""
+    async def aload_unknown(self, unknown: UnknownDataKey) -> None:
+        """Read the keys again like ``load_unknown``, without blocking the event loop."""
         for attempt in self._start_attempts(unknown):
             await asyncio.wrap_future(attempt)
 

@@ -23,7 +23,7 @@ class Spent:
     seconds: float = 0.0
     cost: float = 0.0
 
-    def more(self, call: dict[str, Any]) -> Spent:
+    def add_call(self, call: dict[str, Any]) -> Spent:
         """Return the sums including one more call, from the fields of its event."""
         return replace(
             self,
@@ -50,8 +50,8 @@ class Usage(Observer):
         user = fields["tenant"], fields["user"]
         with self._lock:
             hop = fields["hop"]
-            self._hops[hop] = self._hops.get(hop, Spent()).more(fields)
-            self._users[user] = self._users.get(user, Spent()).more(fields)
+            self._hops[hop] = self._hops.get(hop, Spent()).add_call(fields)
+            self._users[user] = self._users.get(user, Spent()).add_call(fields)
 
     def by_hop(self) -> dict[str, Spent]:
         """Return the sums by the name of the node that made the calls."""

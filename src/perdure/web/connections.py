@@ -243,14 +243,14 @@ class LimitedConnection(HttpToolsProtocol):
     def _start_request_timer(self) -> None:
         self._stop_request_timer()
         self._request_began_at, self._arrived = self.loop.time(), 0
-        self._request_timer = self.loop.call_later(REQUEST_S, self._look)
+        self._request_timer = self.loop.call_later(REQUEST_S, self._close_if_slow)
 
     def _stop_request_timer(self) -> None:
         if self._request_timer is not None:
             self._request_timer.cancel()
             self._request_timer = None
 
-    def _look(self) -> None:
+    def _close_if_slow(self) -> None:
         """Close the connection if its request takes too long."""
         cycle = self._under_way
         is_responding = cycle is not None and not cycle.more_body
@@ -259,7 +259,7 @@ class LimitedConnection(HttpToolsProtocol):
             return
         end = self._request_began_at + REQUEST_S + self._arrived / BYTES_PER_S
         if self.loop.time() < end:
-            self._request_timer = self.loop.call_at(end, self._look)
+            self._request_timer = self.loop.call_at(end, self._close_if_slow)
         else:
             self.transport.abort()
 

@@ -315,7 +315,7 @@ def test_a_run_that_is_to_end_is_known_as_such_until_it_has(queue: Queue) -> Non
     found = queue.run(inbox.find(HERE, held.run.id))
     assert found is not None
     assert (found.stop, found.is_over) == ("interrupt", False)
-    assert [one.stop for one in queue.run(inbox.latest(HERE, 9))] == [None, "interrupt"]
+    assert [one.stop for one in queue.run(inbox.read_latest(HERE, 9))] == [None, "interrupt"]
     queue.finish(held)
     found = queue.run(inbox.find(HERE, held.run.id))
     assert found is not None
@@ -352,7 +352,7 @@ def test_where_a_message_stands(queue: Queue) -> None:
     second = queue.held()
     stand = [queue.run(inbox.read_standing(HERE, n, f"id{n}")).run for n in range(1, 5)]
     assert [r.id if r else None for r in stand] == [first.run.id, first.run.id, second.run.id, None]
-    newest = queue.run(inbox.latest(HERE, 3))
+    newest = queue.run(inbox.read_latest(HERE, 3))
     assert [(s.message.seq, s.run.id if s.run else None) for s in newest] == [
         (4, None),
         (3, second.run.id),

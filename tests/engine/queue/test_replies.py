@@ -136,5 +136,5 @@ def test_a_sender_says_nothing_of_a_thread_that_came_after(queue: Queue) -> None
     with pytest.raises(Fenced):
         queue.settle(stale, DeliveryOutcome(SENT, "p-old"))
     assert queue.settle(current, DeliveryOutcome(SENT, "p-new")) is None
-    (reply,) = queue.run(outbox.replies(HERE, 10))
+    (reply,) = queue.run(outbox.read_replies(HERE, 10))
     assert (reply.payload, reply.provider_id) == ("new", "p-new")

@@ -216,7 +216,7 @@ def test_waits_of_a_question_that_was_edited_away_end(queue: Queue) -> None:
 def test_a_look_again_sets_what_a_rollback_opened(queue: Queue) -> None:
     asking(queue, q=Wait("question", 50, ("no",)))
     queue.memory.perform(Commit(HERE, tuple(waits._timer(queue.lane(WAITS), None, queue.fresh))))
-    queue.run(waits.look_again(HERE, queue.now, queue.fresh))
+    queue.run(waits.make_due(HERE, queue.now, queue.fresh))
     assert timer(queue) == queue.now
     assert wake(queue) == Woken(due_at=1050)
     assert timer(queue) == 1050

@@ -56,7 +56,7 @@ def arrivals(stock: Path) -> dict[str, tuple[Arrive, Arrive]]:
     def imported(db: perdure.SyncDatabase) -> None:
         source = SqliteSource(stock)
         try:
-            Importer(source, db, ImportOptions()).thread("ada")
+            Importer(source, db, ImportOptions()).import_thread("ada")
         finally:
             source.close()
 
@@ -169,7 +169,7 @@ def test_an_arrival_that_still_goes_on_is_refused_and_does_not_mix(stock: Path) 
     wrapped = FaultyDriver(memory, on_effect=speak)
     source = SqliteSource(stock)
     db = open_database("memory://", wrap=lambda own: wrapped)
-    report = Importer(source, db, ImportOptions()).thread("ada")
+    report = Importer(source, db, ImportOptions()).import_thread("ada")
     source.close()
     assert spoken
     assert (report.state, "went on at the target" in report.why) == ("skipped", True), report

@@ -78,7 +78,7 @@ def test_at_most_16_ids_of_a_namespace_are_held(driver: MemoryDriver, size: int)
     counting = Counting(driver)
     merge = Merge("", None, None)
     found: list[Entry] = []
-    while page := run(merge.next(size), counting):
+    while page := run(merge.read_next(size), counting):
         found += page
         assert all(len(line.ids) <= 16 for line in merge._lines)
     assert [entry.checkpoint_id for entry in found] == [f"c{n:04}" for n in reversed(range(THREADS * LENGTH))]
@@ -91,7 +91,7 @@ def test_at_most_16_ids_of_a_namespace_are_held(driver: MemoryDriver, size: int)
 def test_what_is_wanted_at_all_bounds_the_namespaces_that_are_held(driver: MemoryDriver) -> None:
     counting = Counting(driver)
     merge = Merge("", None, 1)
-    (entry,) = run(merge.next(1), counting)
+    (entry,) = run(merge.read_next(1), counting)
     assert entry.checkpoint_id == f"c{THREADS * LENGTH - 1:04}"
     assert len(merge._lines) <= 1
     # One id of each namespace, and what follows the one that was taken.

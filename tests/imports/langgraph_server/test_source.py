@@ -62,7 +62,7 @@ def imported(url: str, db: perdure.SyncDatabase, graphs: Any = GRAPHS) -> dict[s
     source = ServerSource(ServerApi(url), graphs)
     try:
         importer = Importer(source, db, ImportOptions())
-        return {thread: importer.thread(thread) for thread in source.threads()}
+        return {thread: importer.import_thread(thread) for thread in source.threads()}
     finally:
         source.close()
 

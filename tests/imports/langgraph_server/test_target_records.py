@@ -66,39 +66,39 @@ def test_every_version_arrives_once_and_the_current_one_is_current(served: Serve
         version(2, "two", config={"tags": []}, description="said", context={"model": "m"}),
         version(3, "three", description="said", context={"model": "m"}),
     ]
-    assert target.assistant(name, versions[:2], 2) == "written"
+    assert target.write_assistant(name, versions[:2], 2) == "written"
     # It went on since; and somebody stopped the export before the choice of the current version.
-    assert target.assistant(name, versions, 2) == "written"
-    assert target.assistant(name, versions, 2) == "unchanged"
+    assert target.write_assistant(name, versions, 2) == "written"
+    assert target.write_assistant(name, versions, 2) == "unchanged"
     there: Any = served.client.assistants.get(name)
     assert (there["version"], there["name"], there["context"]) == (2, "two", {"model": "m"})
     assert [held["name"] for held in served.api.versions(name)] == ["one", "two", "three"]
     served.client.assistants.update(name, name="theirs")
     with pytest.raises(Conflict, match=f"assistant {name} was changed at"):
-        target.assistant(name, versions, 2)
+        target.write_assistant(name, versions, 2)
     with pytest.raises(Conflict, match=f"version 1 of assistant {name} differs at .*: name differ"):
-        target.assistant(name, [version(1, "other", config={"tags": ["x"]}, description="said")], 1)
+        target.write_assistant(name, [version(1, "other", config={"tags": ["x"]}, description="said")], 1)
     assert len(served.api.versions(name)) == 4
 
 
 def test_an_assistant_of_a_graph_that_is_not_there_is_refused_by_name(served: Served) -> None:
     with pytest.raises((NotFound, NotAllowed), match="answers 4"):
-        RecordsTarget(served.api).assistant(str(uuid4()), [version(1, "one", graph_id="nowhere")], 1)
+        RecordsTarget(served.api).write_assistant(str(uuid4()), [version(1, "one", graph_id="nowhere")], 1)
 
 
 def test_a_cron_arrives_once_with_its_zone_and_its_end(served: Served) -> None:
     name = str(uuid4())
     wanted = cron(name, enabled=False)
-    assert RecordsTarget(served.api).cron(wanted, NOW) == "written"
-    assert RecordsTarget(served.api).cron(wanted, NOW) == "unchanged"
+    assert RecordsTarget(served.api).write_cron(wanted, NOW) == "written"
+    assert RecordsTarget(served.api).write_cron(wanted, NOW) == "unchanged"
     (there,) = [one for one in served.api.crons() if one["metadata"].get(EXPORTED) == name]
     assert (there["schedule"], there["enabled"]) == ("0 9 1 1 *", False)
     assert there["payload"]["input"] == servers.said("hello")
     changed = cron(name, enabled=False, schedule={**wanted.body["schedule"], "expression": "5 9 1 1 *"})
     with pytest.raises(Conflict, match=f"cron {name} differs at .*: schedule differ"):
-        RecordsTarget(served.api).cron(changed, NOW)
+        RecordsTarget(served.api).write_cron(changed, NOW)
     past = cron(str(uuid4()), schedule={"expression": "0 9 1 1 *", "timezone": None, "end": NOW - 1})
-    assert RecordsTarget(served.api).cron(past, NOW) == "over"
+    assert RecordsTarget(served.api).write_cron(past, NOW) == "over"
     with pytest.raises((NotFound, NotAllowed), match="answers 4"):
-        RecordsTarget(served.api).cron(cron(str(uuid4()), thread_id=str(uuid4())), NOW)
+        RecordsTarget(served.api).write_cron(cron(str(uuid4()), thread_id=str(uuid4())), NOW)
     assert len([one for one in served.api.crons() if one["metadata"].get("of") == "test"]) == 1

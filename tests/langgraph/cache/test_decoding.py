@@ -94,7 +94,7 @@ def test_what_is_deep_inside_an_element_belongs_to_its_holder(saver: perdure.Per
 def test_the_check_above_would_see_shared_elements(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Template, "copies", lambda self, _: (list(self.values), None))
+    monkeypatch.setattr(Template, "make_copies", lambda self, _: (list(self.values), None))
     assert overlaps(saver)
 
 
@@ -190,7 +190,7 @@ def test_a_load_by_another_thread_while_the_value_is_read_shares_nothing(
     assert not mutable_inside(mine) & mutable_inside(others)
 
 
-@pytest.mark.parametrize("step", [(Template, "extend"), (Template, "copies")])
+@pytest.mark.parametrize("step", [(Template, "extend"), (Template, "make_copies")])
 def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
     saver: perdure.PerdureSaver, monkeypatch: pytest.MonkeyPatch, step: tuple[type, str]
 ) -> None:
@@ -207,7 +207,8 @@ def test_an_edit_by_a_holder_while_another_thread_loads_stays_with_the_holder(
 
 
 @pytest.mark.parametrize(
-    "step", [(Encoding, "_element"), (Encoding, "_pack"), (Watch, "find_unchanged"), (Serde, "pack_each")]
+    "step",
+    [(Encoding, "_encode_element"), (Encoding, "_pack"), (Watch, "find_unchanged"), (Serde, "pack_each")],
 )
 @pytest.mark.parametrize("first", [0, 1])
 def test_an_edit_while_a_list_is_put_is_stored_by_the_next_put(

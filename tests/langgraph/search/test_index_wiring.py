@@ -100,7 +100,7 @@ def _unembedded(self: SearchIndex, body: bytes, of: Any, embedded: Any, real: An
 
 
 def _read_once(
-    partition: Any, generation: Any, versions: Any, most: Any, real: Any = search_index.changes
+    partition: Any, generation: Any, versions: Any, most: Any, real: Any = search_index.read_changes
 ) -> Any:
     """Read the entries once, and never again."""
     if versions:
@@ -123,7 +123,7 @@ MUTANTS: dict[str, tuple[Any, str, Any]] = {
         "RankedQuery",
         lambda vector, terms, weight, real=RankedQuery: real(vector, terms, 0.5),
     ),
-    "changes elsewhere": (search_index, "changes", _read_once),
+    "changes elsewhere": (search_index, "read_changes", _read_once),
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from perdure.model.runs.messages import Message, batch
+from perdure.model.runs.messages import Message, select_batch
 from perdure.model.runs.payloads import INPUT, MESSAGE, can_be_joined
 
 WHOLE: list[tuple[Any, Any, bool]] = [
@@ -44,7 +44,7 @@ def test_a_command_is_a_run_of_its_own(kind: str) -> None:
     waiting = [
         Message(str(n), {kind: {"update": {"n": n}}}, "agent", mode="coalesce", seq=n) for n in (1, 2, 3)
     ]
-    assert batch(waiting, 50) == waiting[:1]
+    assert select_batch(waiting, 50) == waiting[:1]
 
 
 @pytest.mark.parametrize(

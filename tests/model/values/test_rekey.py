@@ -33,12 +33,12 @@ values = st.recursive(
 
 def build(builder: Builder, value: Any) -> bytes:
     if isinstance(value, list):
-        return builder.list_of([build(builder, item) for item in value])
+        return builder.add_list([build(builder, item) for item in value])
     if isinstance(value, dict):
-        return builder.dict_of([(key, build(builder, item)) for key, item in value.items()])
+        return builder.add_dict([(key, build(builder, item)) for key, item in value.items()])
     if value[0] == "snapshot":
-        return builder.snapshot_of(build(builder, value[1]))
-    return builder.payload(*value)
+        return builder.add_snapshot(build(builder, value[1]))
+    return builder.add_payload(*value)
 
 
 def read(ref: bytes, chunks: dict[bytes, bytes], digest: Digester) -> Any:
@@ -56,7 +56,7 @@ def grafted(
     while not graft.explore(ref):
         graft.feed({name: chunks[name] for name in graft.take_missing()})
     out = {graft.arrive(name, chunks[name]): chunks[name] for name in graft.payloads}
-    named = graft.reference(ref)
+    named = graft.rename(ref)
     assert graft.names == {*out, *graft.fresh}
     return named, {**out, **graft.fresh}
 
@@ -67,7 +67,7 @@ def test_a_value_is_the_same_under_another_key(value: Any, source: Digester, tar
     builder = Builder(source)
     ref = build(builder, value)
     named, chunks = grafted(ref, builder.fresh, source, target)
-    assert all(target.names(name, body) for name, body in chunks.items())
+    assert all(target.matches_name(name, body) for name, body in chunks.items())
     assert read(named.name, chunks, target) == _renamed(
         read(ref, builder.fresh, source), named, chunks, target
     )

@@ -50,12 +50,12 @@ VALUES = st.recursive(LEAVES, wider, max_leaves=120)
 def build(builder: Builder, value: Any) -> bytes:
     kind, content = value
     if kind == "leaf":
-        return builder.payload(refs.MSGPACK, content)
+        return builder.add_payload(refs.MSGPACK, content)
     if kind == "list":
-        return builder.list_of([build(builder, item) for item in content])
+        return builder.add_list([build(builder, item) for item in content])
     if kind == "dict":
-        return builder.dict_of([(key, build(builder, item)) for key, item in content])
-    return builder.snapshot_of(build(builder, content))
+        return builder.add_dict([(key, build(builder, item)) for key, item in content])
+    return builder.add_snapshot(build(builder, content))
 
 
 def as_value(tree: Tree) -> Any:
@@ -118,7 +118,7 @@ def test_without_payloads_exactly_the_needed_digests_are_named(value: Any) -> No
 def test_no_chunk_is_larger_than_a_backend_takes(size: int) -> None:
     builder = Builder(DIGEST)
     body = random.Random(size).randbytes(size)
-    ref = builder.payload(refs.MSGPACK, body)
+    ref = builder.add_payload(refs.MSGPACK, body)
     assert len(ref) <= refs.REF_MAX
     assert all(len(chunk) <= CHUNK_MAX for chunk in builder.fresh.values())
     assert expand(ref, builder.fresh) == Leaf(refs.MSGPACK, body)
@@ -171,9 +171,9 @@ def allowance(n: int) -> int:
 def cost(stored: Builder, elements: list[bytes]) -> tuple[int, Builder]:
     """The bytes of fresh nodes (elements themselves aside) that the list needs, and its builder."""
     builder = Builder(DIGEST, stored=set(stored.stored) | set(stored.fresh))
-    payloads = [builder.payload(refs.MSGPACK, body) for body in elements]
+    payloads = [builder.add_payload(refs.MSGPACK, body) for body in elements]
     own = set(builder.fresh)
-    builder.list_of(payloads)
+    builder.add_list(payloads)
     return sum(len(body) for digest, body in builder.fresh.items() if digest not in own), builder
 
 
@@ -205,9 +205,9 @@ def test_growing_one_by_one_writes_n_log_n_and_not_n_squared(make: Maker) -> Non
     written = 0
     for place in range(n):
         before = len(elements)
-        elements.append(builder.payload(refs.MSGPACK, make(rng, place)))
+        elements.append(builder.add_payload(refs.MSGPACK, make(rng, place)))
         builder = Builder(DIGEST, nodes=builder.seen, stored=builder.stored | set(builder.fresh))
-        _, shape = builder.list_like(elements, shape, before)
+        _, shape = builder.add_list_like(elements, shape, before)
         written += sum(map(len, builder.fresh.values()))
     assert written / n <= 64 * math.log2(n)
 
@@ -228,22 +228,22 @@ def test_a_list_cut_like_its_predecessor_is_cut_as_from_scratch(data: st.DataObj
     maker = Builder(DIGEST)
 
     def element() -> bytes:
-        return maker.payload(refs.MSGPACK, make(rng, rng.randrange(10_000)))
+        return maker.add_payload(refs.MSGPACK, make(rng, rng.randrange(10_000)))
 
     elements = [element() for _ in range(data.draw(st.integers(0, 700)))]
-    ref, shape = maker.list_like(elements, None, 0)
-    assert ref == Builder(DIGEST).list_of(elements)
+    ref, shape = maker.add_list_like(elements, None, 0)
+    assert ref == Builder(DIGEST).add_list(elements)
     for _ in range(4):
         same = data.draw(st.integers(0, len(elements)))
         # What follows may be alike or not: `same` is a lower bound.
         rest = [element() for _ in range(data.draw(st.integers(0, 300)))]
         elements = elements[:same] + (elements[same + 1 :] if data.draw(st.booleans()) else rest)
         later = Builder(DIGEST, nodes=maker.nodes, stored=set(maker.fresh))
-        ref, shape = later.list_like(elements, shape, same)
+        ref, shape = later.add_list_like(elements, shape, same)
         scratch = Builder(DIGEST)
-        assert ref == scratch.list_of(elements)
+        assert ref == scratch.add_list(elements)
         assert later.seen.keys() <= scratch.seen.keys()
-        assert shape == scratch.list_like(elements, None, 0)[1]
+        assert shape == scratch.add_list_like(elements, None, 0)[1]
         maker.fresh.update(later.fresh)
         tree = expand(ref, maker.fresh)
         assert isinstance(tree, EncodedList)
@@ -252,6 +252,6 @@ def test_a_list_cut_like_its_predecessor_is_cut_as_from_scratch(data: st.DataObj
 
 def test_a_snapshot_is_not_its_value() -> None:
     builder = Builder(DIGEST)
-    inner = builder.list_of([builder.payload(refs.MSGPACK, b"x")])
-    assert isinstance(expand(builder.snapshot_of(inner), builder.fresh), Snapshot)
+    inner = builder.add_list([builder.add_payload(refs.MSGPACK, b"x")])
+    assert isinstance(expand(builder.add_snapshot(inner), builder.fresh), Snapshot)
     assert isinstance(expand(inner, builder.fresh), EncodedList)

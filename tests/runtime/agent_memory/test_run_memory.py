@@ -430,7 +430,7 @@ def test_a_fact_that_is_forgotten_while_it_is_extracted_is_not_stored_again() ->
 
 def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user is forgotten between the check of the lane and its first write."""
-    real = memory_lane._keep
+    real = memory_lane._store_facts
     forgotten: list[object] = []
 
     async def keep(memory: Memory, turns: Any, found: Any) -> dict[str, int]:
@@ -438,7 +438,7 @@ def test_what_is_stored_after_its_user_was_forgotten_is_removed(monkeypatch: pyt
             forgotten.append(await memory.aforget())
         return await real(memory, turns, found)
 
-    monkeypatch.setattr(memory_lane, "_keep", keep)
+    monkeypatch.setattr(memory_lane, "_store_facts", keep)
 
     async def summarize(summary: str, messages: Sequence[Any]) -> str:
         return "They sang."

@@ -45,7 +45,7 @@ def test_a_stream_shows_the_attempt_that_counts(
         graph = StateGraph(MessagesState).add_node(work).add_edge(START, "work").compile()
         short = settings(lease=1.0, poll=0.1)
         with monkeypatch.context() as freezing:
-            freezing.setattr(Leases, "beat", frozen)
+            freezing.setattr(Leases, "keep_renewing", frozen)
             process = working(storage.database(), graph, settings=short, name="first")
             first = await process.__aenter__()
             options = Options(stream=StreamOptions(modes=("custom", "values"), kept=is_kept, by="first"))

@@ -21,7 +21,7 @@ def told(*parts: Part) -> list[tuple[str, Any]]:
 
     speaker = ProtocolPublisher(tell)
     for mode, payload, namespace in parts:
-        speaker.part(mode, payload, namespace)
+        speaker.publish_part(mode, payload, namespace)
     speaker.publish_end()
     return heard
 

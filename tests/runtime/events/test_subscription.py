@@ -287,7 +287,7 @@ def test_a_reader_wakes_for_what_it_lacks_and_one_that_waits_for_the_end_once(
 ) -> None:
     count = 30
     looks: list[int] = []
-    since = publisher.EventBuffer.since
+    since = publisher.EventBuffer.list_after
     buffers: list[publisher.EventBuffer] = []
 
     def counted(self: publisher.EventBuffer, after: int) -> list[Event] | None:
@@ -295,7 +295,7 @@ def test_a_reader_wakes_for_what_it_lacks_and_one_that_waits_for_the_end_once(
         buffers.append(self)
         return since(self, after)
 
-    monkeypatch.setattr(publisher.EventBuffer, "since", counted)
+    monkeypatch.setattr(publisher.EventBuffer, "list_after", counted)
     follows, taken = asyncio.Event(), asyncio.Event()
 
     async def tell(_: MessagesState) -> dict[str, Any]:

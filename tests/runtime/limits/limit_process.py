@@ -21,7 +21,7 @@ from perdure.runtime.limits.shares import KeyShare
 
 def tell_lapses() -> None:
     """Print when a lease had ended before it was renewed: what was under way then goes on."""
-    take = KeyShare._take
+    take = KeyShare._apply_taken
 
     def take_and_tell(self: KeyShare, *answer: Any) -> None:
         late = self._loop.time() - self._held.until
@@ -29,7 +29,7 @@ def tell_lapses() -> None:
             print("lapsed", self.at.limit, self.at.key["model"][1:], f"{time.time() - late:.6f}", flush=True)
         take(self, *answer)
 
-    setattr(KeyShare, "_take", take_and_tell)  # noqa: B010 - a method
+    setattr(KeyShare, "_apply_taken", take_and_tell)  # noqa: B010 - a method
 
 
 async def main(url: str, limits: str, keys: str, users: str, seconds: str, workers: str) -> None:

@@ -25,7 +25,7 @@ def test_a_thread_and_its_first_message_are_one_commit(storage: Storage, talk: T
 
             threads = runtime.threads
             line.before = note
-            assert await threads.look("ada") is None
+            assert await threads.find("ada") is None
             draft = await threads.draft("ada", {"n": 1})
             assert storage.rows("ada") == []
             ticket = await runtime.submit(
@@ -109,7 +109,7 @@ def test_a_message_to_a_thread_whose_time_to_live_is_over_starts_a_new_one(
             line.ahead_us = HOUR_US
             monkeypatch.setattr(time, "time_ns", lambda: real() + HOUR_US * 1000)
             runtime._context.clock._asked_at = None
-            assert await threads.look("ada") is None
+            assert await threads.find("ada") is None
             assert [row async for row in threads.index.search()] == []
             await runtime.wait(await runtime.accept("ada", "hello"), 30)
             assert "owner" not in (await threads.get("ada")).metadata

@@ -39,12 +39,12 @@ def due(storage: Storage, name: str, at: int, tenant: str = "") -> Due:
 async def looks(backlog: Backlog, wanted: Due, most: int) -> int:
     """How many looks it takes to try a lane, all others being another worker's."""
     for number in range(1, most + 1):
-        await backlog.look(1 << 40, 0.0, {}, 4)
+        await backlog.read_due(1 << 40, 0.0, {}, 4)
         while tried := backlog.take({}, 4, None):
             if wanted in tried:
                 return number
             for item in tried:
-                backlog.in_vain(item, 0.0, FOREIGN)
+                backlog.postpone(item, 0.0, FOREIGN)
     return most + 1
 
 
@@ -70,14 +70,14 @@ def test_the_next_lane_of_the_second_is_named_and_not_tried(near: Storage) -> No
         for n in range(25):
             due(near, f"due{n}", now - n)
         due(near, "later", now + 2_000_000)
-        await backlog.look(now, 0.0, {}, 100)
+        await backlog.read_due(now, 0.0, {}, 100)
         assert backlog.next_due_at is None
         for n in range(25):
             due(near, f"soon{n}", now + 500_000 - n)
-        assert await backlog.look(now, 0.0, {}, 100) == 25
+        assert await backlog.read_due(now, 0.0, {}, 100) == 25
         assert backlog.next_due_at == now + 500_000 - 24
         assert {partition.thread[:3] for partition, _ in backlog.take({}, 100, None)} == {"due"}
-        await backlog.look(now - 5_000_000, 0.0, {}, 100)
+        await backlog.read_due(now - 5_000_000, 0.0, {}, 100)
         assert backlog.next_due_at is None, "of the last look only"
 
     go(main())
@@ -89,11 +89,11 @@ def test_lanes_due_at_one_moment_hide_nobody(near: Storage) -> None:
         backlog = Backlog(handle_of(near.database()), None, 1.0)
         tried: set[Due] = set()
         for _ in range(4):
-            await backlog.look(1 << 40, 0.0, {}, 100)
+            await backlog.read_due(1 << 40, 0.0, {}, 100)
             while chosen := backlog.take({}, 8, None):
                 tried.update(chosen)
                 for item in chosen:
-                    backlog.in_vain(item, 0.0)
+                    backlog.postpone(item, 0.0)
         assert tried == lanes
 
     go(main())
@@ -107,7 +107,7 @@ def test_tenants_take_turns_beyond_the_first_page(near: Storage) -> None:
         backlog = Backlog(handle_of(near.database()), None, 1.0)
         looked = 0
         while few not in backlog.take({"many": 3}, 1, None):
-            await backlog.look(1 << 40, 0.0, {}, 4)
+            await backlog.read_due(1 << 40, 0.0, {}, 4)
             looked += 1
             assert looked < 8
 
@@ -118,24 +118,24 @@ def test_what_was_put_off_comes_behind_what_was_not_and_is_not_forgotten(near: S
     async def main() -> None:
         first, second, third = (due(near, f"t{n}", n) for n in range(3))
         backlog = Backlog(handle_of(near.database()), None, 1.0)
-        await backlog.look(10, 0.0, {}, 4)
+        await backlog.read_due(10, 0.0, {}, 4)
         assert backlog.take({}, 1, None) == [first]
-        backlog.in_vain(first, 0.0, failed=True)
-        await backlog.look(10, 0.5, {}, 4)
+        backlog.postpone(first, 0.0, failed=True)
+        await backlog.read_due(10, 0.5, {}, 4)
         assert backlog.take({}, 9, None) == [second, third]
         for item in (second, third):
             backlog.note_served(item)
-        await backlog.look(10, 1.0, {}, 4)
+        await backlog.read_due(10, 1.0, {}, 4)
         assert backlog.take({}, 9, None) == [second, third, first], "it comes last once its pause is over"
-        backlog.in_vain(first, 1.0, failed=True)
-        await backlog.look(10, 2.9, {second: None, third: None}, 4)
+        backlog.postpone(first, 1.0, failed=True)
+        await backlog.read_due(10, 2.9, {second: None, third: None}, 4)
         assert len(backlog) == 0, "each pause is twice as long"
         # However much else there is, what was put off is tried now and then.
         turns = 0
         while first not in backlog.take({}, 1, None):
             turns += 1
             assert turns < 20
-            await backlog.look(10, 3.0, {}, 4)
+            await backlog.read_due(10, 3.0, {}, 4)
 
     go(main())
 
@@ -144,12 +144,12 @@ def test_a_lane_that_has_moved_on_is_tried_at_once(near: Storage) -> None:
     async def main() -> None:
         lane = due(near, "t", 1)
         backlog = Backlog(handle_of(near.database()), None, 1.0)
-        await backlog.look(10, 0.0, {}, 4)
+        await backlog.read_due(10, 0.0, {}, 4)
         (item,) = backlog.take({}, 1, None)
-        backlog.in_vain(item, 0.0, FOREIGN)
+        backlog.postpone(item, 0.0, FOREIGN)
         assert backlog.counts[FOREIGN] == 1
         near.driver.perform(Commit(lane[0], (rows.lane("inbox", 2, 1, 2),)))
-        await backlog.look(10, 0.1, {}, 4)
+        await backlog.read_due(10, 0.1, {}, 4)
         assert backlog.take({}, 1, None) == [lane]
         assert backlog.counts[FOREIGN] == 0
 
@@ -161,13 +161,13 @@ def test_what_is_for_other_workers_does_not_wait_for_a_slot_here(near: Storage) 
         for n in range(6):
             due(near, f"t{n}", n)
         backlog = Backlog(handle_of(near.database()), None, 1.0)
-        await backlog.look(1 << 40, 0.0, {}, 10)
+        await backlog.read_due(1 << 40, 0.0, {}, 10)
         assert backlog.waiting_count == 6
         for item in backlog.take({}, 4, None):
-            backlog.in_vain(item, 0.0, FOREIGN)
+            backlog.postpone(item, 0.0, FOREIGN)
         assert backlog.waiting_count == 2
         # They are tried again in time, and count as little as before.
-        await backlog.look(1 << 40, 5.0, {}, 10)
+        await backlog.read_due(1 << 40, 5.0, {}, 10)
         assert (backlog.waiting_count, len(backlog)) == (2, 6)
 
     go(main())

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perdure.model.records import Partition
 from perdure.model.runs.queue import IN
-from perdure.runtime.worker.fairness import in_turn
+from perdure.runtime.worker.fairness import choose_in_turn
 from tests.runtime.graphs import Storage, Talk, eventually, go, settings, working
 
 DUE = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), unique=True, max_size=40).map(
@@ -27,7 +27,7 @@ DUE = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 30)), unique=Tr
 def test_turns(
     due: list[tuple[Partition, str]], running: dict[str, int], slots: int, most: int | None
 ) -> None:
-    chosen = list(in_turn(due, running, slots, most))
+    chosen = list(choose_in_turn(due, running, slots, most))
     assert len(chosen) <= slots
     assert len(set(chosen)) == len(chosen)
     busy = Counter(running)

@@ -122,7 +122,7 @@ def test_a_thread_that_is_followed_before_its_run_starts_is_heard_while_it_goes_
             first = asyncio.ensure_future(anext(events))
             await eventually(lambda: looks._context.subscriptions._noted)
             # What a notification of the database does.
-            runtime._worker.runner.buffers.keep(lambda partition: partition.thread == "ada")
+            runtime._worker.runner.buffers.start_storing(lambda partition: partition.thread == "ada")
             opening.gate.set()
             await eventually(lambda: talk.under_way)
             assert (await asyncio.wait_for(first, 30)).name == "metadata"

@@ -65,7 +65,7 @@ def url_of(address: str) -> str:
 
 
 def called(reach: OutboundPolicy, url: str = "https://hooks.example/") -> list[str]:
-    return asyncio.run(reach.addresses(reach.url(url)))
+    return asyncio.run(reach.resolve_addresses(reach.check_url(url)))
 
 
 @pytest.mark.parametrize("address", PUBLIC)
@@ -77,7 +77,7 @@ def test_a_public_address_may_be_called(address: str) -> None:
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_any_other_address_is_refused_as_it_stands_and_behind_a_name(address: str) -> None:
     with pytest.raises(Unreachable, match="not a public address"):
-        OutboundPolicy().url(url_of(address))
+        OutboundPolicy().check_url(url_of(address))
     with pytest.raises(Unreachable, match="no public address"):
         called(named(address))
 
@@ -88,7 +88,7 @@ def test_any_other_address_is_refused_as_it_stands_and_behind_a_name(address: st
 )
 def test_another_way_to_write_an_address_is_the_same_address(host: str) -> None:
     with pytest.raises(Unreachable, match="not a public address"):
-        OutboundPolicy().url(f"http://{host}/")
+        OutboundPolicy().check_url(f"http://{host}/")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_another_way_to_write_an_address_is_the_same_address(host: str) -> None:
 )
 def test_what_is_no_url_of_a_host_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(Unreachable) as refused:
-        OutboundPolicy().url(url)
+        OutboundPolicy().check_url(url)
     assert len(str(refused.value)) < 100
     assert "s3cret" not in str(refused.value)
 
@@ -145,7 +145,7 @@ def test_what_the_configuration_names_may_be_called() -> None:
     assert called(net, "http://[fd00::7]/") == ["fd00::7"]
     for other in ("http://10.2.0.1/", "http://127.0.0.1/"):
         with pytest.raises(Unreachable):
-            net.url(other)
+            net.check_url(other)
 
 
 def test_this_machine_is_within_reach_where_it_is_wanted() -> None:
@@ -153,7 +153,7 @@ def test_this_machine_is_within_reach_where_it_is_wanted() -> None:
     assert called(near, "http://localhost:8000/") == ["::1", "127.0.0.1"]
     assert called(near, "http://127.1/") == ["127.0.0.1"]
     with pytest.raises(Unreachable):
-        near.url("http://10.0.0.1/")
+        near.check_url("http://10.0.0.1/")
 
 
 def test_hosts_are_names_addresses_and_networks() -> None:

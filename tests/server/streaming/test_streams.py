@@ -14,7 +14,7 @@ from perdure.runtime.events import LAST
 from perdure.server.resources import ServerState
 from perdure.server.streaming import streams
 from perdure.server.streaming.event_stream import Frame
-from perdure.server.streaming.streams import until
+from perdure.server.streaming.streams import iterate_until
 
 
 async def numbers(count: int, go_on: asyncio.Event, left: list[str]) -> AsyncIterator[int]:
@@ -33,7 +33,7 @@ def test_items_are_yielded_to_their_end_in_the_task_that_asks_for_them() -> None
         before = asyncio.all_tasks()
         seen = [
             (item, len(asyncio.all_tasks() - before))
-            async for item in until(closing, numbers(3, go_on, left))
+            async for item in iterate_until(closing, numbers(3, go_on, left))
         ]
         assert [item for item, _ in seen] == [0, 1, 2]
         assert {tasks for _, tasks in seen} == {1}, "one task a stream, none an item"
@@ -48,7 +48,7 @@ def test_a_stream_that_waits_ends_when_the_server_closes() -> None:
         seen: list[int] = []
 
         async def read() -> None:
-            async for item in until(closing, numbers(2, asyncio.Event(), left)):
+            async for item in iterate_until(closing, numbers(2, asyncio.Event(), left)):
                 seen.append(item)
                 if len(seen) == 2:
                     asyncio.get_running_loop().call_soon(closing.set)
@@ -66,7 +66,7 @@ def test_a_stream_that_is_closed_already_yields_nothing() -> None:
     async def main() -> None:
         closing = asyncio.Event()
         closing.set()
-        assert [item async for item in until(closing, numbers(2, asyncio.Event(), []))] == []
+        assert [item async for item in iterate_until(closing, numbers(2, asyncio.Event(), []))] == []
 
     asyncio.run(main())
 
@@ -78,7 +78,7 @@ def test_a_reader_that_is_cancelled_stays_cancelled(closes: bool) -> None:
         waits = asyncio.Event()
 
         async def read() -> None:
-            async for _ in until(closing, numbers(1, asyncio.Event(), left)):
+            async for _ in iterate_until(closing, numbers(1, asyncio.Event(), left)):
                 asyncio.get_running_loop().call_soon(waits.set)
 
         task = asyncio.create_task(read())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import open_named_keys, say, several, show_progress_bar, warn
+from perdure.cli.app import format_count, open_named_keys, say, show_progress_bar, warn
 from perdure.errors import BadUrl, NotFound, PerdureError, Unavailable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import SERVER, SESSIONS, STORE, THREADS, Partition
@@ -74,11 +74,12 @@ class CopyCounts:
         self.bytes += moved.digest.bytes
 
     def __str__(self) -> str:
-        text = f"{several(self.threads, 'thread')} with {several(self.checkpoints, 'checkpoint')}"
+        text = f"{format_count(self.threads, 'thread')} with {format_count(self.checkpoints, 'checkpoint')}"
         if self.namespaces:
-            text += f", {several(self.namespaces, 'store namespace')} with {several(self.items, 'item')}"
+            text += f", {format_count(self.namespaces, 'store namespace')}"
+            text += f" with {format_count(self.items, 'item')}"
         if self.listings:
-            text += f", {several(self.listings, 'record')} of servers"
+            text += f", {format_count(self.listings, 'record')} of servers"
         if self.sessions:
             text += f", {self.sessions} histories of sessions"
         text += f", {self.bytes:,} bytes"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from perdure.cli.app import handle_in, quote_id, run_coroutine, say, several, warn
+from perdure.cli.app import format_count, handle_in, quote_id, run_coroutine, say, warn
 from perdure.cli.data.exported_threads import ChosenThreads, choose_threads, report_stateless
 from perdure.cli.data.langgraph_server import ServerOptions, load_graphs
 from perdure.errors import BadSetting, NotFound, PerdureError, Unavailable
@@ -52,7 +52,7 @@ def export_to(url: str, database: SyncDatabase, tenant: str, options: TargetOpti
         for name in chosen.wanted:
             with written.of(f"thread {name!r}") as note:
                 count = export_thread(handle, Partition(tenant, name), saver)
-                note(f"{quote_id(name)}: {several(count.checkpoints, 'checkpoint')}")
+                note(f"{quote_id(name)}: {format_count(count.checkpoints, 'checkpoint')}")
     report_stateless(chosen.stateless)
     written.end("thread")
 
@@ -89,13 +89,13 @@ def _export_to_server(
             with written.of(f"thread {name!r}") as note:
                 if graph_id not in graphs:
                     raise NotFound(f"it is of the graph {graph_id!r}; name it with --graph {graph_id}=PLACE")
-                outcome = target.thread(graphs[graph_id], name, {**metadata, "graph_id": graph_id})
+                outcome = target.write_thread(graphs[graph_id], name, {**metadata, "graph_id": graph_id})
                 unexported.remove(name)
                 note(f"{quote_id(name)}: {outcome}")
         if options.everything:
             for namespace, key, value in _read_items(database):
                 with written.of(f"item {key!r}"):
-                    target.item(namespace, key, value)
+                    target.write_item(namespace, key, value)
             _write_crons(handle, tenant, api, written, unexported)
     finally:
         api.close()
@@ -111,7 +111,7 @@ def _write_assistants(handle: DatabaseHandle, tenant: str, api: ServerApi, writt
     for held in handle.run(versioned_documents.read_all_current(place, "assistant")):
         with written.of(f"assistant {held.name}"):
             past = handle.run(versioned_documents.list_versions(place, "assistant", held.name))
-            outcome = target.assistant(held.name, list(reversed(past)), held.number)
+            outcome = target.write_assistant(held.name, list(reversed(past)), held.number)
             written.count("assistant", outcome)
 
 
@@ -130,7 +130,7 @@ def _write_crons(
         with written.of(f"cron {cron.id}"):
             if cron.body[crons.THREAD_ID] in unexported:
                 raise NotFound(f"its thread {cron.body[crons.THREAD_ID]!r} was not exported")
-            written.count("cron", target.cron(cron, now))
+            written.count("cron", target.write_cron(cron, now))
 
 
 def _read_items(database: SyncDatabase) -> Iterator[tuple[tuple[str, ...], str, dict[str, Any]]]:
@@ -175,7 +175,7 @@ class _Written:
 
     def end(self, what: str) -> None:
         """Print the sum. The exit code is 1 if something failed."""
-        warn(f"{several(self._count, what)} at {self._name}")
+        warn(f"{format_count(self._count, what)} at {self._name}")
         for kind, outcomes in self._records.items():
             counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(outcomes.items()))
             warn(f"{kind}s: {counts}")

@@ -70,7 +70,7 @@ def _has_state(database: SyncDatabase, tenant: str, name: str) -> bool:
     from perdure.engine.threads import history
 
     try:
-        return bool(handle_in(database).run(history.namespaces(Partition(tenant, name))))
+        return bool(handle_in(database).run(history.read_namespaces(Partition(tenant, name))))
     except Corrupt:
         # The export reads it, and names the damage.
         return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from perdure.cli.app import AsJson, DataPlace, err, open_database, out, print_json, several, warn
+from perdure.cli.app import AsJson, DataPlace, err, format_count, open_database, out, print_json, warn
 from perdure.errors import Conflict, Corrupt, Unreadable
 from perdure.model.missing_thread import missing_thread
 from perdure.model.records import INTERNAL, SESSIONS, THREADS, Partition
@@ -230,11 +230,11 @@ def _describe_sound(threads: Sequence[Partition], histories: Sequence[Partition]
     """Return the summary of a check without findings. The runtime's own threads are counted separately, as
     `perdure threads ls` leaves them out."""
     of_runtime = sum(partition.thread.startswith(INTERNAL) for partition in threads)
-    counts = [several(len(threads) - of_runtime, "thread")]
+    counts = [format_count(len(threads) - of_runtime, "thread")]
     if histories:
         counts.append(f"{len(histories)} {'history' if len(histories) == 1 else 'histories'}")
     if of_runtime:
-        counts.append(f"{several(of_runtime, 'thread')} of the runtime itself")
+        counts.append(f"{format_count(of_runtime, 'thread')} of the runtime itself")
     whose = f" of {tenants} tenants" if tenants > 1 else ""
     return f"{' and '.join(counts)}{whose} {'is' if len(threads) + len(histories) == 1 else 'are'} sound"
 
@@ -243,8 +243,8 @@ def _print_others(count: int) -> None:
     """Print that other tenants were not checked, as one tenant's threads look like all of the database."""
     if count:
         warn(
-            f"{several(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant NAME "
-            "checks one, --all-tenants all"
+            f"{format_count(count, 'other tenant')} not checked: `perdure tenants ls` lists them, --tenant "
+            "NAME checks one, --all-tenants all"
         )
 
 

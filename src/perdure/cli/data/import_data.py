@@ -12,12 +12,12 @@ from rich.markup import escape
 from perdure.cli.app import (
     AsJson,
     DataPlace,
+    format_count,
     keys_of,
     open_database,
     print_json,
     quote_id,
     say,
-    several,
     show_progress_bar,
     url_of,
     warn,
@@ -207,7 +207,7 @@ def _import_threads(
         if not importer.has(name):
             raise NotFound(f"{importer.source.name} has no thread {name!r}; nothing was imported")
     for name in dict.fromkeys(threads) if threads else importer.source.threads():
-        report = importer.thread(name)
+        report = importer.import_thread(name)
         counts.add(report)
         progress.add_thread(report)
 
@@ -287,19 +287,19 @@ class _Result:
             )
         if self.records is not None:
             records = self.records
-            text = f"{several(records.assistants, 'assistant')}, {several(records.crons, 'cron')}"
-            say(f"server: {text}, {several(records.threads, 'record')} of threads")
+            text = f"{format_count(records.assistants, 'assistant')}, {format_count(records.crons, 'cron')}"
+            say(f"server: {text}, {format_count(records.threads, 'record')} of threads")
 
 
 def _describe(counts: ImportCounts) -> str:
     states = counts.states
-    rows = f"{several(counts.checkpoints, 'checkpoint')}, {several(counts.writes, 'pending write')}"
-    text = f"{several(states['imported'], 'thread')}, {rows}"
+    rows = f"{format_count(counts.checkpoints, 'checkpoint')}, {format_count(counts.writes, 'pending write')}"
+    text = f"{format_count(states['imported'], 'thread')}, {rows}"
     for state, words in (
         ("extended", "brought up to date"),
         ("unchanged", "unchanged"),
         ("skipped", "skipped"),
     ):
         if states[state]:
-            text += f"; {several(states[state], 'thread')} {words}"
+            text += f"; {format_count(states[state], 'thread')} {words}"
     return text

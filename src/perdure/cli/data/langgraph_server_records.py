@@ -32,9 +32,9 @@ async def write_records(api: ServerApi, target: RecordTarget, without: Collectio
     counts = RecordCounts()
     async with connect(target.url, tenant=target.tenant, encryption_key=target.key) as database:
         records = _Records(handle_of(database), target, counts)
-        await records.assistants(api)
-        await records.threads(api.threads(), without)
-        await records.crons(api.crons())
+        await records.import_assistants(api)
+        await records.import_threads(api.threads(), without)
+        await records.import_crons(api.crons())
     return counts
 
 
@@ -46,7 +46,7 @@ class _Records:
         self._counts = counts
         self._graph_of: dict[str, str] = {}
 
-    async def assistants(self, api: ServerApi) -> None:
+    async def import_assistants(self, api: ServerApi) -> None:
         for found in api.assistants():
             self._graph_of[str(found["assistant_id"])] = str(found["graph_id"])
             if (found.get("metadata") or {}).get("created_by") == "system" and found["version"] == 1:
@@ -54,7 +54,7 @@ class _Records:
             name = str(found["assistant_id"])
             bodies = [_read_body(version) for version in api.versions(name) or (found,)]
             stored = TenantDocuments(self._handle, self._clock, self._target.tenant, "assistant")
-            past = [dict(held.body) for held in reversed(await stored.past(name))]
+            past = [dict(held.body) for held in reversed(await stored.read_versions(name))]
             if past != bodies[: len(past)]:
                 self._counts.skipped.append(
                     f"assistant {name} was changed at the target; it stays as it is there"
@@ -72,7 +72,7 @@ class _Records:
                     await stored.create(name, body)
             await stored.choose(name, found["version"])
 
-    async def threads(self, found: Iterable[Mapping[str, Any]], without: Collection[str]) -> None:
+    async def import_threads(self, found: Iterable[Mapping[str, Any]], without: Collection[str]) -> None:
         index = ThreadIndex(self._handle, self._target.tenant)
         for shown in found:
             name = str(shown["thread_id"])
@@ -96,7 +96,7 @@ class _Records:
             if (made := await self._handle.arun(program)) is not None:
                 await index.write(name, made)
 
-    async def crons(self, found: Iterable[Mapping[str, Any]]) -> None:
+    async def import_crons(self, found: Iterable[Mapping[str, Any]]) -> None:
         place = crons.place(self._target.tenant)
         stored_ids = {cron.id for cron in await self._handle.arun(crons.read_all_crons(place))}
         for shown in found:

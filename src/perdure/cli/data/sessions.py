@@ -10,11 +10,11 @@ from rich.markup import escape
 
 from perdure.cli.app import (
     DataPlace,
+    format_count,
     open_database,
     print_json,
     quote_id,
     say,
-    several,
     show_progress_bar,
     url_of,
     warn,
@@ -107,12 +107,12 @@ def _print(source: str, counts: SessionCounts, options: SessionOptions) -> None:
 
 
 def _describe(counts: SessionCounts) -> str:
-    text = f"{several(counts.states['imported'], 'session')}, {several(counts.messages, 'message')}"
+    text = f"{format_count(counts.states['imported'], 'session')}, {format_count(counts.messages, 'message')}"
     for state, count in counts.states.items():
         if count and state != "imported":
             if state == "extended":
                 words = "brought up to date"
             else:
                 words = state
-            text += f"; {several(count, 'session')} {words}"
+            text += f"; {format_count(count, 'session')} {words}"
     return text

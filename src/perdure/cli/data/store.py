@@ -16,12 +16,12 @@ from perdure.cli.app import (
     AsJson,
     DataPlace,
     err,
+    format_count,
     handle_in,
     open_database,
     print_json,
     quote_id,
     say,
-    several,
 )
 from perdure.cli.suggestions import Group
 from perdure.errors import BadSetting
@@ -60,7 +60,7 @@ def reindex(
     read and written meanwhile. Safe to interrupt: the next run passes over what is done. On PostgreSQL with
     pgvector it also creates the HNSW index, by which many items are searched quickly.
     """
-    from perdure.engine.items.items import namespaces
+    from perdure.engine.items.items import read_namespaces
     from perdure.langgraph.search.reindex import Reindexed
     from perdure.langgraph.search.reindex import reindex as indexing
     from perdure.model.store_items import labels_of
@@ -70,7 +70,7 @@ def reindex(
     total, places = Reindexed(), 0
     with open_database(replace(place, db=url)) as database, closing(index):
         handle = handle_in(database)
-        found = handle.run(namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
+        found = handle.run(read_namespaces(None if all_tenants else place.tenant, tuple(namespace or ())))
         for partition in found:
             shown = escape("/".join(map(quote_id, labels_of(partition.thread))))
             with err.status(f"{shown}: reading") as status:
@@ -88,8 +88,9 @@ def reindex(
         print_json({"namespaces": places, **total._asdict(), "vectors_made_anew": remade, "method": method})
         return
     say(
-        f"{several(total.items, 'item')} in {several(places, 'namespace')}: {total.indexed} indexed, "
-        f"{total.changed} written meanwhile by others, {total.removed} entries without an item removed"
+        f"{format_count(total.items, 'item')} in {format_count(places, 'namespace')}: "
+        f"{total.indexed} indexed, {total.changed} written meanwhile by others, "
+        f"{total.removed} entries without an item removed"
     )
     if remade:
         say(f"{remade} items whose vectors were not those of their entries: made anew")

@@ -16,7 +16,7 @@ from perdure.engine.checks.scan import Walk, start
 from perdure.engine.threads import transfer_claim
 from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.thread_state import guards, load_view
-from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
 from perdure.errors import Contention, Corrupt
 from perdure.model.checkpoint import CheckpointRecord, PendingWrite
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Op, Put, Range
@@ -87,7 +87,7 @@ def repair(partition: Partition, digest: Digester, budget: Budget) -> Program[Re
         # Findings that a commit has not mended would not be mended by the next one either.
         if not ops or findings == last_findings:
             return Repaired(tuple(f for f in repairable if f not in findings), tuple(findings))
-        some = next(batches(ops, budget, reserve=2))
+        some = next(split_into_batches(ops, budget, reserve=2))
         fence, _ = guards(partition, view, None)
         # A new generation makes every writer, and every prune, plan again on the repaired thread.
         generation = Put(
@@ -146,16 +146,16 @@ def _read(
     partition: Partition, heads: Walk, tags: Walk, checkpoints: Walk, writes: Walk
 ) -> Program[_Contents]:
     contents = _Contents({}, ())
-    while not heads.last:
-        yield from heads.turn(partition)
+    while not heads.is_last:
+        yield from heads.read_next_page(partition)
         contents.heads.update({r.key[0]: r for r in heads.stubs if isinstance(r.fields["seq"], int)})
         contents.unreadable += [((key[0], None), error) for key, error in heads.unreadable]
-    while not tags.last:
-        yield from tags.turn(partition)
+    while not tags.is_last:
+        yield from tags.read_next_page(partition)
         contents.tags += tuple(tags.records)
         contents.unreadable += [(("", None), error) for _, error in tags.unreadable]
-    while not checkpoints.last:
-        yield from checkpoints.turn(partition)
+    while not checkpoints.is_last:
+        yield from checkpoints.read_next_page(partition)
         # A stub is not verified, and may hold anything.
         places = {(r.key[0], r.key[1]): r.fields["seq"] for r in checkpoints.stubs}
         contents.places.update({k: seq for k, seq in places.items() if isinstance(seq, int)})
@@ -165,8 +165,8 @@ def _read(
             except Corrupt as error:
                 contents.unreadable.append((record.key, str(error)))
         contents.unreadable += checkpoints.unreadable
-    while not writes.last:
-        yield from writes.turn(partition)
+    while not writes.is_last:
+        yield from writes.read_next_page(partition)
         for record in writes.records:
             try:
                 contents.writes += read_writes((record,))
@@ -298,11 +298,11 @@ def _classify_chunks(
 ) -> Program[tuple[set[bytes], set[bytes]]]:
     """Return the names of the sound chunks, and of the damaged ones."""
     sound, damaged = set(reader.bodies), set(reader.damaged)
-    while not blobs.last:
-        yield from blobs.turn(partition)
+    while not blobs.is_last:
+        yield from blobs.read_next_page(partition)
         for record in blobs.records:
             name = record.key[0]
-            (damaged if digest.plain(name, record.body) is None else sound).add(name)
+            (damaged if digest.read_stored(name, record.body) is None else sound).add(name)
         damaged.update(key[0] for key, _ in blobs.unreadable)
     return sound, damaged
 

@@ -67,8 +67,8 @@ def _read(partition: Partition) -> Program[_Queue]:
     queue = _Queue(Lane.read(IN, inboxes), Lane.read(OUT, outboxes), timer, open_run)
     walks = yield from start(partition, [kind for kind, _, _ in _KINDS])
     for (kind, name, reader), walk in zip(_KINDS, walks, strict=True):
-        while not walk.last:
-            yield from walk.turn(partition)
+        while not walk.is_last:
+            yield from walk.read_next_page(partition)
             queue.stored[kind].update(stub.key[0] for stub in walk.stubs)
             queue.unreadable += [
                 f"{_name_record(name, key)} cannot be read: {error}" for key, error in walk.unreadable

@@ -32,17 +32,17 @@ class Walk:
     stubs: tuple[Record, ...] = ()
     records: list[Record] = field(default_factory=list)
     unreadable: list[tuple[Key, str]] = field(default_factory=list)
-    last: bool = False
+    is_last: bool = False
     ahead: tuple[Record, ...] | None = None
     """Stubs of the next page, if they were read already."""
     _end: Key | None = None
 
-    def turn(self, partition: Partition) -> Program[None]:
+    def read_next_page(self, partition: Partition) -> Program[None]:
         """Read the next page."""
         if self.ahead is None:
             (self.ahead,) = yield from ask(Fetch(partition, (_page(self.kind, self._end),)))
         found, self.ahead = self.ahead, None
-        self.last = len(found) < _PAGE
+        self.is_last = len(found) < _PAGE
         self._end = found[-1].key if found else self._end
         self.stubs = tuple(stub for stub in found if self._has_right_types(stub))
         self.records = []

@@ -187,7 +187,7 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
         before = stored.get(w.key)
         if w.body is None:
             if before is not None:
-                ops += (Delete(ITEM, (w.key,)), search_index.removal(w.key))
+                ops += (Delete(ITEM, (w.key,)), search_index.make_removal(w.key))
             continue
         living = before is not None and not is_over(before, w.at)
         fields = _make_fields(w, before.fields["created_at"] if before is not None and living else w.at)
@@ -203,7 +203,7 @@ def _plan(writes: Iterable[Write], stored: Mapping[str, Record], *, exact: bool)
 def _make_entry_op(write: Write) -> Op:
     """Return the operation on the entry in the search index of an item that is put."""
     if not write.entry:
-        return search_index.removal(write.key)
+        return search_index.make_removal(write.key)
     return search_index.make_stored_entry_op(write.key, write.entry, write.version)
 
 

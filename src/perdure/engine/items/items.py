@@ -20,6 +20,7 @@ from perdure.model.ops import (
     Commit,
     Committed,
     Delete,
+    Drop,
     Fetch,
     FindExpired,
     FindItems,
@@ -258,7 +259,7 @@ def search(
     return out
 
 
-def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
+def read_namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
     """Return all namespaces within a prefix, of one tenant or of all; each may be empty."""
     out: list[Partition] = []
     after: Partition | None = None
@@ -266,6 +267,19 @@ def namespaces(tenant: str | None, prefix: Labels) -> Program[list[Partition]]:
         out += page
         after = page[-1]
     return out
+
+
+def remove_empty_names(
+    tenant: str, prefix: Labels, is_wanted: Callable[[Labels], bool] = lambda _: True
+) -> Program[None]:
+    """Remove from the catalogue the names of namespaces within a prefix that hold nothing, as names may be
+    personal data. A namespace that is written to meanwhile stays."""
+    after: Partition | None = None
+    while page := (yield from _list_page(tenant, prefix, after)):
+        for partition in page:
+            if is_wanted(labels_of(partition.thread)):
+                yield from ask(Drop(partition, if_empty=True))
+        after = page[-1]
 
 
 def _read_headers(
@@ -337,7 +351,7 @@ def sweep(tenant: str, now: int, budget: Budget) -> Program[int]:
             if hint.record is not None and is_over(hint.record, now):
                 key: Key = hint.record.key
                 gone = Delete(ITEM, key, unchanged={"expires_at": hint.record.fields["expires_at"]})
-                due.setdefault(hint.partition, []).append((gone, search_index.removal(key[0])))
+                due.setdefault(hint.partition, []).append((gone, search_index.make_removal(key[0])))
         before = removed
         for partition, ops in due.items():
             removed += yield from _commit_each(partition, ops, budget, search_index.make_generation_removal())

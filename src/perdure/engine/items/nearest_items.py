@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     generation: int | None
 
 
-def nearest(
+def find_nearest(
     rank: Callable[[], Program[Iterable[Candidate]]],
     judge: Callable[[Labels, Record], V | None],
     *,
@@ -141,8 +141,8 @@ def find_nearest_stored(
     limit: int,
     everything: bool,
 ) -> Program[list[Hit[V]]]:
-    """Return the result of ``nearest`` where the database compares the vectors, by ``find``: the request for
-    the items nearest to the query. Other arguments as for ``search``."""
+    """Return the result of ``find_nearest`` where the database compares the vectors, by ``find``: the request
+    for the items nearest to the query. Other arguments as for ``search``."""
     if everything:
         size = offset + limit + _SPARE
     else:

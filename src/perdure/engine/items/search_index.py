@@ -101,7 +101,7 @@ def make_stored_entry_op(key: str, entry: bytes, version: int) -> Op:
     return Put(DOCUMENT, (_COLLECTION, _OF_ITEM + key), {"updated_at": 0}, entry, version=version)
 
 
-def removal(key: str) -> Op:
+def make_removal(key: str) -> Op:
     """Return the operation that removes an item's entry, if there is one."""
     return Delete(DOCUMENT, (_COLLECTION, _OF_ITEM + key))
 
@@ -175,7 +175,7 @@ def make_generation_removal() -> Op:
     return Delete(DOCUMENT, _GENERATION)
 
 
-def changes(
+def read_changes(
     partition: Partition, generation: int | None, versions: Mapping[str, int], most: int
 ) -> Program[IndexChanges | None]:
     """Read what has changed in a namespace's entries, ``None`` for nothing.
@@ -239,7 +239,7 @@ def _read_entries(
     return out, is_same
 
 
-def values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
+def read_values(partition: Partition, entries: Mapping[str, StoredIndexEntry]) -> Program[dict[str, bytes]]:
     """Return the stored values of those items of some entries whose value has not changed since."""
     out: dict[str, bytes] = {}
     keys = list(entries)
@@ -258,7 +258,7 @@ def read(partition: Partition, keys: Sequence[str]) -> Program[dict[str, StoredI
     return {_item_key(record): _read_entry(partition, record) for record in records}
 
 
-def copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
+def make_copies(partition: Partition, keys: Sequence[str]) -> Program[dict[str, Op]]:
     """Return the operations that store the entries of some items in another database, by key."""
     records = yield from _read_records(partition, keys)
     return {
@@ -319,7 +319,7 @@ def store_entries(
     for key, (body, expected) in entries.items():
         ops += (Check(ITEM, (key,), expected), make_stored_entry_op(key, body, version))
     for key, item in removed.items():
-        ops += (Check(ITEM, (key,), Expect.ABSENT if item is None else item), removal(key))
+        ops += (Check(ITEM, (key,), Expect.ABSENT if item is None else item), make_removal(key))
     outcome = yield from ask(Commit(partition, (*ops, make_generation_op(version))))
     return isinstance(outcome, Committed)
 

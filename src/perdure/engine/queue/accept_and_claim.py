@@ -71,7 +71,7 @@ def plan(accept: Accept, claim: Claim, known: RememberedInbox) -> PlannedClaim:
     """
     lane = known.lane.accept(accept.now, accept.debounce)
     message = replace(accept.message, seq=lane.last, accepted_at=accept.now)
-    return claim.of_new(lane, known.epoch or 0, message)
+    return claim.plan_new(lane, known.epoch or 0, message)
 
 
 def begin(accept: Accept, planned: PlannedClaim, known: RememberedInbox) -> Program[Begun | Refused]:

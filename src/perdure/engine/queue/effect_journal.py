@@ -29,7 +29,7 @@ def recall(partition: Partition, run_id: str, name: str, number: int) -> Program
     return None
 
 
-def results(partition: Partition) -> Program[dict[Key, bytes]]:
+def read_results(partition: Partition) -> Program[dict[Key, bytes]]:
     """Return all recorded results of a thread by key, with the pointers to their runs."""
     (found,) = yield from ask(Fetch(partition, (Range(EFFECT),)))
     return {record.key: record.body for record in found}

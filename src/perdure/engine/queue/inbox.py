@@ -27,8 +27,8 @@ from perdure.model.runs.messages import (
     Message,
     Reply,
     Run,
-    batch,
     dedupe_put,
+    select_batch,
 )
 from perdure.model.runs.queue import IN, INTERRUPT_RUN, LATER, ROLLBACK, Debounce, Lane, Stop
 
@@ -187,7 +187,11 @@ class Accept:
         waiting = [
             message for message in read_each(self.partition, Message.read, found) if not message.is_withdrawn
         ]
-        return [message.withdraw(self.strategy).put(Expect.PRESENT) for message in waiting]
+        # A signal comes from somebody else than a message: it is kept again, for the next wait.
+        return [
+            message.withdraw(ROLLBACK if message.is_signal else self.strategy).put(Expect.PRESENT)
+            for message in waiting
+        ]
 
 
 def was_accepted(partition: Partition, dedupe: bytes) -> Program[bool]:
@@ -359,7 +363,7 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
     Args:
         partition: the thread.
         seq: the number of the message.
-        message_id: its id, as for ``look``.
+        message_id: its id, as for ``read_standing``.
         most: most messages in a run.
     """
     its = Range(RUN, by="first", reverse=True, after=seq + 1, limit=1)
@@ -373,7 +377,7 @@ def find_run_id(partition: Partition, seq: int, message_id: str, most: int) -> P
     (found,) = yield from ask(Fetch(partition, (Range(INBOX, after=(after,), limit=seq - after),)))
     waiting = list(read_each(partition, Message.read, found))
     while waiting:
-        taken = batch(waiting, most)
+        taken = select_batch(waiting, most)
         if any(each.id == message_id for each in taken):
             return taken[0].id
         waiting = waiting[len(taken) :]
@@ -417,12 +421,12 @@ def withdraw_postponed(lane: Lane, message: Message, how: Stop, now: int, fresh:
 def _end_withdrawn(lane: Lane, withdrawn: Sequence[Message], now: int) -> tuple[Lane, list[Op]]:
     """Return the inbox after messages were withdrawn, and the operations for their runs.
 
-    If nothing else is pending, no run is open and no channel awaits a reply, their runs are recorded as over
-    at once and need no worker.
+    If nothing else is pending, no run is open, no channel awaits a reply and none is a signal, which is kept
+    again, their runs are recorded as over at once and need no worker.
     """
     if lane.run_id is not None or lane.pending != len(withdrawn) or len(withdrawn) > _ALONE_MAX:
         return lane, []
-    if any(message.channel for message in withdrawn):
+    if any(message.channel or message.is_signal for message in withdrawn):
         return lane, []
     return lane.complete(lane.last), [
         _make_withdrawn_run(message, lane.epoch, now).put() for message in withdrawn
@@ -488,14 +492,14 @@ def _run_of(pending: Sequence[Message], message: Message, most: int) -> Sequence
     """Return the messages that wait to be one run with a message."""
     waiting = list(pending)
     while message.mode == COALESCE and waiting:
-        taken = batch(waiting, most)
+        taken = select_batch(waiting, most)
         if taken[-1].seq >= message.seq:
             return taken
         waiting = waiting[len(taken) :]
     return [message]
 
 
-def latest(
+def read_latest(
     partition: Partition, limit: int, after: int | None = None, most: int = 1
 ) -> Program[tuple[Standing, ...]]:
     """Read the newest messages of a thread, newest first, below number ``after``, each with its status;
@@ -533,7 +537,7 @@ def _find_joined(partition: Partition, lane: Lane, last: int, most: int) -> Prog
     pending = list(read_each(partition, Message.read, found))
     joined: dict[int, str] = {}
     while pending:
-        first, *others = batch(pending, most)
+        first, *others = select_batch(pending, most)
         joined |= {message.seq: first.id for message in others if message.mode == COALESCE}
         pending = pending[1 + len(others) :]
     return joined

@@ -215,7 +215,7 @@ def retry(partition: Partition, seq: int, now: int) -> Program[Reply]:
     return (yield from retry_attempt(partition, None, load, attempt))
 
 
-def replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
+def read_replies(partition: Partition, limit: int, after: int | None = None) -> Program[tuple[Reply, ...]]:
     """Read the newest replies of a thread, newest first, before number ``after``."""
     edge = None if after is None else (after,)
     (found,) = yield from ask(Fetch(partition, (Range(OUTBOX, reverse=True, after=edge, limit=limit),)))

@@ -98,7 +98,7 @@ class Signal:
         if inbox.run_id is None and not inbox.pending:
             found = yield from waits.load_waits(self.partition, inbox, self.read_asked)
             if found is not None and (answers := signal.answers(found.waits)):
-                message = found.make_message(self.message_id, answers, self.key)
+                message = found.make_message(self.message_id, answers, signal)
                 lane, ops = waits.accept(inbox, message, self.now, self.fresh)
                 if not isinstance((yield from self._commit([*ops, found.unchanged])), Committed):
                     return None
@@ -107,7 +107,7 @@ class Signal:
                 accepted = Accepted(lane.last, message.id, False, stored, message, is_first, inbox.version)
                 return Signalled(accepted, False)
         unchanged = Check(LANE, (IN,), inbox.version or Expect.ABSENT)
-        keep = self._keep([*kept, signal], seen.early)
+        keep = self._make_early_put([*kept, signal], seen.early)
         # A thread that is deleted meanwhile is not created again by a signal; the inbox is checked already.
         others = [each for each in seen.shown_by if each.kind is not LANE]
         presence_checks = [Check(each.kind, each.key, Expect.PRESENT) for each in others]
@@ -119,7 +119,7 @@ class Signal:
     def _commit(self, ops: list[Op]) -> Program[object]:
         return (yield from ask(Commit(self.partition, tuple(ops))))
 
-    def _keep(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
+    def _make_early_put(self, signals: list[EarlySignal], found: tuple[Record, ...]) -> Op:
         if len(signals) > EARLY_MOST:
             why = f"{EARLY_MOST} signals"
         else:

@@ -38,8 +38,8 @@ def make_request(partition: Partition) -> Fetch:
 
 
 def make_request_at_end(partition: Partition, run: Run) -> Fetch | None:
-    """Return the request of ``look`` if expired records are looked for at the end of this run, otherwise
-    ``None``."""
+    """Return the request of ``make_request`` if expired records are looked for at the end of this run,
+    otherwise ``None``."""
     if run.last // MESSAGES_BETWEEN_REMOVALS > (run.first - 1) // MESSAGES_BETWEEN_REMOVALS:
         return make_request(partition)
     return None
@@ -57,7 +57,7 @@ def forget(
     Args:
         before: in microseconds.
         budget: most operations of one commit.
-        found: the answer to ``look``, if the caller has made that request.
+        found: the answer to ``make_request``, if the caller has made that request.
 
     Returns:
         The count of removed records; 0 also if the queue changes again at every attempt.
@@ -76,7 +76,7 @@ def forget(
 def _forget_page(
     partition: Partition, before: int, budget: int, found: Sequence[tuple[Record, ...]]
 ) -> Program[int | None]:
-    """Remove a page of the records that ``look`` has found; return ``None`` if the queue has changed
+    """Remove a page of the records that the request has found; return ``None`` if the queue has changed
     since."""
     lanes, outs, messages, replies, runs = found
     inbox, outbox = Lane.read(IN, lanes), Lane.read(OUT, outs)

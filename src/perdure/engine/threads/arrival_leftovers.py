@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import transfer_claim
-from perdure.engine.transact import Budget, batches
+from perdure.engine.transact import Budget, split_into_batches
 from perdure.model.ops import Commit, Committed, Delete, Expect, Fetch, Get, Now, Op, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import BLOB, CHECKPOINT, CHUNK, HEAD, PACK, SEAL, TAG, WRITE, Partition
@@ -26,7 +26,7 @@ def discard(partition: Partition, version: int, budget: Budget) -> Program[bool]
     checked = {op[:2] for op in claim_checks}
     leftovers = [record for records in found for record in records]
     ops: list[Op] = [Delete(r.kind, r.key) for r in leftovers if (r.kind, r.key) not in checked]
-    for batch in batches(ops, budget, reserve=len(claim_checks)):
+    for batch in split_into_batches(ops, budget, reserve=len(claim_checks)):
         outcome = yield from ask(Commit(partition, (*claim_checks, *batch)))
         if not isinstance(outcome, Committed):
             return False

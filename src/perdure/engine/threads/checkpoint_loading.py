@@ -17,7 +17,7 @@ from perdure.engine.threads.thread_state import (
 )
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention
-from perdure.model.checkpoint import CheckpointRecord, PendingWrite, in_order
+from perdure.model.checkpoint import CheckpointRecord, PendingWrite, sort_writes
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
 from perdure.model.records import CHECKPOINT, WRITE, Partition, Record
@@ -104,7 +104,7 @@ def load(
                 continue
         if not found[0]:
             return LoadedCheckpoint(view, None)
-        return LoadedCheckpoint(view, CheckpointRecord.read(found[0][0]), in_order(read_writes(found[1])))
+        return LoadedCheckpoint(view, CheckpointRecord.read(found[0][0]), sort_writes(read_writes(found[1])))
     raise Contention(f"thread {partition.thread!r} keeps being pruned; load it later")
 
 

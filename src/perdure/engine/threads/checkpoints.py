@@ -246,7 +246,7 @@ class CheckpointPut(StepPut[tuple[View, CheckpointRecord]]):
         proof: list[Op] = [check for check in draft.checks if check not in parent_check]
         proof += draft.replayed
         if self.taking is not None:
-            proof += yield from self.taking.ops()
+            proof += yield from self.taking.plan_ops()
         ops: list[Op] = [*guarded, *parent_check, *proof, moved]
         new = record.put(Expect.ABSENT)
         outcome = yield from self._commit(view, [*ops, new], chunks)
@@ -391,7 +391,7 @@ class WritesPut(StepPut[bool]):
             *(check for check in draft.checks if check not in presence_checks),
         )
         if self.taking is not None:
-            checks = (*checks, *(yield from self.taking.ops()))
+            checks = (*checks, *(yield from self.taking.plan_ops()))
         checks = (*checks, *(Delete(WRITE, key) for key in self.consumed))
         ops: list[Op] = [*checks, *make_new_puts(draft.writes, Expect.ABSENT)]
         chunks = make_chunk_puts(draft.chunks, generation)

@@ -9,7 +9,7 @@ from perdure.engine.complete_reads import read_all
 from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reachable
 from perdure.engine.threads.thread_records import Contents, read, references
 from perdure.engine.threads.undisturbed import is_disturbed
-from perdure.engine.transact import ATTEMPTS, Budget, batches
+from perdure.engine.transact import ATTEMPTS, Budget, split_into_batches
 from perdure.errors import Contention
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Op, Range
 from perdure.model.program import Program, ask
@@ -57,7 +57,7 @@ def _delete_unreached(
     removals = list(_plan_removals((*loose, *blobs), needed, generation))
     guard = Check(GC, (), generation or Expect.ABSENT)
     deleted, is_outdated = 0, False
-    for batch in batches(removals, budget, reserve=1):
+    for batch in split_into_batches(removals, budget, reserve=1):
         ops = list[Op](batch)
         while ops:
             outcome = yield from ask(Commit(partition, (guard, *ops)))
@@ -70,7 +70,7 @@ def _delete_unreached(
     # As many packs at once as one commit can remove and store.
     most = max(1, min((budget.ops - 1) // 2, budget.bytes // (2 * PACK_BYTES)))
     old = (record for record in packs if record.fields["generation"] < generation)
-    for pack_batch in batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
+    for pack_batch in split_into_batches(_find_partly_dead(old, reader, needed), Budget(most, budget.bytes)):
         ops, count = _repack(pack_batch, reader, needed)
         outcome = yield from ask(Commit(partition, (guard, *ops)))
         if isinstance(outcome, Committed):

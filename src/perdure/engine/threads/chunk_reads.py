@@ -147,7 +147,7 @@ class ChunkReader:
         (name,) = record.key
         # A record that is not verified may hold anything.
         stored = cast(object, record.body)
-        body = self._digest.plain(name, stored if isinstance(stored, bytes) else b"")
+        body = self._digest.read_stored(name, stored if isinstance(stored, bytes) else b"")
         if body is None:
             shown = f"chunk {format_name(name)} is damaged"
             self.damaged[name] = Corrupt(f"{shown}: its bytes are not those of its name; run `perdure fsck`")

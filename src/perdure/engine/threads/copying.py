@@ -7,7 +7,7 @@ from perdure.engine.threads.chunk_reads import ChunkReader, MissingChunk, reacha
 from perdure.engine.threads.thread_records import Contents, read, read_heads, references
 from perdure.engine.threads.thread_state import missing_head_error
 from perdure.engine.threads.undisturbed import is_disturbed
-from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_or_raise
+from perdure.engine.transact import ATTEMPTS, Budget, commit_or_raise, split_into_batches
 from perdure.errors import Conflict, Contention
 from perdure.model.heads import ROOT
 from perdure.model.ops import Expect, Op, Put, Stage
@@ -92,13 +92,13 @@ def _store(
 ) -> Program[None]:
     """Store the heads, the rows and the chunks of a copy at a name that is claimed for it."""
     heads, rows, chunks = records
-    for batch in batches(chunks, budget):
+    for batch in split_into_batches(chunks, budget):
         yield from ask(Stage(target, tuple(batch)))
     # The root's head last: until it exists, with the generation, the copy is invisible.
     ours = transfer_claim.checks(first_version)
     root = [head for head in heads if head.key == (ROOT,)]
     others = [head for head in heads if head.key != (ROOT,)]
-    for some in batches([*rows, *others], budget, reserve=len(ours)):
+    for some in split_into_batches([*rows, *others], budget, reserve=len(ours)):
         yield from commit_or_raise(target, [*ours, *some], _occupied_error)
     born = Put(GC, (), expect=Expect.ABSENT, version=first_version)
     yield from commit_or_raise(target, [born, transfer_claim.release(first_version), *root], _occupied_error)

@@ -139,7 +139,7 @@ def _find_newest_before(
     partition: Partition, namespace: str, ancestors: frozenset[str]
 ) -> Program[str | None]:
     below: int | None = None
-    while records := (yield from history.page(partition, namespace, below=below, limit=history.PAGE)):
+    while records := (yield from history.read_page(partition, namespace, below=below, limit=history.PAGE)):
         found = yield from history.before_root(partition, records, ancestors)
         if found:
             return found[0].id

@@ -13,7 +13,7 @@ from perdure.engine.threads.thread_state import (
 )
 from perdure.engine.transact import ATTEMPTS
 from perdure.errors import Contention, Corrupt
-from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, in_order
+from perdure.model.checkpoint import Carried, CarriedWrite, CheckpointRecord, PendingWrite, sort_writes
 from perdure.model.heads import is_loop, schema_of
 from perdure.model.ops import Fetch, Get, Range
 from perdure.model.program import Program, ask
@@ -26,7 +26,7 @@ _LIGHT_PAGE = 2_000
 """Checkpoints that are read at once without their bodies."""
 
 
-def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
+def read_namespaces(partition: Partition) -> Program[tuple[str, ...]]:
     """Return the namespaces of a thread that have a head, in order.
 
     Raises:
@@ -39,7 +39,7 @@ def namespaces(partition: Partition) -> Program[tuple[str, ...]]:
     return found
 
 
-def page(
+def read_page(
     partition: Partition, namespace: str, *, below: int | None, limit: int
 ) -> Program[list[CheckpointRecord]]:
     """Return a page of checkpoints of a namespace, newest first.
@@ -110,7 +110,7 @@ def find_step(partition: Partition, namespace: str, step: int) -> Program[list[t
         below = records[-1].fields["seq"]
 
 
-def writes_of(
+def read_pending_writes(
     partition: Partition, namespace: str, checkpoint_ids: Sequence[str], generation: int | None = None
 ) -> Program[dict[str, tuple[PendingWrite, ...]]]:
     """Return the pending writes of checkpoints, in the order in which a super-step applies them.
@@ -132,7 +132,7 @@ def writes_of(
                 f"thread {partition.thread!r}: checkpoints were removed while their writes were read; read "
                 "the thread again"
             )
-    return {c: in_order(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
+    return {c: sort_writes(read_writes(records)) for c, records in zip(checkpoint_ids, answers, strict=True)}
 
 
 def list_root_ancestors(partition: Partition, checkpoint_id: str) -> Program[frozenset[str] | None]:
@@ -147,7 +147,7 @@ def list_root_ancestors(partition: Partition, checkpoint_id: str) -> Program[fro
     below: int | None = record.seq
     parent = record.parent_id
     while parent is not None:
-        records = yield from page(partition, "", below=below, limit=PAGE)
+        records = yield from read_page(partition, "", below=below, limit=PAGE)
         if not records:
             break
         for candidate in records:
@@ -219,7 +219,7 @@ def read_delta_history(
         open_channels = [c for c in collected if c not in done]
         for channel in open_channels:
             if (carried := child.carried.get(named(channel, child.schema) or "")) is not None:
-                kept = carried.by(child.schema)
+                kept = carried.with_schema(child.schema)
                 done[channel] = kept._replace(writes=(*kept.writes, *reversed(collected[channel])))
         if child.parent_id is None:
             break
@@ -228,7 +228,7 @@ def read_delta_history(
             buffer = chain
             if not buffer:
                 break
-            writes_by_id = yield from writes_of(
+            writes_by_id = yield from read_pending_writes(
                 partition, target.namespace, [c.id for c in buffer], generation
             )
         parent = buffer.pop(0)
@@ -257,7 +257,7 @@ def _read_ancestors(
     chain: list[CheckpointRecord] = []
     parent = child.parent_id
     while not chain:
-        records = yield from page(partition, child.namespace, below=below, limit=PAGE)
+        records = yield from read_page(partition, child.namespace, below=below, limit=PAGE)
         if not records:
             if parent is not None and not child.cut:
                 raise Corrupt(

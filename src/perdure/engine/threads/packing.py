@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perdure.engine.threads.thread_state import read_view, view_items
-from perdure.engine.transact import Budget, batches
+from perdure.engine.transact import Budget, split_into_batches
 from perdure.model.heads import ROOT
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Put, Range
 from perdure.model.program import Program, ask
@@ -36,7 +36,7 @@ def pack(
         ages = {record.key[0]: record.fields["generation"] for record in answers[-1]}
         sound: list[Put] = []
         for record in answers[-1]:
-            body = digest.plain(record.key[0], record.body)
+            body = digest.read_stored(record.key[0], record.body)
             # A damaged one stays where it is, for `perdure fsck` to report.
             if body is not None:
                 sound.append(Put(CHUNK, record.key, body=body))
@@ -44,7 +44,7 @@ def pack(
             return moved
         block = block_of(view.head.seq if view.head else 0)
         guard = Check(GC, (), view.generation or Expect.ABSENT)
-        for batch in batches(sound, part):
+        for batch in split_into_batches(sound, part):
             chunks = {put.key[0]: put.body for put in batch}
             packs = make_packs(chunks, max(ages[name] for name in chunks), block)
             removals = [Delete(CHUNK, (name,), unchanged={"generation": ages[name]}) for name in chunks]

@@ -135,7 +135,7 @@ class Taking:
         if self.held and self.task_id == task_id:
             self.has_written = True
 
-    def ops(self) -> Program[tuple[Op, ...]]:
+    def plan_ops(self) -> Program[tuple[Op, ...]]:
         """Return the operations that bind held messages to the run, for the commit that stores the result of
         their task or what follows from it. The result is empty if there are no such messages.
 

@@ -59,7 +59,7 @@ class Merge:
     """Sorted by their first id, the largest last."""
     _started: bool = False
 
-    def next(self, size: int) -> Program[list[Entry]]:
+    def read_next(self, size: int) -> Program[list[Entry]]:
         """Return the next ``size`` entries, or fewer at the end.
 
         Raises:
@@ -116,7 +116,7 @@ class Merge:
             if target not in ids and (self.before is None or target < self.before):
                 # The head is an older checkpoint after a fork, or the thread is damaged. In the last case
                 # reading the first page raises the error.
-                yield from history.page(partition, namespace, below=None, limit=1)
+                yield from history.read_page(partition, namespace, below=None, limit=1)
             if ids:
                 out.append(_Line(partition, namespace, ids))
         return out

@@ -216,11 +216,11 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     contents, graft = reading.contents, reading.graft
     digest = blake2b(digest_size=32, person=b"perdure.thread")
     places: dict[str, int] = {}
-    for record in in_order(contents.checkpoints):
+    for record in sort_checkpoints(contents.checkpoints):
         places[record.namespace] = place = places.get(record.namespace, 0) + 1
         digest.update(_pack(_list_fields(record, place, graft)))
     for write in sorted(contents.writes, key=lambda w: w.key):
-        content = graft.reference(write.ref).content
+        content = graft.rename(write.ref).content
         named = ["write", *write.key, write.channel, write.task_path, write.nonce, content]
         digest.update(_pack([*named, *(write.span or ())]))
     for tag in sorted(contents.tags, key=lambda t: t.key):
@@ -239,7 +239,7 @@ def digest_of(reading: ThreadContent, payload_bytes: int) -> Digest:
     )
 
 
-def in_order(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
+def sort_checkpoints(checkpoints: Iterable[CheckpointRecord]) -> list[CheckpointRecord]:
     """Sort checkpoints by namespace, oldest first within each."""
     return sorted(checkpoints, key=lambda c: (c.namespace, c.seq, c.id))
 
@@ -248,11 +248,11 @@ def rename_references(record: CheckpointRecord, graft: ReferenceRenaming) -> Che
     """Return a checkpoint with its references renamed for the target."""
     return record._replace(
         blocks=(),
-        refs={channel: graft.reference(ref).name for channel, ref in record.refs.items()},
+        refs={channel: graft.rename(ref).name for channel, ref in record.refs.items()},
         carried={
             channel: carried._replace(
-                seed=None if carried.seed is None else graft.reference(carried.seed).name,
-                writes=tuple(w._replace(ref=graft.reference(w.ref).name) for w in carried.writes),
+                seed=None if carried.seed is None else graft.rename(carried.seed).name,
+                writes=tuple(w._replace(ref=graft.rename(w.ref).name) for w in carried.writes),
             )
             for channel, carried in record.carried.items()
         },
@@ -261,14 +261,14 @@ def rename_references(record: CheckpointRecord, graft: ReferenceRenaming) -> Che
 
 def rename_write(write: PendingWrite, graft: ReferenceRenaming) -> PendingWrite:
     """Return a pending write with its reference renamed for the target."""
-    return write._replace(ref=graft.reference(write.ref).name)
+    return write._replace(ref=graft.rename(write.ref).name)
 
 
 def _list_fields(record: CheckpointRecord, place: int, graft: ReferenceRenaming) -> list[Any]:
     def content(ref: bytes | None) -> bytes | None:
         if ref is None:
             return None
-        return graft.reference(ref).content
+        return graft.rename(ref).content
 
     return [
         "checkpoint",

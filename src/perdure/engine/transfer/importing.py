@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from perdure.engine.complete_reads import read_all
 from perdure.engine.threads import arrival_leftovers, transfer_claim
 from perdure.engine.threads.thread_state import HeadView, View, guards, read_view, view_items
-from perdure.engine.transact import ATTEMPTS, Budget, batches, commit_or_raise, commit_with_chunks
+from perdure.engine.transact import ATTEMPTS, Budget, commit_or_raise, commit_with_chunks, split_into_batches
 from perdure.errors import Contention
 from perdure.model.checkpoint import PendingWrite
 from perdure.model.ops import Check, Committed, Drop, Expect, Fetch, Get, Op, Put, Range
@@ -162,7 +162,7 @@ def begin(
         if added.get(namespace)
     }
     ops = [_make_head(ns, head, found.heads[ns].version) for ns, head in raised.items()]
-    for batch in batches(ops, budget, reserve=2):
+    for batch in split_into_batches(ops, budget, reserve=2):
         yield from commit_or_raise(partition, [fence, unchanged, *batch], _busy_target_error)
     view = found.view._replace(head=raised.get("", found.view.head))
     return Arrival(partition, view, {**found.heads, **raised}, False, version, budget)
@@ -218,7 +218,7 @@ def finish(arrival: Arrival, heads: Mapping[str, HeadView], extent: bytes) -> Pr
     """
     checks = arrival.checks()
     moves: list[Op] = [_move_head(arrival, ns, head) for ns, head in heads.items() if ns != ""]
-    for batch in batches(moves, arrival.budget, reserve=len(checks)):
+    for batch in split_into_batches(moves, arrival.budget, reserve=len(checks)):
         yield from commit_or_raise(arrival.partition, [*checks, *batch], _busy_target_error)
     last: list[Op] = [Put(SEAL, _EXTENT, body=extent, version=arrival.version)]
     if "" in heads:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perdure.engine.transact import Budget, batches
+from perdure.engine.transact import Budget, split_into_batches
 from perdure.errors import Contention
 from perdure.model.ops import Commit, Committed, Expect, Fetch, Get, Op, Put
 from perdure.model.program import Program, ask
@@ -58,7 +58,7 @@ def put_items(
         if dry_run:
             return len(ops)
         is_refused = False
-        for batch in batches(ops, budget):
+        for batch in split_into_batches(ops, budget):
             outcome = yield from ask(Commit(partition, tuple(batch)))
             is_refused = is_refused or not isinstance(outcome, Committed)
         if not is_refused:

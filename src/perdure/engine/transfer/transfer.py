@@ -27,7 +27,7 @@ from perdure.engine.threads.chunk_reads import ChunkReader
 from perdure.engine.threads.thread_digest import ThreadContent
 from perdure.engine.threads.thread_records import Contents, references
 from perdure.engine.threads.thread_state import HeadView, View, guards, load_view
-from perdure.engine.transact import Budget, batches
+from perdure.engine.transact import Budget, split_into_batches
 from perdure.engine.transfer import waiting_runs
 from perdure.engine.transfer.same_database import refuse_same_database
 from perdure.engine.transfer.transfer_terms import (
@@ -38,9 +38,9 @@ from perdure.engine.transfer.transfer_terms import (
     State,
     TransferOptions,
     TransferResult,
-    at,
     busy_target_error,
     commit_at_target,
+    run_at,
 )
 from perdure.engine.transfer.transfer_waits import (
     bring_waits,
@@ -120,7 +120,7 @@ def compare_thread(
         Corrupt: it is damaged at the source.
         Contention: it keeps being written to.
     """
-    waiting = yield from at(Side.SOURCE, read_waiting(partition))
+    waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
     return (yield from _compare(partition, target, terms))
 
@@ -129,17 +129,19 @@ def _compare(partition: Partition, target: Partition, terms: TransferOptions) ->
     def refuse_headless(contents: Contents) -> None:
         _refuse_headless(partition, contents)
 
-    digest = yield from at(
+    digest = yield from run_at(
         Side.SOURCE,
         thread_digest.compute_thread_digest(partition, terms.source, terms.report, check=refuse_headless),
     )
     if not digest.checkpoints and not digest.writes and not digest.documents:
         raise _gone_error(partition)
-    view = yield from at(Side.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
-        target_digest = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
+    view = yield from run_at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(target))):
+        target_digest = yield from run_at(
+            Side.TARGET, thread_digest.compute_thread_digest(target, terms.target)
+        )
         return TransferResult(State.SAME if target_digest.agrees(digest) else State.DIFFERENT, digest)
-    at_target = yield from at(Side.TARGET, _read_target(target, terms.target))
+    at_target = yield from run_at(Side.TARGET, _read_target(target, terms.target))
     return TransferResult(at_target.state, digest)
 
 
@@ -157,15 +159,15 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
         Contention: the source keeps being written to.
         Corrupt: the source is damaged, or what arrived differs from what was sent.
     """
-    waiting = yield from at(Side.SOURCE, read_waiting(partition))
+    waiting = yield from run_at(Side.SOURCE, read_waiting(partition))
     refuse_to_wake_twice(partition, waiting, terms)
     found: State | None = None
-    view = yield from at(Side.TARGET, load_view(target, ""))
-    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(target))):
+    view = yield from run_at(Side.TARGET, load_view(target, ""))
+    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(target))):
         compared = yield from _compare(partition, target, terms)
         if compared.found is State.SAME:
             if terms.replace:
-                yield from at(Side.TARGET, _drop_replaced(target))
+                yield from run_at(Side.TARGET, _drop_replaced(target))
             yield from bring_waits(partition, target, terms)
             return compared
         refuse_to_wake_twice(partition, waiting, terms, is_there=False)
@@ -176,13 +178,13 @@ def move_thread(partition: Partition, target: Partition, terms: TransferOptions)
             )
         yield from refuse_same_database(partition, target, terms)
         yield from _set_aside(target, terms)
-        yield from at(Side.TARGET, _withdraw(target, view, terms.first_version))
+        yield from run_at(Side.TARGET, _withdraw(target, view, terms.first_version))
         found = State.DIFFERENT
     else:
         refuse_to_wake_twice(partition, waiting, terms, is_there=False)
     result = yield from _bring(partition, target, terms, found)
     if result.found in (State.DIFFERENT, State.PARTIAL):
-        yield from at(Side.TARGET, _drop_replaced(target))
+        yield from run_at(Side.TARGET, _drop_replaced(target))
     return result
 
 
@@ -193,26 +195,28 @@ def _bring(
     that is known."""
     written = 0
     for _ in range(ATTEMPTS):
-        reading = yield from at(Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target))
+        reading = yield from run_at(
+            Side.SOURCE, thread_digest.read_thread(partition, terms.source, terms.target)
+        )
         if reading is None:
             continue
         if not reading.contents.checkpoints and not reading.contents.writes and not reading.documents:
             raise _gone_error(partition)
         _refuse_headless(partition, reading.contents)
-        yield from at(Side.TARGET, _claim(target, terms.first_version))
-        at_target = yield from at(Side.TARGET, _read_target(target, terms.target))
+        yield from run_at(Side.TARGET, _claim(target, terms.first_version))
+        at_target = yield from run_at(Side.TARGET, _read_target(target, terms.target))
         found = found or at_target.state
         sent = yield from _send_chunks(partition, target, reading, at_target, terms)
         if sent is None:
             continue
         written += sent.written
         digest = thread_digest.digest_of(reading, sent.read)
-        written += yield from at(Side.TARGET, _send_rows(target, reading, at_target, terms))
-        arrived = yield from at(
+        written += yield from run_at(Side.TARGET, _send_rows(target, reading, at_target, terms))
+        arrived = yield from run_at(
             Side.TARGET, thread_digest.compute_thread_digest(target, terms.target, arriving=reading)
         )
         if not arrived.agrees(digest):
-            yield from at(Side.TARGET, _refuse_foreign(target, _make_rows(reading, terms), terms))
+            yield from run_at(Side.TARGET, _refuse_foreign(target, _make_rows(reading, terms), terms))
             raise Corrupt(
                 f"thread {target.thread!r}: what arrived is not what was sent (digest {arrived.hex}, not "
                 f"{digest.hex}); it was not put in place. Copy it again, and run `perdure fsck` on the source"
@@ -221,10 +225,10 @@ def _bring(
         # A signal that came before the waits were taken is a part of the thread: read it again.
         if (
             taken is None
-            or (yield from at(Side.SOURCE, thread_digest.read_pulse(partition))) != reading.pulse
+            or (yield from run_at(Side.SOURCE, thread_digest.read_pulse(partition))) != reading.pulse
         ):
             continue
-        yield from at(Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting))
+        yield from run_at(Side.TARGET, _arrive(target, reading, at_target, terms, taken.waiting))
         yield from note_arrival(partition, taken.waiting, terms)
         return TransferResult(found, digest, written)
     raise Contention(
@@ -236,10 +240,10 @@ def _bring(
 def _set_aside(target: Partition, terms: TransferOptions) -> Program[None]:
     """Copy a thread of the target that is to be replaced: until its replacement has arrived, it is kept under
     a name of its own. An earlier transfer that was cut short may have made the copy already."""
-    digest = yield from at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
+    digest = yield from run_at(Side.TARGET, thread_digest.compute_thread_digest(target, terms.target))
     name = Partition(target.tenant, f"{target.thread} (replaced {digest.hex[:16]})")
-    view = yield from at(Side.TARGET, load_view(name, ""))
-    if _has_arrived(view) or (yield from at(Side.TARGET, _has_documents(name))):
+    view = yield from run_at(Side.TARGET, load_view(name, ""))
+    if _has_arrived(view) or (yield from run_at(Side.TARGET, _has_documents(name))):
         return
     within = replace(terms, source=terms.target, report=thread_digest.report_nothing, has_queue=False)
     copying: Program[Any] = _bring(target, name, within, None)
@@ -355,7 +359,7 @@ def _send_chunks(
     read = written = 0
     pace = thread_digest.Pace()
     for names in pace.slices(sorted(graft.payloads)):
-        bodies = yield from at(Side.SOURCE, thread_digest.fetch(partition, reading, names))
+        bodies = yield from run_at(Side.SOURCE, thread_digest.fetch(partition, reading, names))
         if bodies is None:
             return None
         pace.learn(bodies)
@@ -364,10 +368,10 @@ def _send_chunks(
             fresh[graft.arrive(name, body)] = body
             read += len(body)
             terms.report(len(body))
-        written += yield from at(Side.TARGET, _stage(target, fresh, at_target, terms.budget))
+        written += yield from run_at(Side.TARGET, _stage(target, fresh, at_target, terms.budget))
     for ref in references(reading.contents):
-        graft.reference(ref)
-    written += yield from at(Side.TARGET, _stage(target, graft.fresh, at_target, terms.budget))
+        graft.rename(ref)
+    written += yield from run_at(Side.TARGET, _stage(target, graft.fresh, at_target, terms.budget))
     return _Sent(read, written)
 
 
@@ -375,7 +379,7 @@ def _stage(
     target: Partition, chunks: dict[bytes, bytes], at_target: _AtTarget, budget: Budget
 ) -> Program[int]:
     fresh = {name: body for name, body in chunks.items() if name not in at_target.chunks}
-    for batch in batches(pack_puts(fresh), budget):
+    for batch in split_into_batches(pack_puts(fresh), budget):
         yield from ask(Stage(target, tuple(batch)))
     return sum(map(len, fresh.values()))
 
@@ -390,7 +394,7 @@ def _send_rows(
     names = {(put.kind.name, put.key) for put in wanted}
     ops += [Delete(r.kind, r.key) for name, r in at_target.rows.items() if name not in names]
     ours = transfer_claim.checks(terms.first_version)
-    for batch in batches(ops, terms.budget, reserve=len(ours)):
+    for batch in split_into_batches(ops, terms.budget, reserve=len(ours)):
         yield from commit_at_target(target, [*ours, *batch])
     return written
 
@@ -398,7 +402,8 @@ def _send_rows(
 def _make_rows(reading: ThreadContent, terms: TransferOptions) -> list[Put]:
     contents, graft = reading.contents, reading.graft
     rows = [
-        thread_digest.rename_references(c, graft).put() for c in thread_digest.in_order(contents.checkpoints)
+        thread_digest.rename_references(c, graft).put()
+        for c in thread_digest.sort_checkpoints(contents.checkpoints)
     ]
     rows += make_new_puts(thread_digest.rename_write(w, graft) for w in contents.writes)
     rows += [Put(TAG, t.key, t.fields, version=t.version) for t in contents.tags]

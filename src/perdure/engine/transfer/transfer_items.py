@@ -20,7 +20,14 @@ from perdure.engine.items.item_writes import weight
 from perdure.engine.items.items import split
 from perdure.engine.threads.thread_digest import ATTEMPTS, Digest, Report, report_nothing
 from perdure.engine.transfer.same_database import refuse_same_database
-from perdure.engine.transfer.transfer_terms import Exists, Side, State, TransferOptions, TransferResult, at
+from perdure.engine.transfer.transfer_terms import (
+    Exists,
+    Side,
+    State,
+    TransferOptions,
+    TransferResult,
+    run_at,
+)
 from perdure.errors import Conflict, Contention, Corrupt
 from perdure.model.ops import Check, Commit, Committed, Delete, Expect, Fetch, Get, Op, Put, Range
 from perdure.model.program import Program, ask
@@ -65,8 +72,8 @@ def compare_items(
     partition: Partition, target: Partition, terms: TransferOptions, now: Now
 ) -> Program[TransferResult]:
     """Compare a namespace with the target's; nothing is changed."""
-    source_items = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
-    target_items = yield from at(Side.TARGET, _survey(target, now()))
+    source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
+    target_items = yield from run_at(Side.TARGET, _survey(target, now()))
     return _compare(source_items, target_items, now())
 
 
@@ -81,10 +88,10 @@ def move_items(
     written = 0
     sent: dict[Key, int] = {}
     for _ in range(ATTEMPTS):
-        source_items = yield from at(Side.SOURCE, _survey(partition, now(), terms.report))
+        source_items = yield from run_at(Side.SOURCE, _survey(partition, now(), terms.report))
         # Read before the comparison, so that writes to the target in between are refused.
-        stored = yield from at(Side.TARGET, _read_stored(target))
-        target_items = yield from at(Side.TARGET, _find_living(target, stored, now()))
+        stored = yield from run_at(Side.TARGET, _read_stored(target))
+        target_items = yield from run_at(Side.TARGET, _find_living(target, stored, now()))
         compared = _compare(source_items, target_items, now())
         if first is None:
             first = compared
@@ -101,10 +108,10 @@ def move_items(
         if compared.found is State.SAME:
             return TransferResult(first.found, compared.digest, written)
         written += yield from _send(partition, target, source_items, (stored, target_items), terms, sent)
-        arrived = yield from at(Side.TARGET, _survey(target, now()))
+        arrived = yield from run_at(Side.TARGET, _survey(target, now()))
         edge = now() + MARGIN
         lasting = {k: i.record.version for k, i in source_items.items() if not is_over(i.record, edge)}
-        present = yield from at(Side.SOURCE, _survey(partition, now(), bodies=False))
+        present = yield from run_at(Side.SOURCE, _survey(partition, now(), bodies=False))
         if {k: i.record.version for k, i in present.items() if not is_over(i.record, edge)} != lasting:
             continue
         settled = _compare(source_items, arrived, now())
@@ -126,7 +133,7 @@ def _survey(
 ) -> Program[Items]:
     """Return the living items, in the order in which they are to arrive."""
     if partition.space == SESSIONS:
-        records = yield from session_histories.records(partition, now)
+        records = yield from session_histories.read_records(partition, now)
         for record in records:
             report(len(record.body))
         return {record.key: _Item.of(record) for record in records}
@@ -229,13 +236,13 @@ def _send(
         or _ends_early(target_items[key], item)
     ]
     for keys in _pages(partition, wanted):
-        records = yield from at(Side.SOURCE, _get(partition, keys))
+        records = yield from run_at(Side.SOURCE, _get(partition, keys))
         if is_session and [r.version for r in records] != [source_items[key].record.version for key in keys]:
             # The session has changed. Its head may arrive only with the segments that it names: read the
             # session again.
             return written
         found = [] if is_session else [r.key[0] for r in records]
-        entries = yield from at(Side.SOURCE, search_index.copies(partition, found))
+        entries = yield from run_at(Side.SOURCE, search_index.make_copies(partition, found))
         puts: list[list[Op]] = []
         for record in records:
             if record.key in target_items:
@@ -248,7 +255,7 @@ def _send(
             entry = entries.get(record.key[0])
             # An existing entry at the target belongs to another value, and the source has none for this item.
             if held_version and not is_session:
-                stale = [search_index.removal(record.key[0])]
+                stale = [search_index.make_removal(record.key[0])]
             else:
                 stale = []
             puts.append([put, *stale] if entry is None else [put, entry])
@@ -256,13 +263,16 @@ def _send(
             written += len(record.body)
         if is_session and keys == [session_histories.HEAD]:
             puts[0] += _check_segments(source_items, target_items, living, sent)
-        yield from at(Side.TARGET, _commit(target, puts, terms))
+        yield from run_at(Side.TARGET, _commit(target, puts, terms))
     extra: list[list[Op]] = [
-        [Delete(ITEM, key, item.record.version), *(() if is_session else (search_index.removal(key[0]),))]
+        [
+            Delete(ITEM, key, item.record.version),
+            *(() if is_session else (search_index.make_removal(key[0]),)),
+        ]
         for key, item in target_items.items()
         if key not in source_items
     ]
-    yield from at(Side.TARGET, _commit(target, extra, terms))
+    yield from run_at(Side.TARGET, _commit(target, extra, terms))
     return written
 
 

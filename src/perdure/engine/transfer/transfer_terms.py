@@ -40,7 +40,7 @@ class OnSide(Effect[R]):
     effect: Effect[R]
 
 
-def at(place: Side, program: Program[R]) -> Program[R]:
+def run_at(place: Side, program: Program[R]) -> Program[R]:
     """Run a program of one database as part of a program of two."""
     return (yield from resume(program, advance(program), lambda effect: ask(OnSide(place, effect))))
 

@@ -11,9 +11,9 @@ from perdure.engine.transfer.transfer_terms import (
     ATTEMPTS,
     Side,
     TransferOptions,
-    at,
     busy_target_error,
     commit_at_target,
+    run_at,
 )
 from perdure.engine.transfer.waiting_runs import WaitingRun, read_waiting
 from perdure.errors import Contention
@@ -46,7 +46,7 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
     moment."""
     if not terms.has_queue:
         return TakenWaits(None)
-    found = yield from at(Side.SOURCE, read_waiting(partition))
+    found = yield from run_at(Side.SOURCE, read_waiting(partition))
     refuse_to_wake_twice(partition, found, terms)
     if found is None or terms.is_from_archive:
         return TakenWaits(found)
@@ -54,7 +54,7 @@ def take_waits(partition: Partition, terms: TransferOptions) -> Program[TakenWai
         refuse_to_wake_twice(partition, found, terms, is_there=False)
         return TakenWaits(found.with_waits())
     is_kept = found.is_handed_over or not found.wakes
-    if is_kept or (yield from at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
+    if is_kept or (yield from run_at(Side.SOURCE, waiting_runs.take_from_source(partition, found))):
         return TakenWaits(found)
     return None
 
@@ -63,16 +63,16 @@ def bring_waits(partition: Partition, target: Partition, terms: TransferOptions)
     """Let a thread that is at the target already wait there as at the source, if the run with which it waits
     is not there."""
     for _ in range(ATTEMPTS):
-        found = yield from at(Side.SOURCE, read_waiting(partition))
+        found = yield from run_at(Side.SOURCE, read_waiting(partition))
         if found is None:
             return
         if terms.hand_over and found.wakes:
             yield from refuse_same_database(partition, target, terms)
-        if not (yield from at(Side.TARGET, waiting_runs.has_run_with_waits(target, found.run.id))):
+        if not (yield from run_at(Side.TARGET, waiting_runs.has_run_with_waits(target, found.run.id))):
             taken = yield from take_waits(partition, terms)
             if taken is None or taken.waiting is None:
                 continue
-            yield from at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
+            yield from run_at(Side.TARGET, _wait_at_target(target, taken.waiting, terms))
         yield from note_arrival(partition, found, terms)
         return
     raise Contention(
@@ -84,7 +84,7 @@ def note_arrival(partition: Partition, waiting: WaitingRun | None, terms: Transf
     """Note at the source that its waits have arrived. Nothing is noted if one side is a file, which may be
     lost, and is written again."""
     if waiting is not None and terms.hand_over and not (terms.is_from_archive or terms.is_to_archive):
-        yield from at(Side.SOURCE, waiting_runs.note_arrival(partition))
+        yield from run_at(Side.SOURCE, waiting_runs.note_arrival(partition))
 
 
 def _wait_at_target(target: Partition, waiting: WaitingRun, terms: TransferOptions) -> Program[None]:

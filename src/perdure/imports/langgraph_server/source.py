@@ -95,7 +95,7 @@ class ServerSource:
             for built in self._build(raw, steps):
                 outline.checkpoints.append(built.entry)
                 outline.writes += [write.slot for write in built.writes]
-                self._keep(built)
+                self._store_built(built)
             for entry in raw:
                 for inner in find_namespaces(self._load_state(raw[entry])):
                     if inner not in queued_before:
@@ -144,7 +144,7 @@ class ServerSource:
         for entry in find_missing(raw, {}):
             yield states.build(self._load_state(raw[entry]), is_leaf=entry.id not in parents)
 
-    def _keep(self, built: Built) -> None:
+    def _store_built(self, built: Built) -> None:
         body = {
             "checkpoint": built.checkpoint,
             "metadata": built.metadata,
@@ -172,7 +172,7 @@ class ServerSource:
             self.outline(thread)
         if key not in self._places:
             raise Contention(f"checkpoint {key[1]} is gone from {self.name}")
-        return SERDE.plain(self._read(self._places[key]))
+        return SERDE.unpack_plain(self._read(self._places[key]))
 
     def checkpoints(self, thread: str, wanted: Sequence[CheckpointEntry]) -> Iterator[SourceCheckpoint]:
         """Yield checkpoints in the given order."""

@@ -204,7 +204,9 @@ class NamespaceStates:
                 ran = finished
             else:
                 ran = [task for task in tasks if not task.get("interrupts") or task in finished]
-            step = self._steps.after(checkpoint, [(t["id"], t["name"], revive(t.get("result"))) for t in ran])
+            step = self._steps.apply_results(
+                checkpoint, [(t["id"], t["name"], revive(t.get("result"))) for t in ran]
+            )
             if step is not None:
                 by_task = step.writes
                 if len(ran) == len(tasks):

@@ -68,7 +68,9 @@ class GraphSteps:
         made.finish()
         return made.checkpoint()
 
-    def after(self, checkpoint: Mapping[str, Any], ran: Sequence[tuple[str, str, Any]]) -> RebuiltStep | None:
+    def apply_results(
+        self, checkpoint: Mapping[str, Any], ran: Sequence[tuple[str, str, Any]]
+    ) -> RebuiltStep | None:
         """Apply the results of a step's tasks, each with its id and node.
 
         Returns:

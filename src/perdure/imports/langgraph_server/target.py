@@ -31,7 +31,7 @@ class ServerTarget:
         self._api = api
         self._client = api.client
 
-    def thread(
+    def write_thread(
         self,
         graph: Pregel[Any, Any, Any, Any],
         thread: str,
@@ -88,7 +88,7 @@ class ServerTarget:
                     "changed there"
                 )
 
-    def item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
+    def write_item(self, namespace: Sequence[str], key: str, value: Mapping[str, Any]) -> Outcome:
         """Write an item of the store. Raise ``Conflict`` if the server has another item under this name."""
         existing: Mapping[str, Any] | None = None
         with suppress(NotFound):

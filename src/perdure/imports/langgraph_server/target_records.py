@@ -47,7 +47,7 @@ class RecordsTarget:
         self._client = api.client
         self._crons: dict[str, Mapping[str, Any]] | None = None
 
-    def assistant(self, name: str, versions: Sequence[Versioned], current: int) -> Outcome:
+    def write_assistant(self, name: str, versions: Sequence[Versioned], current: int) -> Outcome:
         """Write an assistant with its versions.
 
         Args:
@@ -114,7 +114,7 @@ class RecordsTarget:
                 f"{', '.join(different)} differ; nothing was changed there"
             )
 
-    def cron(self, cron: Cron, now: int) -> Outcome:
+    def write_cron(self, cron: Cron, now: int) -> Outcome:
         """Write a cron, which the server starts from now on, as the user who exports it.
 
         Args:

@@ -100,13 +100,13 @@ class Template(NamedTuple):
         columns = _make_columns(values, len(self.values), len(self.dicts), len(self.lists))
         return Template(*_append_columns(self, map(tuple, columns)))
 
-    def messages(self, values: Sequence[Any]) -> Sequence[Any]:
+    def select_objects(self, values: Sequence[Any]) -> Sequence[Any]:
         """Return those of the elements, or of their copies, that are objects."""
         if len(self.models) == len(values):
             return values
         return [values[place] for place in self.models]
 
-    def copies(
+    def make_copies(
         self, opaque: Callable[[int], Any], *, is_watched: bool = True
     ) -> tuple[list[Any], Watch | None]:
         """Return the elements as new objects, and the watch over them.
@@ -123,7 +123,7 @@ class Template(NamedTuple):
         made += reversed(list(map(list.copy, self.lists)))
         get_made = made.__getitem__
         _drain(map(setitem, map(get_made, self.parents), self.keys, map(get_made, self.children)))
-        originals = self.messages(self.values)
+        originals = self.select_objects(self.values)
         models = list(map(_new, map(type, originals)))
         roots, extras = (
             tuple(map(get_made, self.roots)),
@@ -189,9 +189,9 @@ class Watch(NamedTuple):
         """Yield for each thing whether it is unchanged. If one call into C exhausts the iterator, all answers
         are of one moment."""
         template = self.template
-        models = template.messages(self.values)
+        models = template.select_objects(self.values)
         columns: tuple[Iterator[bool], ...] = (
-            map(is_, map(type, models), map(type, template.messages(template.values))),
+            map(is_, map(type, models), map(type, template.select_objects(template.values))),
             map(is_, map(_get_fields, models), self.roots),
             map(is_, map(_get_extra, models), self.extras),
             map(not_, map(any, (self.empty,))),

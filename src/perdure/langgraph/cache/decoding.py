@@ -111,7 +111,7 @@ def _build_list(
         return serde.unpack(opaque[place])
 
     template = template.extend(rest)
-    values, watch = template.copies(make)
+    values, watch = template.make_copies(make)
     if earlier is not None:
         # Dropping the old watch frees as many objects as were made, both while the collector pauses, so it
         # need not run afterwards.
@@ -170,4 +170,4 @@ class ListingDecoder:
 
     def _copy(self, template: Template, names: Sequence[bytes]) -> list[Any]:
         known = self._elements
-        return template.copies(lambda at: self._serde.unpack(known[names[at]][1]), is_watched=False)[0]
+        return template.make_copies(lambda at: self._serde.unpack(known[names[at]][1]), is_watched=False)[0]

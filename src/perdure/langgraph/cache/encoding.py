@@ -101,17 +101,17 @@ class Encoding:
     def chunks(self) -> Mapping[bytes, bytes]:
         return self._builder.fresh
 
-    def proof(self, room: int) -> tuple[Check, ...] | None:
+    def make_proof(self, room: int) -> tuple[Check, ...] | None:
         """Return the checks that prove the chunks that were left out, ``None`` for more than ``room``."""
         builder = self._builder
         relied = builder.relied - builder.fresh.keys()
         return proof(self._known, self._basis, relied, leans=builder.leans, room=room)
 
-    def channel(self, namespace: str, channel: str, value: Any) -> bytes:
+    def encode_channel(self, namespace: str, channel: str, value: Any) -> bytes:
         """Return the reference of a channel's value; ``value`` may be frozen."""
         slot = (namespace, channel)
         if type(value) is list or (type(value) is Frozen and value.elements is not None):
-            held = self._list(slot, value)
+            held = self._encode_list(slot, value)
         else:
             ref, payload = self._encode_other(value)
             held = KnownValue(ref, self._generation, payload=payload)
@@ -123,11 +123,11 @@ class Encoding:
         return {
             slot: Frozen(payload=held.payload or (refs.NULL, b""))
             if held.elements is None
-            else Frozen(elements=held.elements.bodies(self._serde))
+            else Frozen(elements=held.elements.pack_all(self._serde))
             for slot, held in self._encoded.items()
         }
 
-    def _list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
+    def _encode_list(self, slot: tuple[str, str], value: list[Any] | Frozen) -> KnownValue:
         """Encode a list: what is provably stored already keeps its reference, the rest is packed."""
         proved = self._find_proved_elements(slot, self._cache.values.get(slot))
         last_load = None if proved is None else proved.last_load
@@ -151,7 +151,7 @@ class Encoding:
                 sizes.append(last_load.sizes[place])
                 sources.append(place)
             else:
-                part = self._element(next(new))
+                part = self._encode_element(next(new))
                 found.append(part.ref)
                 sizes.append(len(part.body))
                 sources.append(part.body)
@@ -159,7 +159,7 @@ class Encoding:
             shape, same_count = (proved.shape, count_common_start(found, proved.refs))
         else:
             shape, same_count = (None, 0)
-        ref, shape = self._builder.list_like(found, shape, same_count)
+        ref, shape = self._builder.add_list_like(found, shape, same_count)
         return KnownValue(ref, self._generation, Elements(found, sizes, sources, shape, last_load))
 
     def _pack(self, value: list[Any], watch: Watch | None) -> tuple[list[int | None], list[bytes]]:
@@ -196,7 +196,7 @@ class Encoding:
             return held.elements
         return None
 
-    def write(self, value: Any) -> bytes:
+    def encode_write(self, value: Any) -> bytes:
         """Return the reference of a pending write, which may be frozen; it shares chunks with the channel
         value that it becomes."""
         return self._encode_other(value)[0]
@@ -208,12 +208,12 @@ class Encoding:
         else:
             frozen = Frozen.of(self._serde, value)
         if frozen.elements is not None:
-            listed = self._list_of([self._element(body) for body in frozen.elements])
+            listed = self._list_of([self._encode_element(body) for body in frozen.elements])
             return listed.ref, (refs.MSGPACK, listed.body)
         kind, body = frozen.payload
         if kind != refs.MSGPACK or not _may_be_split(body):
-            return self._builder.payload(kind, body), (kind, body)
-        part = self._split(self._serde.plain(body), 0)
+            return self._builder.add_payload(kind, body), (kind, body)
+        part = self._split(self._serde.unpack_plain(body), 0)
         return part.ref, (kind, part.body)
 
     def acknowledge(self, record: CheckpointRecord | None = None) -> None:
@@ -230,13 +230,13 @@ class Encoding:
         known.note_end()
         self._cache.hold(self._encoded)
         if record is not None:
-            self._cache.see(record.namespace, HeadRefs(record.id, record.refs))
+            self._cache.note_head(record.namespace, HeadRefs(record.id, record.refs))
 
-    def _element(self, body: bytes) -> PackedValue:
+    def _encode_element(self, body: bytes) -> PackedValue:
         """Return the reference of a packed element, and its packed form."""
         if len(body) > _SPLIT_ELEMENT and _may_be_split(body):
-            return self._split(self._serde.plain(body), 1)
-        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+            return self._split(self._serde.unpack_plain(body), 1)
+        return PackedValue(self._builder.add_payload(refs.MSGPACK, body), body)
 
     def _split(self, value: Any, depth: int, *, always: bool = False) -> PackedValue:
         """Split a plain value into chunks. A container inside another is split only if its packed form is
@@ -244,23 +244,23 @@ class Encoding:
         kind = type(value)
         if depth < _DEPTH and (kind is list or (kind is dict and all(map(_is_short, value)))):
             if depth and not always and len(body := self._serde.pack(value)) <= _SPLIT_ELEMENT:
-                return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+                return PackedValue(self._builder.add_payload(refs.MSGPACK, body), body)
             if kind is list:
                 return self._list_of([self._split(item, depth + 1) for item in value])
             return self._split_dict(value, depth)
         if is_snapshot(value):
             inner = self._split(value.value, depth)
             header = pack_ext_header(SNAPSHOT_EXT, len(inner.body))
-            return PackedValue(self._builder.snapshot_of(inner.ref), header + inner.body)
+            return PackedValue(self._builder.add_snapshot(inner.ref), header + inner.body)
         body = self._serde.pack(value)
-        return PackedValue(self._builder.payload(refs.MSGPACK, body), body)
+        return PackedValue(self._builder.add_payload(refs.MSGPACK, body), body)
 
     def _list_of(self, parts: list[PackedValue]) -> PackedValue:
         body = pack_array_header(len(parts)) + b"".join([part.body for part in parts])
-        return PackedValue(self._builder.list_of([part.ref for part in parts]), body)
+        return PackedValue(self._builder.add_list([part.ref for part in parts]), body)
 
     def _split_dict(self, value: dict[str, Any], depth: int) -> PackedValue:
-        keys = [self._serde.key(key) for key in value]
+        keys = [self._serde.pack_key(key) for key in value]
         # A list directly in a written dict, such as a run's input, is split like the channel that it may
         # become.
         parts = [
@@ -269,7 +269,7 @@ class Encoding:
         body = pack_map_header(len(parts)) + b"".join(
             chain.from_iterable((key, part.body) for key, part in zip(keys, parts, strict=True))
         )
-        ref = self._builder.dict_of([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
+        ref = self._builder.add_dict([(key, part.ref) for key, part in zip(keys, parts, strict=True)])
         return PackedValue(ref, body)
 
 

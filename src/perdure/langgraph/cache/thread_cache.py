@@ -63,11 +63,11 @@ class Elements:
         """Packed size of the whole list in bytes."""
         return len(pack_array_header(len(self.refs))) + sum(self.sizes)
 
-    def bodies(self, serde: Serde) -> list[bytes]:
+    def pack_all(self, serde: Serde) -> list[bytes]:
         """Return each element in packed form."""
-        return [s if isinstance(s, bytes) else self._body(serde, s) for s in self.sources]
+        return [s if isinstance(s, bytes) else self._pack(serde, s) for s in self.sources]
 
-    def _body(self, serde: Serde, place: int) -> bytes:
+    def _pack(self, serde: Serde, place: int) -> bytes:
         load = self.last_load
         if load is None:
             raise ValueError("a place among the elements of a load that is not held")
@@ -123,7 +123,7 @@ class ThreadCache:
         """Forget which chunks are stored: a commit that relied on it was refused."""
         self.known = KnownChunks(generation, root)
 
-    def see(self, namespace: str, seen: HeadRefs) -> None:
+    def note_head(self, namespace: str, seen: HeadRefs) -> None:
         """Remember a head. A thread's subgraphs come with ever new namespaces, so the oldest are dropped."""
         with self.lock:
             self.seen[namespace] = seen

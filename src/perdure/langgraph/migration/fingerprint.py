@@ -17,7 +17,7 @@ from typing import Any
 from langgraph.pregel import Pregel
 from pydantic import BaseModel
 
-from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, bare, read, unwrap
+from perdure.langgraph.graph_facts import ChannelFacts, ChannelKind, read, strip_annotations, unwrap
 from perdure.langgraph.values.datatypes import OWN_TYPES, list_types_within
 from perdure.schema.schema_file import Fingerprint
 
@@ -52,7 +52,7 @@ def _add_graph(out: Fingerprint, graph: Pregel[Any, Any, Any, Any], path: str, s
     facts = read(graph)
     for channel in facts.channels:
         out["channels"][path + channel.name] = _describe_channel(channel)
-        for cls in list_types_within(bare(channel.annotation)):
+        for cls in list_types_within(strip_annotations(channel.annotation)):
             _add_type(out["types"], cls)
     for node in facts.nodes:
         out["nodes"].append(path + node.name)
@@ -123,7 +123,7 @@ def _list_required_fields(cls: type) -> set[str]:
 
 def write_type_text(annotation: Any) -> str:
     """Return a type as text, equal for equal types however they are written."""
-    annotation = bare(annotation)
+    annotation = strip_annotations(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(sorted(map(write_type_text, arguments)))

@@ -107,7 +107,7 @@ class Migration:
         """Return the present name of a stored namespace. One with task ids is returned unchanged unless this
         process has met its present name."""
         if is_by_name(stored):
-            return self._names.present(stored)
+            return self._names.rename(stored)
         met = self._aliases.items()
         return next((name for (where, name), s in met if s == stored and where == partition), stored)
 
@@ -219,14 +219,16 @@ class Migration:
         """
         yield from schema_pin.require_unpinned(partition, self.schema.version)
         changes = self.schema.since(older.schema)
-        crossed = [c for c in new.deltas if (f := changes.former(c)) is not None and changes.affects(f)]
+        crossed = [
+            c for c in new.deltas if (f := changes.find_former_name(c)) is not None and changes.affects(f)
+        ]
         if crossed:
             replays = yield from read_replays(partition, new, crossed, self.schema, self._digest)
         else:
             replays = {}
         return partial(carry_over, replays, self._converted)
 
-    def base(self, record: CheckpointRecord) -> CheckpointRecord:
+    def make_base(self, record: CheckpointRecord) -> CheckpointRecord:
         """Return a checkpoint under the present names, with the references that are still valid; its schema
         version stays that of the stored one."""
         if not self.is_due(record):
@@ -236,14 +238,16 @@ class Migration:
         renamed = self._rename_record(record, changes)
         return renamed._replace(
             refs=_rename_channels(kept, changes),
-            deltas=tuple(new for old in record.deltas if (new := changes.channel(old)) is not None),
+            deltas=tuple(new for old in record.deltas if (new := changes.rename_channel(old)) is not None),
         )
 
     def translate_loop_writes(self, writes: Iterable[PendingWrite]) -> tuple[PendingWrite, ...]:
         """Return writes with the present names of their channels, and the task ids that they are stored
         with."""
         return tuple(
-            write._replace(channel=self.schema.since(schema_of(write.nonce)).channel(write.channel) or "")
+            write._replace(
+                channel=self.schema.since(schema_of(write.nonce)).rename_channel(write.channel) or ""
+            )
             for write in writes
         )
 
@@ -278,7 +282,7 @@ class Migration:
         changes = self.schema.since(record.schema)
         moves = yield from self._find_moves(partition, record, writes, namespace)
         moved = self._move_writes(writes, moves)
-        remaining = {c: ref for c, ref in record.refs.items() if changes.channel(c) is not None}
+        remaining = {c: ref for c, ref in record.refs.items() if changes.rename_channel(c) is not None}
         to_convert = {c: ref for c, ref in remaining.items() if changes.conversions(c)}
         unconverted = {c: ref for c, ref in remaining.items() if c not in to_convert}
         unconverted_writes = [w for w in moved if not w.steps]
@@ -293,10 +297,10 @@ class Migration:
             channels = {c: self._rename_inside(changes, c, value) for c, value in values.channels.items()}
             for channel in to_convert:
                 steps = changes.conversions(channel)
-                channels[channel] = self._converted.value(join_tree(trees[f"c{channel}"]), steps)
+                channels[channel] = self._converted.convert_value(join_tree(trees[f"c{channel}"]), steps)
             out = {id(w): value for w, (_, _, value) in zip(unconverted_writes, values.writes, strict=True)}
             for i, write in enumerate(writes_to_convert):
-                out[id(write)] = self._converted.update(join_tree(trees[f"w{i}"]), write.steps)
+                out[id(write)] = self._converted.convert_update(join_tree(trees[f"w{i}"]), write.steps)
             pending: list[tuple[str, str, Any]] = []
             for write in moved:
                 value = out[id(write)]
@@ -312,7 +316,7 @@ class Migration:
     def _is_rebuilt(self, changes: Changes, channel: str) -> bool:
         """Return True if the value of a channel is another one after the steps."""
         return (
-            changes.channel(channel) is None
+            changes.rename_channel(channel) is None
             or bool(changes.conversions(channel))
             or channel in (START, SENDS)
             or channel.startswith(_JOIN)
@@ -326,7 +330,7 @@ class Migration:
         """
         holding: dict[str, str] = {}
         for channel in record.refs:
-            name = changes.channel(channel)
+            name = changes.rename_channel(channel)
             if name is not None and holding.setdefault(name, channel) != channel:
                 raise MigrationFailed(
                     f"the channels {holding[name]!r} and {channel!r} both have a value, and both are called "
@@ -334,19 +338,19 @@ class Migration:
                 )
         versions: dict[str, Version] = {}
         for channel, version in record.versions.items():
-            name = changes.channel(channel)
+            name = changes.rename_channel(channel)
             if name is not None and (name not in versions or holding.get(name) == channel):
                 versions[name] = version
         seen: dict[str, dict[str, Version]] = {}
         for node, each in record.versions_seen.items():
-            known = seen.setdefault(changes.node(node), {})
+            known = seen.setdefault(changes.rename_node(node), {})
             for channel, version in each.items():
-                name = changes.channel(channel)
+                name = changes.rename_channel(channel)
                 if name is not None:
                     known[name] = max(known.get(name, version), version)
         updated = record.updated
         if updated is not None:
-            updated = tuple(dict.fromkeys(n for c in updated if (n := changes.channel(c)) is not None))
+            updated = tuple(dict.fromkeys(n for c in updated if (n := changes.rename_channel(c)) is not None))
         return record._replace(versions=versions, versions_seen=seen, updated=updated)
 
     def _rename_counters(self, record: CheckpointRecord, changes: Changes) -> CheckpointRecord:
@@ -364,7 +368,7 @@ class Migration:
             out: dict[Any, Any] = {}
             for key, held in value.items():
                 if isinstance(key, str):
-                    name = changes.channel(key)
+                    name = changes.rename_channel(key)
                 else:
                     name = key
                 if name is not None:
@@ -406,9 +410,9 @@ class Migration:
         write.task_id = tasks.ids.get(write.task_id, write.task_id)
         write.task_path = tasks.write_path(write.task_path)
         write.steps += changes.conversions(channel)
-        write.channel = changes.channel(channel)
+        write.channel = changes.rename_channel(channel)
         if channel == INTERRUPT:
-            write.edits.append(tasks.interrupts_of)
+            write.edits.append(tasks.rename_interrupts)
         elif channel == SENDS:
             write.edits.append(lambda value: _rename_sends(value, changes))
         elif channel == ERROR_SOURCE or channel.startswith(_JOIN):
@@ -440,7 +444,7 @@ class Migration:
                 known = self._rename_record(known, changes)
                 continue
             if names is None:
-                names = yield from history.namespaces(partition)
+                names = yield from history.read_namespaces(partition)
                 sends = yield from self._read_sends(partition, record)
                 tasks = out[-1][2].with_sends(sends)
                 out[-1] = before, changes, tasks
@@ -472,7 +476,7 @@ class Migration:
     ) -> Program[None]:
         """Take over the ids of interrupts in subgraphs that keep their state from run to run."""
         for name in filter(is_by_name, names):
-            present = self._names.present(name)
+            present = self._names.rename(name)
             if next((stored for stored in self._names.find_stored(present) if stored in names), name) != name:
                 continue
             self._aliases[partition, present] = name
@@ -502,7 +506,7 @@ class Migration:
 
 def _find_former_names(held: Iterable[str], changes: Changes) -> dict[str, str]:
     """Return the former names of channels by their present ones."""
-    return {new: old for old in held if (new := changes.channel(old)) is not None}
+    return {new: old for old in held if (new := changes.rename_channel(old)) is not None}
 
 
 def _rename_channels(held: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
@@ -514,17 +518,17 @@ def _rename_sends(value: Any, changes: Changes) -> Any:
     """Return ``Send`` objects for the present names of their nodes."""
     if isinstance(value, list | tuple):
         return [_rename_sends(each, changes) for each in value]
-    if not isinstance(value, Send) or changes.node(value.node) == value.node:
+    if not isinstance(value, Send) or changes.rename_node(value.node) == value.node:
         return value
     moved = copy(value)
-    moved.node = changes.node(value.node)
+    moved.node = changes.rename_node(value.node)
     return moved
 
 
 def _rename_nodes(value: Any, changes: Changes) -> Any:
     """Return a value with the names of nodes in it replaced by their present names."""
     if isinstance(value, str):
-        return changes.node(value)
+        return changes.rename_node(value)
     if isinstance(value, set | frozenset):
         return type(value)(_rename_nodes(each, changes) for each in value)
     if isinstance(value, list | tuple):

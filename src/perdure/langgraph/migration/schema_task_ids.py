@@ -41,10 +41,10 @@ class TaskPlace(NamedTuple):
     send: int | None = None
     caller: str = ""
 
-    def after(self, changes: Changes) -> TaskPlace:
+    def rename(self, changes: Changes) -> TaskPlace:
         """Return the place of the same task under the present names."""
-        triggers = tuple(sorted(changes.channel(trigger) or trigger for trigger in self.triggers))
-        return TaskPlace(changes.node(self.node), triggers, self.send)
+        triggers = tuple(sorted(changes.rename_channel(trigger) or trigger for trigger in self.triggers))
+        return TaskPlace(changes.rename_node(self.node), triggers, self.send)
 
     def task_id(self, record: CheckpointRecord, namespace: str) -> str:
         """Return the id of the task.
@@ -118,9 +118,9 @@ class TaskMoves:
         """Return a write's task path under the present names."""
         if not path.startswith(_PULLED):
             return path
-        return _PULLED + self._changes.node(path.removeprefix(_PULLED))
+        return _PULLED + self._changes.rename_node(path.removeprefix(_PULLED))
 
-    def interrupts_of(self, value: Any) -> Any:
+    def rename_interrupts(self, value: Any) -> Any:
         """Return the value of an interrupt's write with the present ids."""
         if not isinstance(value, list | tuple):
             return value
@@ -153,7 +153,7 @@ class TaskMoves:
         )
         if place is None:
             return
-        moved = place.after(self._changes)
+        moved = place.rename(self._changes)
         new_id = moved.task_id(self._record, self._new)
         self.ids[task_id] = new_id
         start, target = (f"{ns}|" if ns else "" for ns in (self._old, self._new))

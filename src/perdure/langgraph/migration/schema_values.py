@@ -70,7 +70,7 @@ class ValueConverter:
         self._serde = serde
         self._neutral = NeutralSerde(serde.types, codecs=serde.codecs)
 
-    def value(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
+    def convert_value(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
         """Return a channel's value after some steps; a DeltaChannel's snapshot stays one.
 
         Raises:
@@ -78,7 +78,7 @@ class ValueConverter:
         """
         return self._convert_payload(payload, steps, is_update=False)
 
-    def update(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
+    def convert_update(self, payload: Payload, steps: Sequence[ChannelConverted]) -> Any:
         """Return a write after some steps. A write that replaces the channel's value (``Overwrite``) stays
         one.
 

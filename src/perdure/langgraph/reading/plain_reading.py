@@ -155,7 +155,7 @@ def timeline(partition: Partition, namespace: str = "", limit: int = 100) -> Pro
     below: int | None = None
     while len(out) < limit:
         size = min(history.PAGE, limit - len(out))
-        page = yield from history.page(partition, namespace, below=below, limit=size)
+        page = yield from history.read_page(partition, namespace, below=below, limit=size)
         if not page:
             break
         out.extend(_make_view(record, tag_names) for record in page)
@@ -187,17 +187,17 @@ def _export(partition: Partition, digest: Digester, most: int | None) -> Program
     tag_names = yield from _read_tag_names(partition)
     out: list[dict[str, Any]] = []
     size = 0
-    for namespace in (yield from history.namespaces(partition)):
+    for namespace in (yield from history.read_namespaces(partition)):
         below: int | None = None
         pages: list[CheckpointRecord] = []
-        while page := (yield from history.page(partition, namespace, below=below, limit=history.PAGE)):
+        while page := (yield from history.read_page(partition, namespace, below=below, limit=history.PAGE)):
             pages.extend(page)
             below = page[-1].seq
         pages.reverse()
         for at in range(0, len(pages), history.PAGE):
             group = pages[at : at + history.PAGE]
             ids = [record.id for record in group]
-            writes = yield from history.writes_of(partition, namespace, ids, generation)
+            writes = yield from history.read_pending_writes(partition, namespace, ids, generation)
             for record in group:
                 view = yield from _read_view(partition, record, writes[record.id], tag_names, digest)
                 size += sum(channel.size for channel in view.channels)

@@ -168,7 +168,7 @@ def load_steps(
         else:
             namespaces = None
         reading = _Reading(partition, digest, namespaces, ChunkReader(partition, digest), with_messages)
-        return (yield from reading.page(namespace, before, limit, 0))
+        return (yield from reading.read_page(namespace, before, limit, 0))
 
     return (yield from read_undisturbed(partition, read))
 
@@ -184,7 +184,7 @@ def load_step(
         if record is None:
             return None
         reading = _Reading(partition, digest, (), ChunkReader(partition, digest), with_messages=False)
-        page = yield from reading.page(namespace, record.seq + 1, 1, _DEPTH)
+        page = yield from reading.read_page(namespace, record.seq + 1, 1, _DEPTH)
         return next((step for step in page.steps if step.checkpoint_id == checkpoint_id), None)
 
     return (yield from read_undisturbed(partition, read))
@@ -206,9 +206,9 @@ class _Reading:
     """Checkpoints of the subgraphs that keep their state, newest first: the number of each, and the
     checkpoints above it."""
 
-    def page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
+    def read_page(self, namespace: str, before: int | None, limit: int, depth: int) -> Program[StepsPage]:
         # One more checkpoint than steps: it is the parent of the last one.
-        found = yield from history.page(self.partition, namespace, below=before, limit=limit + 1)
+        found = yield from history.read_page(self.partition, namespace, below=before, limit=limit + 1)
         by_id = {record.id: record for record in found}
         records = found[:limit]
         wanted = {r.parent_id for r in records if r.parent_id is not None} - by_id.keys()
@@ -281,7 +281,9 @@ class _Reading:
         self, records: Sequence[CheckpointRecord], names: Sequence[str]
     ) -> Program[dict[str, dict[str, TaskAuthor]]]:
         """Return the authors of the writes on checkpoints of one namespace, by checkpoint and task."""
-        found = yield from history.writes_of(self.partition, records[0].namespace, [r.id for r in records])
+        found = yield from history.read_pending_writes(
+            self.partition, records[0].namespace, [r.id for r in records]
+        )
         writes = {name: visible(some) for name, some in found.items()}
         refs = {
             f"{name}|{number}": write.ref
@@ -338,7 +340,7 @@ class _Reading:
                 if not count:
                     continue
             self.subgraphs_left -= 1
-            page = yield from self.page(name, before, min(count, _STEPS_OF_CALL), depth + 1)
+            page = yield from self.read_page(name, before, min(count, _STEPS_OF_CALL), depth + 1)
             called.append(name)
             steps += (_end_with_caller(step, task) for step in reversed(page.steps))
             is_cut = is_cut or (count > _STEPS_OF_CALL if keeps_state else page.cursor is not None)
@@ -356,7 +358,9 @@ class _Reading:
             kept: list[tuple[int, frozenset[object]]] = []
             for _ in range(_KEPT_PAGES):
                 below = kept[-1][0] if kept else None
-                found = yield from history.page(self.partition, namespace, below=below, limit=history.PAGE)
+                found = yield from history.read_page(
+                    self.partition, namespace, below=below, limit=history.PAGE
+                )
                 kept += ((record.seq, _list_above(record)) for record in found)
                 if len(found) < history.PAGE:
                     break

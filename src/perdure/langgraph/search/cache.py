@@ -14,7 +14,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from perdure.langgraph.search.segments import Distance, IndexedItem, IndexSegment, build, join, numpy
+from perdure.langgraph.search.segments import Distance, IndexedItem, IndexSegment, build, import_numpy, join
 from perdure.model.records import Partition
 from perdure.storage.port import Driver
 
@@ -116,7 +116,7 @@ def _drop_items(part: Part, gone: set[str]) -> Part:
     dead = [places[key] for key in gone if key in places]
     if not dead:
         return part
-    np = numpy()
+    np = import_numpy()
     if part.alive is None:
         alive = np.ones(len(places), dtype=bool)
     else:

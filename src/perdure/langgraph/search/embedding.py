@@ -15,8 +15,8 @@ from langgraph.store.base.embed import EmbeddingsLambda
 from perdure.errors import BadEmbedding, EmbeddingFailed, PerdureError
 from perdure.langgraph.search.model_failures import describe_failure, describe_unmade
 from perdure.langgraph.search.offline import OFFLINE, OfflineEmbeddings
-from perdure.langgraph.search.segments import numpy
-from perdure.storage.own_threads import in_own_thread
+from perdure.langgraph.search.segments import import_numpy
+from perdure.storage.own_threads import run_in_own_thread
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,7 +89,7 @@ class TextEmbedder:
         except Exception as error:
             raise self._failed_error(error) from error
         if in_threads and len(texts) * self.dims > _NUMBERS_AT_ONCE:
-            return await in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
+            return await run_in_own_thread(self._pack, texts, vectors), self._check_all(query_vectors)
         return self._pack(texts, vectors), self._check_all(query_vectors)
 
     def embed_blocking(self, texts: Sequence[str]) -> dict[str, bytes]:
@@ -140,12 +140,12 @@ class TextEmbedder:
                 "length that the embedding model has"
             )
         # Looking at the bytes takes a tenth of the time of a reduction.
-        if 0 in numpy().isfinite(row).tobytes():
+        if 0 in import_numpy().isfinite(row).tobytes():
             raise BadEmbedding("embed returned a vector with numbers that are not finite")
         return row
 
     def _to_row(self, vector: Any) -> Any:
-        np = numpy()
+        np = import_numpy()
         if type(vector) is list:
             # Most models return lists, which are packed in half the time that NumPy takes for them. NumPy
             # handles lists of another length, and those with other values than numbers.

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from langgraph.store.base import IndexConfig, Op, PutOp, SearchOp, get_text_at_path, tokenize_path
 
 from perdure.engine.items import search_index
-from perdure.engine.items.items import namespaces
+from perdure.engine.items.items import read_namespaces
 from perdure.engine.items.known_generations import KnownGenerations
 from perdure.engine.items.nearest_items import Candidate
 from perdure.engine.items.search_index import IndexChanges, IndexEntry
@@ -27,7 +27,7 @@ from perdure.langgraph.search.cache import IndexCache, IndexUpdate, NamespaceInd
 from perdure.langgraph.search.embedding import TextEmbedder
 from perdure.langgraph.search.offline import OFFLINE, OFFLINE_DIMS
 from perdure.langgraph.search.ranking import RankedQuery, rank
-from perdure.langgraph.search.segments import Distance, IndexedItem, numpy
+from perdure.langgraph.search.segments import Distance, IndexedItem, import_numpy
 from perdure.langgraph.search.terms import TermExtractor
 from perdure.model.arguments import refuse_text
 from perdure.model.ops import FindNearest, FindOutdated
@@ -119,7 +119,7 @@ class SearchIndex:
         self.embedder = TextEmbedder(given["embed"], given["dims"], given.get("name")) if has_model else None
         # After the model: if its extra is missing, too, that error comes first, as that extra may include
         # this one.
-        numpy()
+        import_numpy()
         self.extractor = TermExtractor(given.get("language", "english")) if given.get("text") else None
         self.vector_weight: float = given.get("vector_weight", VECTOR_WEIGHT)
         self.distance: Distance = given.get("distance_type", "cosine")
@@ -247,7 +247,7 @@ class SearchIndex:
         Raises:
             ReindexRequired: Items were indexed by another model.
         """
-        vector = numpy().asarray(embedded.queries[op.query or ""], dtype="<f4")
+        vector = import_numpy().asarray(embedded.queries[op.query or ""], dtype="<f4")
         prefix, models = name_of(tuple(op.namespace_prefix)), tuple(sorted(self._marks.values()))
         outdated = yield from ask(FindOutdated(tenant, prefix, models, limit=_OUTDATED))
         if outdated:
@@ -266,7 +266,7 @@ class SearchIndex:
         """
         found: dict[Partition, NamespaceIndex] = {}
         rows = 0
-        for partition in (yield from namespaces(tenant, tuple(op.namespace_prefix))):
+        for partition in (yield from read_namespaces(tenant, tuple(op.namespace_prefix))):
             found[partition] = known = yield from self._refresh(driver, partition)
             if known.outdated:
                 raise self._reindex_required(partition, len(known.outdated))
@@ -277,7 +277,7 @@ class SearchIndex:
                     f"{tuple(op.namespace_prefix)!r}, more than one search compares; search a narrower "
                     "namespace, such as one user's"
                 )
-        vector = None if self.embedder is None else numpy().asarray(embedded.queries[op.query or ""])
+        vector = None if self.embedder is None else import_numpy().asarray(embedded.queries[op.query or ""])
         terms = None if self.extractor is None else self.extractor.query_terms(op.query or "")
         return rank(
             found, RankedQuery(vector, terms, self.vector_weight), 2 * (op.offset + op.limit) + _READ_AHEAD
@@ -292,12 +292,14 @@ class SearchIndex:
 
     def _refresh(self, driver: Driver, partition: Partition) -> Program[NamespaceIndex]:
         known = self._cache.get(driver, partition)
-        changes = yield from search_index.changes(partition, known.generation, known.versions, MOST_ITEMS)
+        changes = yield from search_index.read_changes(
+            partition, known.generation, known.versions, MOST_ITEMS
+        )
         if changes is None:
             return known
         bodies: dict[str, bytes] = {}
         if self.extractor is not None:
-            bodies = yield from search_index.values(partition, changes.written)
+            bodies = yield from search_index.read_values(partition, changes.written)
         updated = known.apply(self._update(partition, changes, bodies), self._dims, self.distance)
         self._cache.put(driver, partition, updated)
         return updated

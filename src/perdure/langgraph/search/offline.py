@@ -15,7 +15,7 @@ from typing import Any
 from langchain_core.embeddings import Embeddings
 
 from perdure.errors import MissingExtra
-from perdure.langgraph.search.segments import numpy
+from perdure.langgraph.search.segments import import_numpy
 
 __all__ = ["OFFLINE", "OFFLINE_DIMS", "OfflineEmbeddings"]
 
@@ -57,7 +57,7 @@ class OfflineEmbeddings(Embeddings):
         if tokens:
             mean = weights[tokens].mean(axis=0, dtype="f4")
         else:
-            mean = numpy().zeros(OFFLINE_DIMS, dtype="f4")
+            mean = import_numpy().zeros(OFFLINE_DIMS, dtype="f4")
         return mean.tolist()  # type: ignore[no-any-return]
 
     def _load(self) -> tuple[Any, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.engine.items.nearest_items import Candidate
 from perdure.langgraph.search.cache import NamespaceIndex, Part
-from perdure.langgraph.search.segments import numpy
+from perdure.langgraph.search.segments import import_numpy
 from perdure.model.records import Partition
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def rank(found: Mapping[Partition, NamespaceIndex], query: RankedQuery, least: i
         least: The number of items that are needed at least: further ones are sorted only when these are used
             up.
     """
-    np = numpy()
+    np = import_numpy()
     places = [_Place(partition, part) for partition, index in sorted(found.items()) for part in index.parts]
     if not places:
         return

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Flags = NDArray[np.bool_]
     Numbers = NDArray[np.int64]
 
-__all__ = ["Distance", "IndexSegment", "IndexedItem", "Postings", "build", "join", "numpy"]
+__all__ = ["Distance", "IndexSegment", "IndexedItem", "Postings", "build", "import_numpy", "join"]
 
 Distance = Literal["cosine", "l2", "inner_product"]
 """The distance by which vectors are compared, as LangGraph's ``PostgresIndexConfig`` names it."""
@@ -33,7 +33,7 @@ _TERM_BYTES = 120
 _ROWS_AT_ONCE = 4096
 
 
-def numpy() -> Any:
+def import_numpy() -> Any:
     """Return the module; raise ``MissingExtra`` if it is not installed."""
     try:
         import numpy
@@ -108,7 +108,7 @@ class IndexSegment:
     def likeness(self, query: Matrix) -> Matrix:
         """Return for each item the score of its vector nearest to the query, NaN for one without vectors: the
         cosine, the inner product, or the negative Euclidean distance, as in LangGraph's ``PostgresStore``."""
-        np = numpy()
+        np = import_numpy()
         out: Matrix = np.full(len(self.keys), np.nan, dtype=np.float32)
         if len(self.owners):
             scores = self._scores(query)
@@ -122,7 +122,7 @@ class IndexSegment:
 
     def _scores(self, query: Matrix) -> Matrix:
         """Return the score of each vector."""
-        np = numpy()
+        np = import_numpy()
         if self.distance == "l2":
             # Part by part, as the difference from the query is as large as the matrix.
             scores: Matrix = np.empty(len(self.matrix), dtype=np.float32)
@@ -151,7 +151,7 @@ class IndexSegment:
 
 def build(items: Sequence[IndexedItem], dims: int, distance: Distance = "cosine") -> IndexSegment:
     """Return a segment of items whose vectors have ``dims`` numbers."""
-    np = numpy()
+    np = import_numpy()
     rows = np.frombuffer(b"".join(chain.from_iterable(item.vectors for item in items)), dtype="<f4")
     rows = rows.reshape(-1, max(1, dims))
     if distance == "cosine":
@@ -188,7 +188,7 @@ def build(items: Sequence[IndexedItem], dims: int, distance: Distance = "cosine"
 
 def join(parts: Sequence[tuple[IndexSegment, Flags | None]]) -> IndexSegment:
     """Return one segment of several, without the items that are not alive."""
-    np = numpy()
+    np = import_numpy()
     keys: list[str] = []
     contents: list[bytes] = []
     vocabulary: dict[str, int] = {}
@@ -251,7 +251,7 @@ def _keep_alive(values: Iterable[Any], alive: Flags) -> list[Any]:
 
 def _group_by_term(terms: Any, places: Any, counts: Any, number: int) -> tuple[Numbers, Postings]:
     """Return where each term's postings start, and the postings in the order of terms."""
-    np = numpy()
+    np = import_numpy()
     order = np.argsort(terms, kind="stable")
     offsets = np.zeros(number + 1, dtype=np.int64)
     np.cumsum(np.bincount(terms, minlength=number), out=offsets[1:])

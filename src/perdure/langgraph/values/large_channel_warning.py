@@ -49,7 +49,7 @@ class LargeChannels:
                 partition.thread,
                 f"{sum(kept.values()):,}",
                 f"{self._warn_bytes:,}",
-                ", ".join(f"{path_of(namespace)}{name} ({size:,})" for name, size in largest(kept)),
+                ", ".join(f"{path_of(namespace)}{name} ({size:,})" for name, size in find_largest(kept)),
             )
         for channel, size in kept.items():
             if size > self._warn_bytes:
@@ -84,7 +84,7 @@ def is_large_in_sum(sizes: Mapping[str, int], warn_bytes: int) -> bool:
     return sum(sizes.values()) > warn_bytes >= max(sizes.values(), default=0)
 
 
-def largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
+def find_largest(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     """Return the largest channels with their sizes, the largest first."""
     return sorted(sizes.items(), key=lambda each: (-each[1], each[0]))[:_NAMED_MOST]
 

@@ -257,7 +257,7 @@ class Serde:
             return None
         return answers[1] if len(answers) > 1 else [self.pack(value) for value in values.copy()]
 
-    def plain(self, body: bytes) -> Any:
+    def unpack_plain(self, body: bytes) -> Any:
         """Return a packed value as dicts, lists and scalars that nothing else refers to; packed again they
         are the same bytes. Objects stay packed, except for a DeltaChannel's snapshot."""
         try:
@@ -267,7 +267,7 @@ class Serde:
                 f"a value cannot be stored, as it could not be read again: {error}"
             ) from error
 
-    def key(self, name: str) -> bytes:
+    def pack_key(self, name: str) -> bytes:
         """Pack a dict's key by itself: a lone surrogate, which ``pack`` would keep, is refused here."""
         try:
             return ormsgpack.packb(name)

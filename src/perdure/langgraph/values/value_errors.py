@@ -18,7 +18,7 @@ _SHOWN_MAX = 5
 _NAME_MAX = 100
 
 
-def on_write(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
+def make_write_error(serde: Serde, error: PerdureError, values: Iterable[tuple[str, Any]]) -> PerdureError:
     """Return the error for a write with a value that was refused.
 
     Args:
@@ -117,7 +117,7 @@ def _list_parts(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{name}", part
 
 
-def on_read(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
+def make_read_error(serde: Serde, error: Unreadable, trees: Mapping[str, Tree]) -> Unreadable:
     """Return the error for stored values, one of which was refused.
 
     Args:

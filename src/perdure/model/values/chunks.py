@@ -30,16 +30,16 @@ class Digester:
         """Return the name of a chunk."""
         return blake2b(body, digest_size=DIGEST_SIZE, key=self._key, person=b"perdure.chunk").digest()
 
-    def names(self, digest: bytes, body: bytes) -> bool:
+    def matches_name(self, digest: bytes, body: bytes) -> bool:
         """Return True if a chunk's bytes match its name."""
         return self(body) == digest
 
-    def plain(self, digest: bytes, stored: bytes) -> bytes | None:
+    def read_stored(self, digest: bytes, stored: bytes) -> bytes | None:
         """Return a chunk's bytes, given its name and what is stored, which may be compressed. ``None`` if
         neither form matches the name."""
         body = decompress(stored)
-        if body is not None and self.names(digest, body):
+        if body is not None and self.matches_name(digest, body):
             return body
-        if self.names(digest, stored):
+        if self.matches_name(digest, stored):
             return stored
         return None

@@ -6,7 +6,7 @@ Zstandard, which makes long bodies smaller and is quicker.
 
 No MessagePack value begins with a mark. An uncompressed payload that is not MessagePack may: a reader then
 recognises by the chunk's name, a digest of the uncompressed bytes, whether the body is compressed
-(``chunks.Digester.plain``).
+(``chunks.Digester.read_stored``).
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class ReferenceRenaming:
         self._arrived[digest] = Named(new, _digest_content(b"payload", body))
         return new
 
-    def reference(self, ref: bytes) -> Named:
+    def rename(self, ref: bytes) -> Named:
         """Return the reference at the target and its content digest; its nodes are added to ``fresh``."""
         tag, family = ref[0], ref[0] & 0xF0
         if family == refs.INLINE:
@@ -145,7 +145,7 @@ class ReferenceRenaming:
             name, content = self._rename_node(_WRAPPED, ref[1:])
             return Named(refs.wrap(name), content)
         if tag == refs.SNAPSHOT:
-            inner, content = self.reference(ref[1:])
+            inner, content = self.rename(ref[1:])
             return Named(refs.snapshot(inner), _digest_content(b"snapshot", content))
         count, upper, tail = refs.read_tree(ref)
         entries = b""
@@ -166,7 +166,7 @@ class ReferenceRenaming:
             return renamed
         body = self._nodes[digest]
         if role is _WRAPPED:
-            new, content = self.reference(body)
+            new, content = self.rename(body)
         elif role.height == 0:
             new, content = self._rename_entries(role.tag, body)
         else:
@@ -189,7 +189,7 @@ class ReferenceRenaming:
         entries: list[bytes] = []
         contents: list[bytes] = []
         for key, ref in _read_entries(tag, data):
-            name, content = self.reference(ref)
+            name, content = self.rename(ref)
             if tag == refs.LIST:
                 entries.append(refs.entry(name))
             else:
@@ -199,7 +199,7 @@ class ReferenceRenaming:
         return b"".join(entries), b"".join(contents)
 
     def _verify_name(self, digest: bytes, body: bytes) -> None:
-        if not self.source.names(digest, body):
+        if not self.source.matches_name(digest, body):
             raise Corrupt(f"chunk {digest.hex()} does not hold the bytes that its name says")
 
 

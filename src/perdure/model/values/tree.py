@@ -79,13 +79,13 @@ class Builder:
     relied: set[bytes] = field(default_factory=set)
     leans: bool = False
 
-    def chunk(self, body: bytes) -> bytes:
+    def add_chunk(self, body: bytes) -> bytes:
         """Return the digest of a payload, which is added to ``fresh`` unless it is stored."""
         digest = self.digest(body)
         self._add_unless_stored(digest, body)
         return digest
 
-    def node(self, body: bytes) -> bytes:
+    def add_node(self, body: bytes) -> bytes:
         """Return the digest of a node, which is added to ``seen``, and to ``fresh`` unless it is stored."""
         digest = self.nodes.get(body)
         if digest is None:
@@ -102,21 +102,23 @@ class Builder:
         else:
             self.fresh[digest] = body
 
-    def payload(self, payload_type: int, body: bytes) -> bytes:
+    def add_payload(self, payload_type: int, body: bytes) -> bytes:
         """Return the reference of a value that is not split into parts: inline, one chunk, or several
         pieces."""
         if len(body) <= refs.INLINE_MAX:
             return refs.inline(payload_type, body)
-        pieces = [self.chunk(piece) for piece in cut(body)]
+        pieces = [self.add_chunk(piece) for piece in cut(body)]
         if len(pieces) == 1:
             return refs.chunk(payload_type, pieces[0])
         return self._shorten(refs.big(payload_type, pieces))
 
-    def list_of(self, elements: list[bytes]) -> bytes:
+    def add_list(self, elements: list[bytes]) -> bytes:
         """Return the reference of a list, given the references of its elements."""
-        return self.list_like(elements, None, 0)[0]
+        return self.add_list_like(elements, None, 0)[0]
 
-    def list_like(self, elements: list[bytes], before: ListCuts | None, same: int) -> tuple[bytes, ListCuts]:
+    def add_list_like(
+        self, elements: list[bytes], before: ListCuts | None, same: int
+    ) -> tuple[bytes, ListCuts]:
         """Return the reference and the cuts of a list that starts like an earlier list.
 
         Args:
@@ -143,14 +145,14 @@ class Builder:
         rest_entries = [refs.entry(ref) for ref in rest]
         node_start_in_rest = 0
         for end in new_ends:
-            leaves.append(self.node(b"".join(rest_entries[node_start_in_rest : end - rest_start])))
+            leaves.append(self.add_node(b"".join(rest_entries[node_start_in_rest : end - rest_start])))
             node_start_in_rest = end - rest_start
         ends += new_ends
         upper, above = self._build_upper(leaves, None if before is None else before.above, shared)
         ref = self._build_tree(refs.LIST, len(elements), upper, b"".join(rest_entries[node_start_in_rest:]))
         return ref, ListCuts(ends, leaves, above)
 
-    def dict_of(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
+    def add_dict(self, items: Iterable[tuple[bytes, bytes]]) -> bytes:
         """Return the reference of a dict from its packed keys and its values' references, in order."""
         entries = [refs.encode_dict_entry(key, ref) for key, ref in items]
         ends: list[int] = []
@@ -167,17 +169,17 @@ class Builder:
         leaves: list[bytes] = []
         leaf_start = 0
         for end in ends:
-            leaves.append(self.node(b"".join(entries[leaf_start:end])))
+            leaves.append(self.add_node(b"".join(entries[leaf_start:end])))
             leaf_start = end
         return self._build_tree(
             refs.DICT, len(entries), self._build_upper(leaves)[0], b"".join(entries[leaf_start:])
         )
 
-    def snapshot_of(self, inner: bytes) -> bytes:
+    def add_snapshot(self, inner: bytes) -> bytes:
         return self._shorten(refs.snapshot(inner))
 
     def _build_tree(self, tag: int, count: int, upper: bytes, tail: bytes) -> bytes:
-        return self._shorten(refs.tree(tag, count, self.node(upper) if upper else b"", tail))
+        return self._shorten(refs.tree(tag, count, self.add_node(upper) if upper else b"", tail))
 
     def _build_upper(
         self, level: list[bytes], before: ListCuts | None = None, same: int = 0
@@ -186,7 +188,7 @@ class Builder:
 
         Args:
             level: the digests of the nodes below.
-            before: the cuts of the lowest level to build, from an earlier list (see ``list_like``).
+            before: the cuts of the lowest level to build, from an earlier list (see ``add_list_like``).
             same: number of first digests that the earlier list has in common.
 
         Returns:
@@ -201,7 +203,7 @@ class Builder:
         for position, digest in enumerate(level[node_start:], node_start):
             length = position - node_start + 1
             if (digest[1] & _FANOUT_MASK == 0 and length >= _NODE_MIN) or length >= 64:
-                nodes.append(self.node(b"".join(level[node_start : position + 1])))
+                nodes.append(self.add_node(b"".join(level[node_start : position + 1])))
                 node_start = position + 1
                 ends.append(node_start)
         tops, above = self._build_upper(nodes, None if before is None else before.above, shared)
@@ -210,7 +212,7 @@ class Builder:
     def _shorten(self, ref: bytes) -> bytes:
         if len(ref) <= refs.REF_MAX:
             return ref
-        return refs.wrap(self.node(ref))
+        return refs.wrap(self.add_node(ref))
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.pregel import Pregel
 
 from perdure.conversation.compaction import compact
-from perdure.conversation.hook import off_loop
+from perdure.conversation.hook import run_off_loop
 from perdure.conversation.policy import Conversation
 from perdure.conversation.summary import SUMMARY_ID, Summary
 from perdure.database.handle import DatabaseHandle
@@ -30,6 +30,7 @@ from perdure.langgraph.reading.readable_states import aread_state
 from perdure.model.records import Partition
 from perdure.runtime.clock import DatabaseClock
 from perdure.runtime.failures.failure_location import log_failure
+from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.observers import Observers
 
 _AT_ONCE = 8
@@ -49,7 +50,7 @@ class Conversations:
         self._tasks: dict[Partition, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def input(
+    async def prepare_input(
         self,
         conversation: Conversation,
         held: HeldRun,
@@ -84,7 +85,7 @@ class Conversations:
         finished = None
         if conversation.summarize is not None:
             finished = await self._load_summary(held.partition, stored_messages)
-        window = await off_loop(conversation, compact, conversation, combined, finished)
+        window = await run_off_loop(conversation, compact, conversation, combined, finished)
         if window is None:
             return given
         if window.repairs:
@@ -124,7 +125,7 @@ class Conversations:
         if isinstance(messages, list):
             self._replied[held.partition] = (held, conversation, messages)
 
-    def after_reply(self, partition: Partition) -> None:
+    def begin_due_summary(self, partition: Partition) -> None:
         """Begin a thread's summary in the background if its latest run has made one due."""
         replied = self._replied.pop(partition, None)
         if replied is None or partition in self._tasks:
@@ -156,14 +157,14 @@ class Conversations:
         summary = Summary.of(messages)
         rest = [message for message in messages if message.id != SUMMARY_ID]
         try:
-            leaving = await off_loop(conversation, conversation.to_fold, rest, summary)
+            leaving = await run_off_loop(conversation, conversation.to_fold, rest, summary)
             if leaving is None:
                 return
             document = await self._database.arun(finished_summary.load(held.partition))
             if _choose_usable(document, messages) is not None:
                 return  # This one waits for the thread's next run, after which another may be due.
             async with self._slots, asyncio.timeout(_PATIENCE_S):
-                made = await conversation.fold(summary, leaving)
+                made = await contain(conversation.fold(summary, leaving))
             stored = await self._store(held, summary, made, document)
         except NoWindow:
             return  # The thread's next run is refused with this error, which its caller then gets.

@@ -115,7 +115,7 @@ def make_lane_agent(agents: Mapping[str, Agent], observers: Observers, *, has_in
         if await _remove_forgotten(memory, last, found["forgotten"]):
             # The user was forgotten since: turns that are newer than that are extracted again.
             return {"found": {}}
-        kept = await _keep(memory, turns, found)
+        kept = await _store_facts(memory, turns, found)
         if await _remove_forgotten(memory, last, found["forgotten"]):
             return {"found": {}}
         observers.event("memory.kept", graph=last.agent, **kept)
@@ -228,7 +228,9 @@ async def _choose_known(
     return list(chosen.values())[: policy.known]
 
 
-async def _keep(memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]) -> dict[str, int]:
+async def _store_facts(
+    memory: Memory, turns: Sequence[WaitingTurn], found: Mapping[str, Any]
+) -> dict[str, int]:
     """Store the facts found in turns, except those forgotten since the first turn; return the numbers of
     stored facts and summaries."""
     last = turns[-1]

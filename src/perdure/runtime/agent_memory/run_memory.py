@@ -26,6 +26,7 @@ from perdure.model.runs.messages import replace_surrogates
 from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.failures.failure_location import log_failure
+from perdure.runtime.nodes.contained_exits import contain
 from perdure.runtime.observers import Observers
 
 _TURN_MAX = 20_000
@@ -49,7 +50,7 @@ class Memories:
         self._store = store
         self._has_index = has_index
 
-    async def input(
+    async def prepare_input(
         self,
         policy: MemoryPolicy,
         config: RunnableConfig,
@@ -90,7 +91,7 @@ class Memories:
         place = next((n for n, each in enumerate(messages) if not isinstance(each, SystemMessage)), len(new))
         return {**given, policy.key: [*new[:place], message, *new[place:]]}
 
-    async def before(
+    async def load_earlier_messages(
         self,
         policy: MemoryPolicy,
         graph: Pregel[Any, Any, Any, Any],
@@ -198,7 +199,7 @@ class Memories:
         heard_at = to_datetime(held.messages[0].accepted_at)
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                await memory.asummarise(held.partition.thread, text, heard_at=heard_at)
+                await contain(memory.asummarise(held.partition.thread, text, heard_at=heard_at))
         except Forgotten:
             return None
         except Exception as error:
@@ -207,7 +208,7 @@ class Memories:
             return text
         return None
 
-    async def after_lane(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
+    async def remove_lane_texts(self, graph: Pregel[Any, Any, Any, Any], held: HeldRun) -> None:
         """Remove the texts that a finished run of a lane has left in its checkpoints."""
         if isinstance(graph.checkpointer, BaseCheckpointSaver):
             try:
@@ -237,7 +238,7 @@ class Memories:
             return []
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await recalling
+                return await contain(recalling)
         except Exception as error:
             self._observers.run_event("memory.recall_failed", held, error=type(error).__name__)
             log_failure(held.run.id, error)

@@ -60,7 +60,7 @@ class ProtocolPublisher:
         self._running: set[str] = set()
         self._ends: list[tuple[tuple[str, ...], dict[str, Any]]] = []
 
-    def part(self, mode: str, payload: Any, namespace: Sequence[str]) -> None:
+    def publish_part(self, mode: str, payload: Any, namespace: Sequence[str]) -> None:
         """Publish one part.
 
         Args:

@@ -161,7 +161,7 @@ class EventBuffer:
             self.values = text
         is_doubtful = not self._is_leased()
         if is_doubtful:
-            self.keep()
+            self.start_storing()
         if self.is_stored and (is_doubtful or self._doubtful):
             # Another process may have published events with lower numbers: after this one, subscribers would
             # not get them.
@@ -175,7 +175,7 @@ class EventBuffer:
                 self._storing = asyncio.create_task(self._store())
         return event
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait while more events are pending than the buffer may hold.
 
         Raises:
@@ -199,7 +199,7 @@ class EventBuffer:
         if isinstance(self._failure, Fenced):
             raise self._failure
 
-    def keep(self) -> None:
+    def start_storing(self) -> None:
         """Store the events that are held here, and all later ones; idempotent. After a failure to store
         events, only the end is still stored."""
         self._stores_end = True
@@ -210,13 +210,13 @@ class EventBuffer:
         if self._unstored:
             self._storing = asyncio.create_task(self._store())
 
-    def last(self, data: Any) -> tuple[Event, list[Put]]:
-        """Return the run's end, and the operations that store it in the commit that ends the run. ``over``
+    def make_end(self, data: Any) -> tuple[Event, list[Put]]:
+        """Return the run's end, and the operations that store it in the commit that ends the run. ``close``
         publishes it in this process afterwards."""
         event = Event(self._find_next(), self.run_id, events.END, to_json(data))
         return event, events.puts(self.run_id, [event]) if self.is_stored or self._stores_end else []
 
-    def over(self, event: Event | None) -> None:
+    def close(self, event: Event | None) -> None:
         """Close the buffer: with its last event the run has ended, with ``None`` only this attempt."""
         self.is_over = True
         if event is not None:
@@ -231,7 +231,7 @@ class EventBuffer:
             return self._held[-1].seq
         return None
 
-    async def more(self, after: int) -> None:
+    async def wait_for_more(self, after: int) -> None:
         """Wait until there is an event after a number, or the buffer is closed. No event of a run that this
         process works on is missed, so there is no timeout."""
         if self.is_over or after < (self.newest or 0):
@@ -243,7 +243,7 @@ class EventBuffer:
         finally:
             self._readers.remove(reader)
 
-    def since(self, after: int) -> list[Event] | None:
+    def list_after(self, after: int) -> list[Event] | None:
         """Return the next events after a number, a page of them if there are many; ``None`` if some of them
         are not in memory any more."""
         if after < self.floor:
@@ -389,7 +389,7 @@ class StreamPublisher:
             return
         if self._transformers is not None:
             for part in await self._transformers.end():
-                self._protocol.part(*part)
+                self._protocol.publish_part(*part)
         self._protocol.publish_end()
         if self._transformers is not None:
             # The published values may differ from the state, so they are not those of the run's end.
@@ -400,7 +400,7 @@ class StreamPublisher:
         if self._transformers is not None:
             await self._transformers.fail(error)
 
-    async def part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
+    async def publish_part(self, mode: str, payload: Any, namespace: Sequence[str] = ()) -> None:
         """Publish one part, if its mode was requested.
 
         Args:
@@ -419,10 +419,10 @@ class StreamPublisher:
                 return
         if self._protocol is not None:
             if self._transformers is None:
-                self._protocol.part(mode, payload, namespace)
+                self._protocol.publish_part(mode, payload, namespace)
                 return
-            for part in await self._transformers.parts(mode, payload, namespace):
-                self._protocol.part(*part)
+            for part in await self._transformers.transform(mode, payload, namespace):
+                self._protocol.publish_part(*part)
             return
         path = "|".join(("", *namespace))
         if mode == "messages":
@@ -433,7 +433,7 @@ class StreamPublisher:
         ):
             self._buffer.publish(f"{mode}{path}", to_outgoing(mode, payload), protocol.room_of(mode, payload))
 
-    def event(self, event: Any) -> None:
+    def publish_event(self, event: Any) -> None:
         """Publish one of LangChain's events, unless it is hidden."""
         if _HIDDEN in (event.get("tags") or ()):
             return

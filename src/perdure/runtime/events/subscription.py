@@ -140,7 +140,7 @@ class Subscriptions:
         """Close and unregister a buffer. ``last`` is the end of its run, if the run has ended, and ``ended``
         the state of the run's message then."""
         buffer.ended = ended
-        buffer.over(last)
+        buffer.close(last)
         if last is not None:
             self._next_numbers[buffer.partition] = compute_closed_epoch(buffer.epoch), last.seq + 1
         if self._buffers.get(buffer.partition) is buffer:
@@ -170,7 +170,9 @@ class Subscriptions:
             return held
         return await self._database.arun(events.find_first_free(partition, 0)) - 1
 
-    async def run(self, partition: Partition, run_id: str, after: int = 0) -> AsyncIterator[Event | Standing]:
+    async def follow_run(
+        self, partition: Partition, run_id: str, after: int = 0
+    ) -> AsyncIterator[Event | Standing]:
         """Yield the events of a run after a number, then the state in which it ended: an ``Ended`` if it
         ended in this process while it was followed here.
 
@@ -198,7 +200,7 @@ class Subscriptions:
                         after = found[-1].seq
                         continue
                     if not buffer.is_over:
-                        await buffer.more(after)
+                        await buffer.wait_for_more(after)
                         continue
                     if buffer.ended is not None and buffer.run_id == run_id:
                         yield buffer.ended
@@ -233,7 +235,7 @@ class Subscriptions:
             await news.wait(SELDOM_S if self._will_serve(partition) else pause)
             pause = min(longest, pause * 1.5)
 
-    async def thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
+    async def follow_thread(self, partition: Partition, after: int) -> AsyncIterator[Event]:
         """Yield the events of all runs of a thread after a number, without end.
 
         They include the end of each run that streams.
@@ -250,7 +252,7 @@ class Subscriptions:
             while True:
                 news = self._signals.expect(STORED, partition)
                 buffer = buffers[0] if buffers else None
-                if buffer is not None and (found := buffer.since(after)) is not None:
+                if buffer is not None and (found := buffer.list_after(after)) is not None:
                     is_over = buffer.is_over
                     for event in found:
                         after = event.seq
@@ -319,12 +321,12 @@ def _read_held(buffer: EventBuffer, after: int) -> tuple[int, list[Event] | None
     Raises:
         SubscriberTooSlow: The next event is neither stored nor held any more.
     """
-    found = buffer.since(after)
+    found = buffer.list_after(after)
     if found is not None or buffer.is_in_log(after):
         return after, found
     if after >= buffer.first:
         raise _too_slow_error(buffer)
-    return buffer.floor, buffer.since(buffer.floor)
+    return buffer.floor, buffer.list_after(buffer.floor)
 
 
 def _too_slow_error(buffer: EventBuffer) -> SubscriberTooSlow:

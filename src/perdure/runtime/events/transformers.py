@@ -56,7 +56,7 @@ class StreamTransformers:
             return cls(factories)
         return None
 
-    async def parts(self, mode: str, data: Any, namespace: Sequence[str]) -> Iterator[Part]:
+    async def transform(self, mode: str, data: Any, namespace: Sequence[str]) -> Iterator[Part]:
         """Return the parts that a part of the stream is transformed to. An error of a transformer is raised,
         so that nothing is published that it would have removed."""
         part: Any = {"type": mode, "ns": tuple(namespace), "data": data}

@@ -245,7 +245,7 @@ class CallLimits:
             error.retry_after,
         )
 
-    async def cheaper(self) -> str | None:
+    async def find_cheaper_model(self) -> str | None:
         """Return the cheaper model that a run has to use because a budget is used up, ``None`` if none is."""
         for name, limit in self._limits.items():
             if limit.cheaper is not None and await self._limiter.is_used_up(

@@ -101,11 +101,11 @@ class CallTurn:
                 self._limiter.end(self)
             emit("limit.ended", limit=named)
 
-    async def take(self, limiter: Limiter, tenant: str, within: float | None) -> None:
+    async def wait_for_all(self, limiter: Limiter, tenant: str, within: float | None) -> None:
         """Wait for the turn in each limit, one after the other, in the loop of the limits."""
         self._limiter = limiter
         for number, (name, key, permit) in enumerate(self._permits):
-            share = await limiter.share(tenant, name, key)
+            share = await limiter.get_share(tenant, name, key)
             self._shares[number] = share
             if self.is_over:
                 permit.is_dropped = True
@@ -164,7 +164,7 @@ class Limiter:
         """Run a coroutine in the loop of the limits."""
         return asyncio.run_coroutine_threadsafe(work, self._ensure_loop())
 
-    def soon(self, call: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Call a function in the loop of the limits."""
         self._ensure_loop().call_soon_threadsafe(call, *args)
 
@@ -191,7 +191,7 @@ class Limiter:
             LimitReached: The turn did not come within that time, or a budget is used up.
             Unavailable: The database is unavailable.
         """
-        waiting = self.submit(turn.take(self, tenant, within))
+        waiting = self.submit(turn.wait_for_all(self, tenant, within))
         try:
             await asyncio.wrap_future(waiting)
         except BaseException:
@@ -200,7 +200,7 @@ class Limiter:
 
     def acquire_blocking(self, turn: CallTurn, tenant: str, within: float | None = None) -> None:
         """Wait as ``acquire`` does, and block the OS thread."""
-        waiting = self.submit(turn.take(self, tenant, within))
+        waiting = self.submit(turn.wait_for_all(self, tenant, within))
         try:
             waiting.result()
         except BaseException:
@@ -209,13 +209,13 @@ class Limiter:
 
     def drop(self, turn: CallTurn) -> None:
         """Release an unused turn, or remove a waiting one from the queue, from any OS thread."""
-        self.soon(partial(turn.end, is_used=False))
+        self.call_soon(partial(turn.end, is_used=False))
 
     def end(self, turn: CallTurn, tokens: int | None = None, cost: int | None = None) -> None:
         """Release a turn, from any OS thread; see ``KeyShare.release``."""
-        self.soon(turn.end, tokens, cost)
+        self.call_soon(turn.end, tokens, cost)
 
-    async def share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
+    async def get_share(self, tenant: str, name: str, key: Mapping[str, str]) -> KeyShare:
         """Return this process's share in a limit for a key."""
         limit = await self._load_limit(tenant, name)
         place = stored.place(tenant, self._handle.alias, name, key)

@@ -45,13 +45,13 @@ class Permits:
     def __len__(self) -> int:
         return sum(count for _, count in self._spans)
 
-    def ready(self, now: float) -> int:
+    def count_ready(self, now: float) -> int:
         """Return the number of permits that can be used now."""
         return sum(
             max(0, min(count, math.floor((now - first) / self._interval) + 1)) for first, count in self._spans
         )
 
-    def moment(self, number: int = 1) -> float | None:
+    def find_moment(self, number: int = 1) -> float | None:
         """Return the moment from which so many permits can be used, ``None`` if there are fewer."""
         for first, count in self._spans:
             if number <= count:

@@ -152,7 +152,7 @@ class KeyShare:
         # The permits that were received may be usable only a moment later.
         moment = None
         if self.limit.rate is not None:
-            moment = self._calls.moment()
+            moment = self._calls.find_moment()
         if not turn.done() and moment is not None:
             wait = moment - self._loop.time()
             if wait <= _SOON_S:
@@ -166,12 +166,12 @@ class KeyShare:
         if self.limit.rate is not None and (permit is None or permit.begins):
             # Permits are granted before the moments from which they are valid: the call has to wait for its
             # own.
-            again = max(again, self._calls.moment() or again + HORIZON_S)
+            again = max(again, self._calls.find_moment() or again + HORIZON_S)
         after = max(0.05, again - self._loop.time())
-        text = f"limit {self.at.limit!r}{self._of()} is reached; try again in {after:.1f} s"
+        text = f"limit {self.at.limit!r}{self._describe_key()} is reached; try again in {after:.1f} s"
         return LimitPending(text, self.at.limit, after)
 
-    def _of(self) -> str:
+    def _describe_key(self) -> str:
         """Return the key as it follows the limit's name in errors."""
         return "".join(f" of {what} {name!r}" for what, name in self.at.key.items())
 
@@ -255,7 +255,7 @@ class KeyShare:
 
     def _grant(self) -> None:
         """Grant permits as long as there are amounts for them, users in turn."""
-        while (permit := self._waiting.first()) is not None and self._begin(permit):
+        while (permit := self._waiting.find_first()) is not None and self._begin(permit):
             self._waiting.grant(permit)
 
     def _begin(self, permit: Permit) -> bool:
@@ -278,7 +278,7 @@ class KeyShare:
             money = found
             held.may_exceed = False
         if takes_permit:
-            permit.moment = self._calls.moment()
+            permit.moment = self._calls.find_moment()
             self._calls.use()
         if limit.tokens is not None:
             self._tokens.use(owed)
@@ -293,7 +293,7 @@ class KeyShare:
     @staticmethod
     def _is_ready(permits: Permits, number: int, now: float) -> bool:
         permits.lapse(now)
-        moment = permits.moment(number)
+        moment = permits.find_moment(number)
         return moment is not None and moment <= now
 
     def _estimate(self) -> int:
@@ -306,7 +306,7 @@ class KeyShare:
         accumulate; the call owes the rest."""
         use, burst = self._use, self.limit.token_burst
         self._tokens.lapse(now)
-        if use.debt > 0 and (paid := min(self._tokens.ready(now), math.ceil(use.debt))):
+        if use.debt > 0 and (paid := min(self._tokens.count_ready(now), math.ceil(use.debt))):
             self._tokens.use(paid)
             use.debt -= paid
         if use.debt > 0:
@@ -388,7 +388,7 @@ class KeyShare:
 
     @staticmethod
     def _list_times(permits: Permits, number: int, now: float) -> list[float]:
-        moment = permits.moment(number)
+        moment = permits.find_moment(number)
         if permits.ends - _LEAD_S > now:
             times = [permits.ends - _LEAD_S]
         else:
@@ -469,9 +469,9 @@ class KeyShare:
         ):
             # The processes disagree on the time: the clock of the database was set.
             self._clock.forget()
-        self._take(taken, demand, now, asked_at)
+        self._apply_taken(taken, demand, now, asked_at)
 
-    def _take(self, taken: Taken, demand: Demand, now: int, asked_at: float) -> None:
+    def _apply_taken(self, taken: Taken, demand: Demand, now: int, asked_at: float) -> None:
         held, use, share = self._held, self._use, taken.share
         if taken.is_first and taken.document is not None:
             held.known = (taken.document,)
@@ -507,8 +507,8 @@ class KeyShare:
 
     def _budget_error(self, after: float) -> LimitReached:
         text = (
-            f"limit {self.at.limit!r}{self._of()}: the budget of {self.limit.budget:g} per day is used up; "
-            f"it is available again in {after:.0f} s"
+            f"limit {self.at.limit!r}{self._describe_key()}: the budget of {self.limit.budget:g} per day is "
+            f"used up; it is available again in {after:.0f} s"
         )
         kind = LimitPending if self.limit.at_end == "wait" else LimitReached
         return kind(text, self.at.limit, after)

@@ -71,7 +71,7 @@ class WaitingPermits:
             if not queue:
                 del self._by_user[permit.user]
 
-    def first(self) -> Permit | None:
+    def find_first(self) -> Permit | None:
         """Return the permit whose turn is next, ``None`` if none waits; forget those that are not awaited."""
         for user, queue in list(self._by_user.items()):
             while queue and queue[0].turn is not None and queue[0].turn.done():

@@ -317,7 +317,7 @@ async def show(walk: ThreadWalk, run_id: str, thread_id: str | None = None) -> R
     if thread_id is not None:
         partition = Partition(tenant, thread_id)
         row = await database.arun(load_row(partition))
-        found = await database.arun(detail(partition, run_id, row))
+        found = await database.arun(read_detail(partition, run_id, row))
     if found is None:
         if thread_id is None:
             where = "there is"
@@ -343,7 +343,7 @@ async def _search_thread(walk: ThreadWalk, run_id: str) -> str | None:
     return None
 
 
-def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> Program[RunDetail | None]:
+def read_detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> Program[RunDetail | None]:
     """Return a run of a thread, ``None`` if there is none; ``row`` is the thread, if it was read."""
     runs, latest_runs, heads, keys = yield from ask(
         Fetch(
@@ -361,7 +361,7 @@ def detail(partition: Partition, run_id: str, row: ThreadRow | None = None) -> P
         joined = yield from inbox.find(partition, run_id)
         if joined is None or joined.run is None or joined.run.id == run_id:
             return None
-        return (yield from detail(partition, joined.run.id, row))
+        return (yield from read_detail(partition, joined.run.id, row))
     run = read_one(partition, Run.read, runs[0])
     later_states = [record.fields["state"] for record in latest_runs if record.fields["first"] > run.first]
     head = heads[0].fields["checkpoint_id"] if heads else ""

@@ -100,7 +100,7 @@ def _plan(
         if pinned is not None and pinned < saver.schema.version:
             return ThreadPlan(thread_id, version, pinned, (), ())
         state = read_state(graph, config, subgraphs=True)
-        namespaces = handle_of(database).run(history.namespaces(partition))
+        namespaces = handle_of(database).run(history.read_namespaces(partition))
         problems = [
             *_find_lost(graph, saver, state, config),
             *_find_hidden(graph, saver.schema, namespaces),
@@ -155,7 +155,7 @@ def _find_hidden(graph: Pregel[Any, Any, Any, Any], schema: Schema, stored: Iter
         return node in nodes.get(tuple(path), ())
 
     for name in filter(is_by_name, stored):
-        present = names.present(name)
+        present = names.rename(name)
         levels = zip(name.split("|"), present.split("|"), strict=True)
         others = map("|".join, itertools.product(*levels))
         if present != name and not has(present) and (found := next(filter(has, others), None)):

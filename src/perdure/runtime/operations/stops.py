@@ -106,7 +106,7 @@ async def _list_unfinished(
     unfinished = [Standing(message, None) for message in postponed]
     after: int | None = None
     while True:
-        page = await database.arun(inbox.latest(partition, _PAGE, after, settings.max_batch))
+        page = await database.arun(inbox.read_latest(partition, _PAGE, after, settings.max_batch))
         for standing in page:
             if standing.run is not None and standing.run.state != OPEN and standing.run.attempts:
                 return unfinished  # All before it have ended.

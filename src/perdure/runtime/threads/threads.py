@@ -99,7 +99,7 @@ class Threads:
         Returns:
             The thread, or None if it exists already.
         """
-        if await self.look(thread_id) is not None:
+        if await self.find(thread_id) is not None:
             return None
         now = await self._context.clock.now()
         body = self._make_body(metadata, ttl, now)
@@ -113,13 +113,13 @@ class Threads:
             return None
         return row_of(partition, made)
 
-    async def look(self, thread_id: str) -> ThreadRow | None:
+    async def find(self, thread_id: str) -> ThreadRow | None:
         """Return a thread as it is now, or None."""
         return await self._database.arun(load_row(self._partition(thread_id)))
 
     async def get(self, thread_id: str) -> ThreadRow:
-        """Return a thread as ``look`` does. ``NotFound`` if it does not exist."""
-        row = await self.look(thread_id)
+        """Return a thread as ``find`` does. ``NotFound`` if it does not exist."""
+        row = await self.find(thread_id)
         if row is None:
             raise missing_error(thread_id)
         return row
@@ -171,7 +171,7 @@ class Threads:
             NotFound: there is no such thread.
             Contention: the document has another version than ``seen``, or changes all the time.
         """
-        if await self._read_document(thread_id) is None and (row := await self.look(thread_id)) is not None:
+        if await self._read_document(thread_id) is None and (row := await self.find(thread_id)) is not None:
             await self.adopt(row)
         now = await self._context.clock.now()
         for _ in range(ATTEMPTS):
@@ -243,7 +243,7 @@ class Threads:
     async def remove(self, thread_id: str) -> bool:
         """Remove a thread with everything in it, and return True if it existed. A run that is under way
         stores nothing more."""
-        row = await self.look(thread_id)
+        row = await self.find(thread_id)
         await self._control.delete(self._partition(thread_id))
         return row is not None
 

@@ -39,19 +39,25 @@ from perdure.runtime.agents.agent import Agent, describe_unknown_nodes
 from perdure.runtime.agents.graph_factories import Factory
 from perdure.runtime.agents.graphs import Graphs
 from perdure.runtime.agents.run_context import context_of, mirror
-from perdure.runtime.agents.run_user import USER, USER_ID, GraphUser, user_of
+from perdure.runtime.agents.run_user import USER, user_of
 from perdure.runtime.events.protocol import BY_BLOCK
 from perdure.runtime.events.publisher import EventBuffer, StreamPublisher
 from perdure.runtime.limits.call_limits import CALLER, CallLimits
 from perdure.runtime.nodes.callback_handlers import with_handlers
 from perdure.runtime.nodes.effects import EffectJournal
 from perdure.runtime.nodes.graphs_without_checkpoints import let_steps_end
-from perdure.runtime.nodes.interrupt_answers import is_by_name, remove_unnamed, select_still_to_give
+from perdure.runtime.nodes.interrupt_answers import (
+    is_by_name,
+    refuse_to_ask_again,
+    remove_unnamed,
+    select_still_to_give,
+)
 from perdure.runtime.nodes.model_calls import Emit, ModelCalls
 from perdure.runtime.nodes.question_rules import QuestionRules
 from perdure.runtime.nodes.repeatable_task_names import with_places
-from perdure.runtime.nodes.steering import STEERING, Steering
+from perdure.runtime.nodes.steering import STEERING, Steering, carry_untracked
 from perdure.runtime.options import CLOSED, WEBHOOK, Options
+from perdure.runtime.threads.user_and_title import user_of_config
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 """Tenant of the current run."""
@@ -112,7 +118,7 @@ async def attempt(
         NotFound: The checkpoint to start from is not stored.
     """
     options = Options.read(held.messages[0].options)
-    if views.limits is not None and (cheaper := await views.limits.cheaper()) is not None:
+    if views.limits is not None and (cheaper := await views.limits.find_cheaper_model()) is not None:
         options = _with_model(options, cheaper)
     tenant = held.partition.tenant
     making = graphs.open(
@@ -164,10 +170,11 @@ async def _attempt(
     has_begun = begun_at is not None
     is_given_once = RESUME in held.messages[0].payload or COMMAND in held.messages[0].payload
     given = None if is_given_once and has_begun else agent.to_input(held.messages)
+    answered = frozenset[str]()
     if isinstance(given, Command):
         if (unknown := describe_unknown_nodes(graph, given)) is not None:
             raise NotAllowed(unknown)
-        given = await select_still_to_give(graph, head_config, held, given, views.steering.database)
+        given, answered = await select_still_to_give(graph, head_config, held, given, views.steering.database)
         has_begun = given is None
     if options.checkpoint_id is not None and not has_begun:
         config = _start_at(config, options.checkpoint_id)
@@ -177,11 +184,13 @@ async def _attempt(
     is_read = not has_begun and (agent.memory is not None or agent.conversation is not None)
     stored = await _read_values(graph, config) if is_read else None
     if agent.memory is not None:
-        earlier_messages = await views.memories.before(agent.memory, graph, config, held, stored)
+        earlier_messages = await views.memories.load_earlier_messages(
+            agent.memory, graph, config, held, stored
+        )
     if agent.memory is not None and stored is not None:
-        given = await views.memories.input(agent.memory, config, held, given, stored)
+        given = await views.memories.prepare_input(agent.memory, config, held, given, stored)
     if agent.conversation is not None and stored is not None:
-        given = await views.conversations.input(agent.conversation, held, given, stored)
+        given = await views.conversations.prepare_input(agent.conversation, held, given, stored)
     if isinstance(given, Command) and _only_ends(given):
         await _clear_next_tasks(
             graph, config, head_config, _make_publisher(graph, held, buffer, begun_at, journal.waits)
@@ -195,8 +204,10 @@ async def _attempt(
     values = await _steer(
         graph, given, (config, head_config), call_options, held, (views.steering, buffer, publisher)
     )
-    held = views.steering.current(held)
+    held = views.steering.add_taken(held)
     interrupts = values.get(INTERRUPT, ()) if isinstance(values, Mapping) else ()
+    if interrupts:
+        await refuse_to_ask_again(graph, head_config, answered)
     snapshot: StateSnapshot | None = None
     has_channel = held.run.channel not in ("", WEBHOOK)
     if _may_pause(graph, options) or has_channel:
@@ -240,13 +251,14 @@ async def _steer(
     if steering.first_look is not None:
         # The task reports its own failure. If this attempt is cancelled, the worker ends the task.
         await asyncio.wait([steering.first_look])
+    running = carry_untracked(graph)
     while True:
         steering.control.begin()
         try:
-            values = await _invoke(graph, given, config, call_options, buffer, publisher)
+            values = await _invoke(running, given, config, call_options, buffer, publisher)
         except GraphDrained:
             await steering.write_between_steps(graph, head_config, held)
-            given, config = None, steering.go_on(graph, head_config)
+            given, config = None, steering.make_next_config(graph, head_config)
         except asyncio.CancelledError as cancelled:
             # The exception's arguments contain the task in which LangGraph's last writes continue.
             for left in cancelled.args:
@@ -256,6 +268,7 @@ async def _steer(
                 await publisher.fail(cancelled)
             raise
         except Exception as error:
+            steering.name_limit(error, graph, head_config)
             if publisher is not None:
                 await publisher.fail(error)
             raise
@@ -282,7 +295,7 @@ async def _clear_next_tasks(
     if publisher is not None:
         if "values" in publisher.stream_modes:
             values = select_outputs(graph, (await aread_state(graph, head_config)).values)
-            await publisher.part("values", values, ())
+            await publisher.publish_part("values", values, ())
         await publisher.publish_end()
 
 
@@ -408,8 +421,8 @@ async def _invoke(
                 values = payload
             elif not namespace and mode == "updates" and isinstance(payload, dict) and INTERRUPT in payload:
                 interrupts += payload[INTERRUPT]
-            await publisher.part(mode, payload, namespace)
-            await buffer.room()
+            await publisher.publish_part(mode, payload, namespace)
+            await buffer.wait_for_room()
     result = values if isinstance(values, dict) else {}
     if interrupts:
         return {**result, INTERRUPT: tuple(interrupts)}
@@ -440,7 +453,7 @@ async def _stream_parts(
             if event["event"] == "on_chain_stream" and event["run_id"] == str(run_id):
                 yield event["data"]["chunk"]
             else:
-                publisher.event(event)
+                publisher.publish_event(event)
 
 
 def config_of(
@@ -486,9 +499,7 @@ def config_of(
     }
     rest = {**agent.config, **options.config}
     config = cast(RunnableConfig, {**rest, "configurable": configurable, "metadata": metadata})
-    verified = configurable.get(USER)
-    user = configurable.get(USER_ID) or (verified.identity if isinstance(verified, GraphUser) else "")
-    calls = ModelCalls(views.called, views.prices, str(user), views.answers)
+    calls = ModelCalls(views.called, views.prices, user_of_config(config) or "", views.answers)
     handlers: list[BaseCallbackHandler] = [calls]
     if views.limits is not None:
         # Time that a call waited for its turn does not count for its model.

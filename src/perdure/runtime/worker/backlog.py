@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from perdure.database.handle import DatabaseHandle
 from perdure.model.ops import FindDue
 from perdure.model.program import ask
-from perdure.runtime.worker.fairness import Due, in_turn
+from perdure.runtime.worker.fairness import Due, choose_in_turn
 
 _PAGE = 1000
 _PAGES = 8
@@ -102,7 +102,7 @@ class Backlog:
         """Add a queue that this process made due itself."""
         self._new.setdefault(due, None)
 
-    async def look(self, now: int, time: float, serving: Mapping[Due, object], enough: int) -> int:
+    async def read_due(self, now: int, time: float, serving: Mapping[Due, object], enough: int) -> int:
         """Read due queues, a bounded number of pages, and return how many can be tried.
 
         Args:
@@ -175,7 +175,7 @@ class Backlog:
         order: Iterator[Due] = chain(
             islice(self._retried, first), self._new, islice(self._retried, first, None)
         )
-        chosen = in_turn(order, running, slots, per_tenant)
+        chosen = choose_in_turn(order, running, slots, per_tenant)
         for due in chosen:
             self.take_one(due)
         return chosen
@@ -190,7 +190,7 @@ class Backlog:
         self._tried.pop(due, None)
         self._drop(due)
 
-    def in_vain(self, due: Due, time: float, reason: Reason | None = None, *, failed: bool = False) -> None:
+    def postpone(self, due: Due, time: float, reason: Reason | None = None, *, failed: bool = False) -> None:
         """Put off a queue on which this worker found nothing to do, or which ``failed``.
 
         Args:

@@ -19,6 +19,7 @@ from perdure.errors import Unavailable
 from perdure.model.records import Partition
 from perdure.model.runs.queue import IN, Lane
 from perdure.runtime.jitter import spread
+from perdure.runtime.nodes.contained_exits import contain, create_contained_task
 from perdure.runtime.notifications import ENDED, PollDelay
 from perdure.runtime.runtime_context import RuntimeContext
 from perdure.runtime.worker.backlog import Backlog, Failing, Foreign, Limited, Reason
@@ -27,6 +28,9 @@ from perdure.runtime.worker.fairness import Due
 
 _STALE_S = 1.0
 """Seconds for which the result of a poll is used before the next poll."""
+_EARLY_S = 0.001
+"""Seconds by which a timer is set later than a queue is due: uvloop rounds to milliseconds, and a queue that
+is served before it is due would wait for the next poll."""
 _CANCEL_WAIT_S = 10.0
 """Maximum seconds to wait for work that was asked to release what it holds."""
 _REPORTED_EVERY_S = 60.0
@@ -72,7 +76,7 @@ class Dispatch:
         """Queues that ``serve_reserved`` was called for while they were served."""
         self._awaited: dict[Due, Counter[Partition]] = {}
         """Threads for whose runs the run of a queue waits."""
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._timers: set[asyncio.Handle] = set()
         self._wake = asyncio.Event()
         self._context = copy_context()
         self.is_stopping = False
@@ -97,8 +101,9 @@ class Dispatch:
         self._wake.set()
         for timer in self._timers:
             timer.cancel()
+        self._timers.clear()
 
-    async def idle(self, within: float) -> int:
+    async def wait_until_idle(self, within: float) -> int:
         """Wait at most ``within`` seconds until no queue is served, and return how many still are."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):
@@ -199,19 +204,21 @@ class Dispatch:
         due = (partition, lane.name)
         delay = (lane.due_at - now) / 1_000_000
         if delay <= 0:
-            self.soon(due)
+            self.serve_soon(due)
         else:
-            self.later(due, delay)
+            self.serve_later(due, delay)
 
-    def later(self, due: Due, delay: float) -> None:
+    def serve_later(self, due: Due, delay: float) -> None:
         """Serve a queue in ``delay`` seconds, as soon as there is a free slot then."""
-        if self.is_stopping:
+        if self.is_stopping or self._waits_for_calls:
             return
-        if self._waits_for_calls:
-            return
-        loop = asyncio.get_running_loop()
-        self._timers = {t for t in self._timers if not t.cancelled() and t.when() > loop.time()}
-        self._timers.add(loop.call_later(delay, self.soon, due))
+
+        def serve() -> None:
+            self._timers.discard(timer)
+            self.serve_soon(due)
+
+        timer = asyncio.get_running_loop().call_later(delay + _EARLY_S, serve)
+        self._timers.add(timer)
 
     def is_served(self, due: Due) -> bool:
         """Return True if this process serves a queue now."""
@@ -274,7 +281,7 @@ class Dispatch:
         self._serve(due)
         return True
 
-    def soon(self, due: Due) -> None:
+    def serve_soon(self, due: Due) -> None:
         """Serve a queue as soon as there is a free slot."""
         if self.is_stopping:
             return
@@ -357,7 +364,7 @@ class Dispatch:
 
     def _serve(self, due: Due) -> None:
         # The caller may be within a request or another run, whose context is not this run's.
-        task = asyncio.create_task(self._serve_turns(due), context=self._context.copy())
+        task = create_contained_task(self._serve_turns(due), self._context.copy())
         self._serving[due] = task
         task.add_done_callback(lambda _: self._note_done(due))
 
@@ -414,7 +421,7 @@ class Dispatch:
         if slots <= 0 and not self._awaited:
             return
         now, time = await self._clock.now(), asyncio.get_running_loop().time()
-        ready = await self._backlog.look(now, time, self._serving, slots)
+        ready = await self._backlog.read_due(now, time, self._serving, slots)
         self._report(time)
         self._fill()
         due_at = self._backlog.next_due_at
@@ -475,28 +482,28 @@ class Dispatch:
         _SERVED.set((self, due))
         time = asyncio.get_running_loop().time
         try:
-            more = await self._work[name](partition)
+            more = await contain(self._work[name](partition))
             was_useful = isinstance(more, bool)
             while more is True and not self.is_stopping:
                 if self._backlog:
                     # Others wait: this queue gets another turn later.
                     self._to_serve_again.add(due)
                     break
-                more = await self._work[name](partition)
+                more = await contain(self._work[name](partition))
         except Unavailable as error:
             self._observers.event("worker.unavailable", error=type(error).__name__)
-            self._backlog.in_vain(due, time(), failed=True)
+            self._backlog.postpone(due, time(), failed=True)
         except Exception as error:
             # Other queues are served on; this one is retried with backoff.
             self._observers.event(
                 "worker.error", tenant=partition.tenant, thread=partition.thread, error=type(error).__name__
             )
-            self._backlog.in_vain(due, time(), Failing(name, type(error).__name__), failed=True)
+            self._backlog.postpone(due, time(), Failing(name, type(error).__name__), failed=True)
         else:
             if was_useful:
                 self._backlog.note_served(due)
             else:
-                self._backlog.in_vain(due, time(), None if isinstance(more, bool) else more)
+                self._backlog.postpone(due, time(), None if isinstance(more, bool) else more)
 
 
 async def _wait_for_end(task: asyncio.Future[Any]) -> None:

@@ -11,7 +11,7 @@ Due = tuple[Partition, str]
 """Thread and the name of its queue."""
 
 
-def in_turn(
+def choose_in_turn(
     due: Iterable[Due], running: Mapping[str, int], slots: int, per_tenant: int | None
 ) -> Sequence[Due]:
     """Choose at most ``slots`` of the due queues, in order for each tenant.

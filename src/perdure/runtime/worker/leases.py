@@ -85,7 +85,7 @@ class Leases:
         self.working: dict[Partition, Working] = {}
         self.starting: dict[Partition, Starting] = {}
 
-    def over(self, partition: Partition) -> int | None:
+    def get_earlier_epoch(self, partition: Partition) -> int | None:
         """Return the epoch that a thread had before its starting run was claimed, if that is known."""
         starting = self.starting.get(partition)
         if starting is None:
@@ -121,7 +121,7 @@ class Leases:
                 "database answered, and another worker may hold the run; this one stores nothing more"
             )
 
-    async def beat(self) -> None:
+    async def keep_renewing(self) -> None:
         """Renew the leases of all runs under way, three times per lease duration. Each is renewed by itself,
         so that a renewal that the database does not answer delays no other."""
         while True:
@@ -145,7 +145,7 @@ class Leases:
         starting = self.starting.pop(partition, Starting(working.held.run.id))
         self.working[partition] = working
         if working.held.lane.pending or starting.has_message:
-            working.steering.first_look = self._start_soon(self._look(working))
+            working.steering.first_look = self._start_soon(self._check_for_messages(working))
         if starting.is_asked:
             self._start_soon(self._renew(working))
         if starting.how:
@@ -189,12 +189,12 @@ class Leases:
         working = self.working.get(partition)
         if working is None:
             return False
-        self._start_soon(self._look(working))
+        self._start_soon(self._check_for_messages(working))
         return True
 
-    async def _look(self, working: Working) -> None:
+    async def _check_for_messages(self, working: Working) -> None:
         try:
-            await working.steering.look()
+            await working.steering.check_for_messages()
         except Fenced:
             working.cancel("lost")
         except PerdureError as error:

@@ -44,7 +44,9 @@ class RunBuffers:
         """Make the buffer of a run and register it with the subscriptions."""
         context, partition = self._context, held.partition
         now = await context.clock.now()
-        first = context.subscriptions.find_first_free(partition, now, self._leases.over(partition))
+        first = context.subscriptions.find_first_free(
+            partition, now, self._leases.get_earlier_epoch(partition)
+        )
         if first is None:
             first = await context.database.arun(events.find_first_free(partition, now))
         buffer = EventBuffer(
@@ -62,15 +64,15 @@ class RunBuffers:
         context.subscriptions.register(buffer)
         starting = self._leases.starting.get(partition)
         if starting is not None and starting.is_followed:
-            buffer.keep()
+            buffer.start_storing()
         return buffer
 
-    def keep(self, is_meant: Callable[[Partition], bool]) -> None:
+    def start_storing(self, is_meant: Callable[[Partition], bool]) -> None:
         """Store the past and future events of the runs of some threads, because another process follows
         them."""
         for buffer in self._buffers.values():
             if is_meant(buffer.partition):
-                buffer.keep()
+                buffer.start_storing()
         for partition, starting in self._leases.starting.items():
             starting.is_followed = starting.is_followed or is_meant(partition)
 
@@ -81,7 +83,7 @@ class RunBuffers:
             return None, []
         await buffer.flush()
         shown = {name: value for name, value in ending.note.items() if name not in (TRACEBACK, NODE, WAITS)}
-        last, puts = buffer.last({"run_id": held.run.id, "state": ending.state, **shown})
+        last, puts = buffer.make_end({"run_id": held.run.id, "state": ending.state, **shown})
         if puts:
             kept_us = round(self._context.settings.keep_events * 1_000_000)
             until = self._context.clock.estimate() + kept_us

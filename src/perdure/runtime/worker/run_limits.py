@@ -97,7 +97,7 @@ class RunLimits:
         came.set_result(None)
         self._add_waiting(partition, _Waiting(keys, turn, came))
 
-    def refuse(self, turn: CallTurn) -> None:
+    def give_back(self, turn: CallTurn) -> None:
         """Give back the turn of a message that was not stored."""
         self._limiter.drop(turn)
 
@@ -182,7 +182,7 @@ class RunLimits:
 
     def _wait(self, partition: Partition, keys: LimitKeys, turn: CallTurn) -> None:
         loop = asyncio.get_running_loop()
-        coming = self._limiter.submit(turn.take(self._limiter, partition.tenant, math.inf))
+        coming = self._limiter.submit(turn.wait_for_all(self._limiter, partition.tenant, math.inf))
         waiting = _Waiting(keys, turn, coming)
         self._add_waiting(partition, waiting)
         coming.add_done_callback(lambda _: loop.call_soon_threadsafe(self._note_arrival, partition, waiting))

@@ -60,12 +60,12 @@ class Worker:
         for loop in self._loops:
             loop.cancel()
         self._prepare()
-        self._loops = [asyncio.create_task(self.runner.leases.beat())]
+        self._loops = [asyncio.create_task(self.runner.leases.keep_renewing())]
         if polls:
             self._loops.append(asyncio.create_task(self.dispatch.run()))
         runner = self.runner
         self._context.notifications.serve(
-            self.dispatch.summons.hear, runner.leases.renew_now, runner.buffers.keep
+            self.dispatch.summons.schedule_now, runner.leases.renew_now, runner.buffers.start_storing
         )
         self._context.subscriptions.serve(self.dispatch.will_serve)
 
@@ -138,7 +138,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         self._prepare(waits_for_calls=True)
-        beat = asyncio.create_task(self.runner.leases.beat())
+        beat = asyncio.create_task(self.runner.leases.keep_renewing())
         try:
             while True:
                 now = await self._context.clock.now()
@@ -191,7 +191,7 @@ class Worker:
         for loop in self._loops[1:]:
             loop.cancel()
         try:
-            await self.dispatch.idle(within)
+            await self.dispatch.wait_until_idle(within)
         finally:
             # Also if the caller is cancelled: a run left here would keep its lease for ever.
             await self._release_rest()
@@ -199,14 +199,14 @@ class Worker:
     async def _release_rest(self) -> None:
         """Release what is under way, and end everything that ``start`` began."""
         try:
-            behind = await self.dispatch.idle(0)
+            behind = await self.dispatch.wait_until_idle(0)
             if behind:
                 self.runner.hand_over()
-                behind = await self.dispatch.idle(CANCEL_WAIT_S)
+                behind = await self.dispatch.wait_until_idle(CANCEL_WAIT_S)
             if self.beginning:
                 # These tasks release what they have claimed, or have it served if the claim is in doubt.
                 await asyncio.wait(set(self.beginning), timeout=CANCEL_WAIT_S)
-                behind = await self.dispatch.idle(CANCEL_WAIT_S)
+                behind = await self.dispatch.wait_until_idle(CANCEL_WAIT_S)
             if behind:
                 self._context.observers.event("worker.left_behind", runs=behind)
         finally:
@@ -230,7 +230,7 @@ class Worker:
                 "message.unreadable", tenant=partition.tenant, thread=partition.thread, message=name
             )
         self._context.queues.forget(partition)
-        self.dispatch.soon((partition, IN))
+        self.dispatch.serve_soon((partition, IN))
         return brought.has_more
 
     async def _wake(self, partition: Partition) -> bool | None:
@@ -256,14 +256,14 @@ class Worker:
                 context.observers.event("signal.delivered", **about, signal=woken.signal)
             context.queues.forget(partition)
             context.subscriptions.wake(partition)
-            self.dispatch.soon((partition, IN))
+            self.dispatch.serve_soon((partition, IN))
         for name in woken.unfit:
             context.observers.event("signal.too_large", **where, signal=name)
         if woken.reminded:
             context.observers.event("question.reminded", **where, questions=woken.reminded)
             context.subscriptions.wake(partition)
         if woken.has_replies:
-            self.dispatch.soon((partition, OUT))
+            self.dispatch.serve_soon((partition, OUT))
         if woken.reminded:
             # One commit may not have room for all reminders.
             return True

@@ -38,7 +38,7 @@ async def thread_of(caller: Caller, assistant_id: str, context_id: str) -> str:
     """Return the thread that an agent has in a context, or would begin."""
     if await _has_own(caller, assistant_id, context_id):
         return own_thread_of(assistant_id, context_id)
-    row = await caller.threads.look(context_id)
+    row = await caller.threads.find(context_id)
     is_of_other_agent = row is not None and has_run(row) and was_run_by_other_agent(row, assistant_id)
     if is_of_other_agent:
         return own_thread_of(assistant_id, context_id)
@@ -71,4 +71,4 @@ async def _has_own(caller: Caller, assistant_id: str, context_id: str) -> bool:
     """Return True if an agent's thread in a context is one of its own, not the context's."""
     if _OWN.fullmatch(context_id) is not None:
         return True
-    return await caller.threads.look(own_thread_of(assistant_id, context_id)) is not None
+    return await caller.threads.find(own_thread_of(assistant_id, context_id)) is not None

@@ -216,7 +216,7 @@ class DurableTasks(RequestHandler):
         if not self._shares_contexts:
             thread_id = await thread_of(self._caller, self._assistant.assistant_id, context_id)
         try:
-            await self._caller.thread(thread_id, "read")
+            await self._caller.authorize_thread(thread_id, "read")
         except NotFound:
             return (), None
         return await list_tasks(self._caller.runtime, thread_id, size, before)
@@ -258,7 +258,7 @@ class DurableTasks(RequestHandler):
         """Return a receiver of a task."""
         async with translate_errors():
             task = await self._find_task(params.task_id, "read")
-            for config in await push.configs(self._caller.runtime, task):
+            for config in await push.read_configs(self._caller.runtime, task):
                 if config["id"] == params.id:
                     return _make_push_config(task, config)
             raise TaskNotFoundError(f"task {task.id!r} has no push notification config {params.id!r}")
@@ -270,7 +270,7 @@ class DurableTasks(RequestHandler):
         """Return the receivers of a task."""
         async with translate_errors():
             task = await self._find_task(params.task_id, "read")
-            found = await push.configs(self._caller.runtime, task)
+            found = await push.read_configs(self._caller.runtime, task)
             shown = [_make_push_config(task, config) for config in found]
             return types.ListTaskPushNotificationConfigsResponse(configs=shown)
 
@@ -294,6 +294,9 @@ class DurableTasks(RequestHandler):
     async def _accept(self, params: types.SendMessageRequest, context: ServerCallContext) -> DurableTask:
         """Store a message as a run, and return its task. For a message that was sent before, return the task
         that it has already."""
+        if params.message.role == types.Role.ROLE_AGENT:
+            raise InvalidParamsError("a message to an agent has the role ROLE_USER, not ROLE_AGENT")
+        _read_history_length(params.configuration)
         message = MessageToDict(params.message)
         protocol: dict[str, Any] = {
             "name": A2A,
@@ -405,7 +408,7 @@ class DurableTasks(RequestHandler):
         """Return a task of the assistant, if the user may perform an action on its context."""
         try:
             thread_id, run_id = split_task_id(task_id)
-            await self._caller.thread(thread_id_of(thread_id), to, **value)
+            await self._caller.authorize_thread(thread_id_of(thread_id), to, **value)
         except ValueError as error:
             raise TaskNotFoundError(f"there is no task {task_id!r}: {error}") from error
         except (NotFound, Refusal) as error:
@@ -421,7 +424,7 @@ class DurableTasks(RequestHandler):
     async def _wait_for_end(self, task: DurableTask) -> DurableTask:
         await self._rights.watch(task.thread_id)
         try:
-            return task.after(await wait_for_end(self._caller, task.thread_id, task.run_id))
+            return task.with_standing(await wait_for_end(self._caller, task.thread_id, task.run_id))
         except Unavailable:
             if not self._caller.host.closing.is_set():
                 raise
@@ -466,7 +469,7 @@ class DurableTasks(RequestHandler):
                     begun_messages.add(message_id)
             if standing is None:
                 raise _shutdown_error()
-            task = task.after(standing)
+            task = task.with_standing(standing)
             final = await self._to_task(task, None)
             for artifact in final.artifacts:
                 yield types.TaskArtifactUpdateEvent(**names, artifact=artifact, last_chunk=True)
@@ -486,17 +489,14 @@ class DurableTasks(RequestHandler):
         raise _shutdown_error()
 
     async def _to_task(self, task: DurableTask, asked: Any) -> types.Task:
+        most = _read_history_length(asked)
         shown = await describe_task(self._caller.runtime, task)
-        if asked is not None and asked.HasField("history_length"):
-            most = asked.history_length
-            if most:
-                shown["history"] = shown["history"][-most:]
-            else:
-                shown["history"] = []
+        if most is not None:
+            shown["history"] = shown["history"][-most:] if most else []
         return parse_lenient(shown, types.Task())
 
     async def _takes_messages(self) -> bool:
-        async with self._caller.graph(self._assistant.graph_id, "threads.create_run") as graph:
+        async with self._caller.open_graph(self._assistant.graph_id, "threads.create_run") as graph:
             return "messages" in graph.channels
 
     def _make_receiver(
@@ -506,7 +506,7 @@ class DurableTasks(RequestHandler):
         if policy is None:
             raise PushNotificationNotSupportedError("webhooks are disabled on this server; subscribe instead")
         try:
-            policy.url(config.url)
+            policy.check_url(config.url)
         except Unreachable as error:
             raise InvalidParamsError(f"the URL may not be called: {error}") from error
         return push.add_id(MessageToDict(config), is_with_message=is_with_message)
@@ -518,6 +518,15 @@ class DurableTasks(RequestHandler):
         if key is not None:
             own_key = f"a2a:{self._assistant.assistant_id}:{key}"
         return without_terms(self._headers, own_key)
+
+
+def _read_history_length(asked: Any) -> int | None:
+    """Return the number of messages of the history that a request asks for, ``None`` for all."""
+    if asked is None or not asked.HasField("history_length"):
+        return None
+    if asked.history_length < 0:
+        raise InvalidParamsError(f"historyLength is 0 or more, not {asked.history_length}")
+    return int(asked.history_length)
 
 
 def _shutdown_error() -> InternalError:

@@ -74,7 +74,7 @@ def add_id(config: Mapping[str, Any], *, is_with_message: bool) -> PushConfig:
     return {"id": config.get("id") or str(generated_id), **kept}
 
 
-async def configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
+async def read_configs(runtime: TenantRuntime, task: DurableTask) -> list[PushConfig]:
     """Return the configurations of a task."""
     by_id = {
         config["id"]: config
@@ -112,7 +112,7 @@ async def delete(runtime: TenantRuntime, task: DurableTask, config_id: str) -> N
     await _change_document(runtime, task, change)
 
 
-async def notices(
+async def find_notices(
     runtime: TenantRuntime, thread_id: str, run_id: str, notice_id: str, *, is_closed: bool = False
 ) -> Sequence[TaskNotice]:
     """Return the notices that have still to be sent about a task that has ended or asks a question; none if
@@ -131,7 +131,7 @@ async def notices(
         # The question is not closed if the task was cancelled meanwhile, or if the question is open again
         # because the message that closed it was rolled back.
         return ()
-    if not (receivers := await configs(runtime, task)):
+    if not (receivers := await read_configs(runtime, task)):
         return ()
     stored = await _open_documents(runtime, task).get(task.id)
     if stored is None:

@@ -142,7 +142,7 @@ class DurableTask:
         is_open = self.asked is not None or self.may_be_superseded or self.is_asleep
         return run is not None and run.state == WAITING and not is_open
 
-    def after(self, standing: Standing) -> DurableTask:
+    def with_standing(self, standing: Standing) -> DurableTask:
         """Return the task with a newer standing of its current run."""
         run = standing.run
         asked, is_asleep = None, False
@@ -288,7 +288,7 @@ async def describe_task(runtime: TenantRuntime, task: DurableTask) -> JsonObject
         updated = task.current.message.accepted_at
     else:
         updated = run.updated_at
-    status: JsonObject = {"state": state, "timestamp": responses.when(updated)}
+    status: JsonObject = {"state": state, "timestamp": responses.format_time(updated)}
     shown: JsonObject = {
         "id": task.id,
         "contextId": task.context_id,

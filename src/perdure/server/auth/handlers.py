@@ -30,11 +30,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 
 from perdure.errors import BadSetting
+from perdure.model.users import name_user
 from perdure.server.auth.authorized_values import check_changed_arguments
 from perdure.server.auth.filters import BadFilter, Filter, parse_conditions
 from perdure.server.auth.identity import Refusal, User, check_names, tenant_of
 from perdure.server.auth.json_data import json_data
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 _log = logging.getLogger("perdure.server")
 
@@ -248,7 +249,7 @@ async def _call(handler: Callable[..., Any], arguments: Mapping[str, Any]) -> ob
     """Call a handler and return its result; a handler that is not async runs in an OS thread."""
     if inspect.iscoroutinefunction(handler):
         return await handler(**arguments)
-    result: object = await in_own_thread(partial(handler, **arguments))
+    result: object = await run_in_own_thread(partial(handler, **arguments))
     if inspect.isawaitable(result):
         return await result
     return result
@@ -302,15 +303,15 @@ def _read_user(returned: object) -> tuple[str, tuple[str, ...], dict[str, Any]]:
         raise _NotAUser(
             f"a {type(returned).__name__} has no identity; return text, or a dict with 'identity'"
         )
-    identity = user_fields.get("identity")
-    if isinstance(identity, bool) or not isinstance(identity, str | int | UUID) or identity == "":
+    identity = name_user(user_fields.get("identity"))
+    if identity is None:
         raise _NotAUser("its identity is missing or empty, or neither text nor a number")
     if permissions is None:
         permissions = user_fields.get("permissions")
     return (
-        str(identity),
+        identity,
         _read_permissions(permissions),
-        json_data({**user_fields, "identity": str(identity)}, "user"),
+        json_data({**user_fields, "identity": identity}, "user"),
     )
 
 

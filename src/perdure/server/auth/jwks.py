@@ -70,7 +70,7 @@ class KeySet:
         self._next_fetch_at = self._read_at
         self._is_down = False
 
-    async def key(self, algorithm: str, kid: str | None) -> PublicKey:
+    async def load_key(self, algorithm: str, kid: str | None) -> PublicKey:
         """Return the key of a token. ``Refusal`` with 401 if there is none of that id and algorithm, with 503
         if the keys cannot be fetched."""
         found = self._find_key(algorithm, kid)

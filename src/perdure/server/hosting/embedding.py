@@ -104,7 +104,11 @@ async def thread_id_of_request(request: Request) -> str:
     in_path = [str(request.path_params[name]) for name in thread_ids.NAMES if name in request.path_params]
     try:
         named = thread_ids.require_same_thread(
-            [*in_path, *thread_ids.in_query(request), *thread_ids.in_body(await _read_object(request))]
+            [
+                *in_path,
+                *thread_ids.read_from_query(request),
+                *thread_ids.read_from_body(await _read_object(request)),
+            ]
         )
     except Refusal as refusal:
         raise HTTPException(refusal.status, refusal.detail) from None

@@ -154,7 +154,7 @@ class _Exchange:
                 result = await self._make_result(accepted, standing)
             except asyncio.CancelledError:
                 if not caller.host.closing.is_set():
-                    caller.host.in_background(_abandon(caller, accepted))
+                    caller.host.run_in_background(_abandon(caller, accepted))
                 raise
         if standing.run is not None and read_waits(standing.run.note):
             # The run waits for a deadline or a signal, after which no client could receive its result.

@@ -63,11 +63,11 @@ async def find_visible_assistants(caller: Caller) -> list[Assistant]:
     host = caller.host
     assistants = [
         assistant
-        for assistant in await host.assistants.everything(caller.user.tenant)
+        for assistant in await host.assistants.read_all(caller.user.tenant)
         if assistant.graph_id in host.runtime.graphs
         # Every user may run the default ones.
         and (
-            host.assistants.is_own(assistant.assistant_id)
+            host.assistants.is_default(assistant.assistant_id)
             or (
                 contains(assistant.metadata, value["metadata"])
                 and caller.sees(conditions, assistant.metadata)
@@ -77,7 +77,7 @@ async def find_visible_assistants(caller: Caller) -> list[Assistant]:
     return sorted(
         assistants,
         key=lambda assistant: (
-            not host.assistants.is_own(assistant.assistant_id),
+            not host.assistants.is_default(assistant.assistant_id),
             assistant.name,
             assistant.assistant_id,
         ),
@@ -90,7 +90,7 @@ def name_tools(caller: Caller, assistants: Sequence[Assistant]) -> dict[str, Ass
     counts = Counter(assistant.name for assistant in assistants)
     named: dict[str, Assistant] = {}
     for assistant in assistants:
-        if caller.host.assistants.is_own(assistant.assistant_id):
+        if caller.host.assistants.is_default(assistant.assistant_id):
             name = assistant.graph_id
             is_free = True
         else:
@@ -136,7 +136,7 @@ _known: WeakKeyDictionary[Any, ToolInput] = WeakKeyDictionary()
 
 
 async def _input_of(caller: Caller, graph_id: str) -> ToolInput:
-    async with caller.graph(graph_id, "assistants.read") as graph:
+    async with caller.open_graph(graph_id, "assistants.read") as graph:
         schema = schemas(graph_id, graph)["input_schema"]
     if schema is None:
         return ToolInput({"type": "object"}, is_wrapped=False)

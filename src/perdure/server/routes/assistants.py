@@ -117,7 +117,7 @@ async def create(caller: CallerNow, new: _New) -> Json:
     if stored is None:
         await caller.find_assistant(new_assistant.assistant_id, conditions)
         # The response contains the existing assistant, so the user has to be permitted to read it.
-        existing = await caller.assistant(new_assistant.assistant_id, "read")
+        existing = await caller.authorize_assistant(new_assistant.assistant_id, "read")
         if value["if_exists"] != "do_nothing":
             raise Conflict(f"Assistant {new_assistant.assistant_id} already exists.")
         stored = existing
@@ -133,7 +133,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
         key=lambda assistant: (getattr(assistant, by), assistant.assistant_id),
         reverse=asked.sort_order != "asc",
     )
-    return responses.page(found, asked, responses.assistant)
+    return responses.make_page(found, asked, responses.assistant)
 
 
 @router.post("/assistants/count")
@@ -145,7 +145,7 @@ async def count(caller: CallerNow, asked: _Asked) -> Json:
 @router.get("/assistants/{assistant_id}")
 async def get(caller: CallerNow, assistant_id: AssistantName) -> Json:
     """Return an assistant by its id, or the default one of a graph by the graph's name."""
-    return Json(responses.assistant(await caller.assistant(assistant_id, "read")))
+    return Json(responses.assistant(await caller.authorize_assistant(assistant_id, "read")))
 
 
 @router.patch("/assistants/{assistant_id}")
@@ -191,8 +191,8 @@ async def patch(caller: CallerNow, assistant_id: AssistantName, asked: _Patch) -
 @router.delete("/assistants/{assistant_id}", status_code=204)
 async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads: bool = False) -> Response:
     """Remove an assistant with its versions; with ``delete_threads`` also the threads created with it."""
-    found = await caller.assistant(assistant_id, "delete")
-    if caller.host.assistants.is_own(found.assistant_id):
+    found = await caller.authorize_assistant(assistant_id, "delete")
+    if caller.host.assistants.is_default(found.assistant_id):
         raise Conflict(
             f"Assistant {found.assistant_id} is that of the graph {found.graph_id!r} itself and cannot be "
             "deleted; to undo changes of it, make version 1 the latest."
@@ -207,10 +207,10 @@ async def delete(caller: CallerNow, assistant_id: AssistantName, delete_threads:
 @router.post("/assistants/{assistant_id}/versions")
 async def versions(caller: CallerNow, assistant_id: AssistantName, asked: _Versions) -> Json:
     """List the versions of an assistant, the newest first."""
-    found = await caller.assistant(assistant_id, "read")
-    all_versions = await caller.host.assistants.versions(caller.user.tenant, found.assistant_id)
+    found = await caller.authorize_assistant(assistant_id, "read")
+    all_versions = await caller.host.assistants.read_versions(caller.user.tenant, found.assistant_id)
     wanted = [version for version in all_versions if contains(version.metadata, asked.metadata)]
-    return responses.page(wanted, asked, responses.show_assistant_version)
+    return responses.make_page(wanted, asked, responses.show_assistant_version)
 
 
 @router.post("/assistants/{assistant_id}/latest")
@@ -219,8 +219,10 @@ async def choose(caller: CallerNow, assistant_id: AssistantName, asked: _Latest)
     unused number."""
     found, conditions, _ = await _find_to_change(caller, assistant_id, {"version": asked.version})
     assistants, tenant = caller.host.assistants, caller.user.tenant
-    chosen = [v for v in await assistants.versions(tenant, found.assistant_id) if v.version == asked.version]
-    if chosen and not caller.host.assistants.is_own(found.assistant_id):
+    chosen = [
+        v for v in await assistants.read_versions(tenant, found.assistant_id) if v.version == asked.version
+    ]
+    if chosen and not caller.host.assistants.is_default(found.assistant_id):
         require_stamp(conditions, chosen[0].metadata)
     current = None
     if chosen:
@@ -240,24 +242,24 @@ async def graph(
     depth."""
     if xray < 0:
         raise Refusal(422, "xray is true, false or a depth of at least 0")
-    found = await caller.assistant(assistant_id, "read")
-    async with caller.graph(found.graph_id, "assistants.read") as made:
+    found = await caller.authorize_assistant(assistant_id, "read")
+    async with caller.open_graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.draw(made, xray))
 
 
 @router.get("/assistants/{assistant_id}/schemas")
 async def schemas(caller: CallerNow, assistant_id: AssistantName) -> Json:
     """Return the JSON schemas of an assistant's graph; null where there is none."""
-    found = await caller.assistant(assistant_id, "read")
-    async with caller.graph(found.graph_id, "assistants.read") as made:
+    found = await caller.authorize_assistant(assistant_id, "read")
+    async with caller.open_graph(found.graph_id, "assistants.read") as made:
         return Json(graph_schema.schemas(found.graph_id, made))
 
 
 @router.get("/assistants/{assistant_id}/subgraphs")
 async def subgraphs(caller: CallerNow, assistant_id: AssistantName, recurse: bool = False) -> Json:
     """Return the JSON schemas of the subgraphs of an assistant's graph, with ``recurse`` at all depths."""
-    found = await caller.assistant(assistant_id, "read")
-    async with caller.graph(found.graph_id, "assistants.read") as made:
+    found = await caller.authorize_assistant(assistant_id, "read")
+    async with caller.open_graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.subgraphs(made, None, recurse=recurse))
 
 
@@ -266,8 +268,8 @@ async def subgraph(
     caller: CallerNow, assistant_id: AssistantName, namespace: Namespace, recurse: bool = False
 ) -> Json:
     """Return the JSON schemas of the subgraph of a namespace."""
-    found = await caller.assistant(assistant_id, "read")
-    async with caller.graph(found.graph_id, "assistants.read") as made:
+    found = await caller.authorize_assistant(assistant_id, "read")
+    async with caller.open_graph(found.graph_id, "assistants.read") as made:
         return Json(await graph_schema.subgraphs(made, namespace, recurse=recurse))
 
 
@@ -316,7 +318,7 @@ async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Ass
     part = (asked.name or "").casefold()
     found = [
         assistant
-        for assistant in await caller.host.assistants.everything(caller.user.tenant)
+        for assistant in await caller.host.assistants.read_all(caller.user.tenant)
         if contains(assistant.metadata, asked.metadata)
         and caller.sees(conditions, assistant.metadata)
         and asked.graph_id in (None, assistant.graph_id)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import Path, Response
+from fastapi import Path, Request, Response
 from pydantic import AwareDatetime, BeforeValidator, Field
 
 from perdure.errors import NotFound
@@ -16,7 +16,7 @@ from perdure.runtime.agents.run_user import USER_EMAIL
 from perdure.runtime.crons import Cron, Due
 from perdure.runtime.threads.index import contains
 from perdure.runtime.threads.threads import missing_error
-from perdure.server import responses
+from perdure.server import responses, thread_ids
 from perdure.server.auth.filters import Filter
 from perdure.server.auth.identity import Refusal, User, require_stamp
 from perdure.server.auth.reserved_names import list_verified_names, without_claims
@@ -69,7 +69,7 @@ _When = Annotated[AwareDatetime, BeforeValidator(_make_aware)]
 class _Changes(Body):
     """Fields of a cron that can be changed."""
 
-    timezone: str | None = None
+    timezone: Annotated[str, Field(min_length=1)] | None = None
     end_time: _When | None = None
     input: Any = None
     metadata: Mapped | None = None
@@ -145,9 +145,11 @@ async def create_for_thread(caller: CallerNow, thread_id: ThreadId, new: _New) -
 
 
 @router.post("/runs/crons")
-async def create(caller: CallerNow, new: _New) -> Json:
-    """Create a cron that runs an assistant on a new thread each time."""
-    return await _create(caller, None, new)
+async def create(caller: CallerNow, request: Request, new: _New) -> Json:
+    """Create a cron that runs an assistant on a new thread each time, or on the one that the query or the
+    body names."""
+    named = await thread_ids.read_from_request(request)
+    return await _create(caller, thread_ids.require_same_thread(named), new)
 
 
 @router.post("/runs/crons/search")
@@ -157,7 +159,7 @@ async def search(caller: CallerNow, asked: _Search) -> Json:
     found = [_show(cron) for cron in crons]
     by = asked.sort_by or "created_at"
     found.sort(key=lambda entry: (entry[by] or "", entry["cron_id"]), reverse=asked.sort_order != "asc")
-    return responses.page(found, asked, lambda entry: entry)
+    return responses.make_page(found, asked, lambda entry: entry)
 
 
 @router.post("/runs/crons/count")
@@ -258,7 +260,7 @@ async def _find_thread_to_run(
     the thread, or if it is another thread than the ``known`` one."""
     value = {"thread_id": thread_id, "assistant_id": assistant_id, "metadata": {}, "kwargs": {}}
     conditions = await caller.may("threads", "create_run", value)
-    row = await caller.visible(thread_id, conditions)
+    row = await caller.find_visible_thread(thread_id, conditions)
     if known is not None and known["created_at"] != row.created_at:
         raise missing_error(thread_id)
     return {"created_at": row.created_at, "conditions": conditions}
@@ -383,7 +385,7 @@ async def _find(caller: Caller, asked: A, page: Sequence[str]) -> tuple[list[Cro
         assistant_id = caller.host.assistants.id_of(named) or named
     found = [
         cron
-        for cron in await caller.runtime.crons.everything()
+        for cron in await caller.runtime.crons.read_all()
         if contains(cron.body["metadata"], asked.metadata)
         and caller.sees(conditions, cron.body["metadata"])
         and assistant_id in (None, cron.body["assistant_id"])
@@ -397,7 +399,7 @@ def _show(cron: Cron) -> dict[str, Any]:
     job = CronJob.read(cron)
     last = dict(job.last)
     if last:
-        last["at"] = responses.when(last["at"])
+        last["at"] = responses.format_time(last["at"])
     end = job.schedule.end
     return {
         "cron_id": cron.id,
@@ -405,16 +407,16 @@ def _show(cron: Cron) -> dict[str, Any]:
         "thread_id": job.thread_id,
         "schedule": job.schedule.expression,
         "timezone": job.schedule.timezone,
-        "end_time": None if end is None else responses.when(end),
-        "next_run_date": None if cron.due_at is None else responses.when(cron.due_at),
+        "end_time": None if end is None else responses.format_time(end),
+        "next_run_date": None if cron.due_at is None else responses.format_time(cron.due_at),
         "payload": {**job.payload, "assistant_id": job.assistant_id, "schedule": job.schedule.expression},
         "metadata": dict(job.metadata),
         "on_run_completed": job.on_run_completed,
         "enabled": job.enabled,
         "user_id": job.user["identity"] or None,
         "last_run": last or None,
-        "created_at": responses.when(cron.created_at),
-        "updated_at": responses.when(cron.updated_at),
+        "created_at": responses.format_time(cron.created_at),
+        "updated_at": responses.format_time(cron.updated_at),
     }
 
 

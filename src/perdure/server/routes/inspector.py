@@ -109,29 +109,33 @@ class ServerAccess:
             return None
         return lambda metadata: self._caller.sees(conditions, metadata) and contains(metadata, narrowed)
 
-    async def thread(self, thread_id: str) -> ThreadRow:
-        return await self._caller.thread(thread_id_of(thread_id), "read")
+    async def find_thread(self, thread_id: str) -> ThreadRow:
+        return await self._caller.authorize_thread(thread_id_of(thread_id), "read")
 
     @property
     def agents(self) -> Iterable[Agent]:
         return self._caller.host.runtime.graphs.values()
 
     async def authorize_user_removal(
-        self, cron_ids: Sequence[str], namespaces: Sequence[tuple[str, ...]]
+        self,
+        cron_ids: Sequence[str],
+        assistant_ids: Sequence[str],
+        namespaces: Sequence[tuple[str, ...]],
     ) -> None:
         wanted: list[tuple[str, dict[str, Any]]] = [("crons", {"cron_id": name}) for name in cron_ids]
+        wanted += (("assistants", {"assistant_id": name}) for name in assistant_ids)
         wanted += (("store", {"namespace": namespace, "key": ""}) for namespace in namespaces)
         for resource, value in wanted:
             before = dict(value)
             if await self._caller.may(resource, "delete", value) is not None or value != before:
                 raise NotAllowed(f"what is stored of this user in {resource} is not yours to delete")
 
-    async def act(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
-        await self.thread(thread_id)
+    async def authorize(self, permission: str, thread_id: str, right: str = "") -> ThreadRow:
+        await self.find_thread(thread_id)
         try:
-            row = await self._caller.thread(thread_id, _NEEDS[permission])
+            row = await self._caller.authorize_thread(thread_id, _NEEDS[permission])
             if right:
-                return await self._caller.thread(thread_id, right)
+                return await self._caller.authorize_thread(thread_id, right)
             return row
         except Refusal as refused:
             if refused.status != HTTPStatus.FORBIDDEN:
@@ -139,17 +143,17 @@ class ServerAccess:
             # An action on many threads continues with the others after this error.
             raise NotAllowed(refused.detail) from refused
 
-    def graph(
+    def open_graph(
         self, name: str | None, thread_id: str
     ) -> AbstractAsyncContextManager[Pregel[Any, Any, Any, Any]]:
-        return self._caller.graph(self._find_graph(name), "threads.update", thread_id)
+        return self._caller.open_graph(self._find_graph(name), "threads.update", thread_id)
 
     @asynccontextmanager
     async def open_to_draw(
         self, name: str | None, thread_id: str
     ) -> AsyncIterator[Pregel[Any, Any, Any, Any]]:
-        found = await self._caller.assistant(self._find_graph(name), "read")
-        async with self._caller.graph(found.graph_id, "assistants.read", thread_id) as graph:
+        found = await self._caller.authorize_assistant(self._find_graph(name), "read")
+        async with self._caller.open_graph(found.graph_id, "assistants.read", thread_id) as graph:
             yield graph
 
     @property
@@ -164,8 +168,12 @@ class ServerAccess:
             for name in map(self._find_graph, graphs):
                 # A replay executes the graph's code, so it needs the right to create a run.
                 value = {"thread_id": thread_id, "assistant_id": name, "metadata": {}, "kwargs": {}}
-                await self._caller.visible(thread_id, await self._caller.may("threads", "create_run", value))
-                graph = await stack.enter_async_context(self._caller.graph(name, "threads.read", thread_id))
+                await self._caller.find_visible_thread(
+                    thread_id, await self._caller.may("threads", "create_run", value)
+                )
+                graph = await stack.enter_async_context(
+                    self._caller.open_graph(name, "threads.read", thread_id)
+                )
                 agents.append(replace(host.runtime.graphs[name], graph=graph))
             yield ReplaySource(host.runtime.database, agents)
 

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from perdure.errors import MissingExtra
 from perdure.server.auth.identity import Refusal
 from perdure.server.openapi import make_router
-from perdure.storage.own_threads import in_own_thread
+from perdure.storage.own_threads import run_in_own_thread
 
 router = make_router("server")
 
@@ -42,5 +42,5 @@ async def metrics(request: Request) -> Response:
     except MissingExtra as error:
         raise Refusal(501, str(error)) from error
     # In an OS thread, because it reads files of the system about this process.
-    text, media_type = await in_own_thread(exposition, request.headers.get("accept", ""))
+    text, media_type = await run_in_own_thread(exposition, request.headers.get("accept", ""))
     return Response(text, headers={"Content-Type": media_type})

@@ -47,7 +47,7 @@ async def execute(caller: Caller, headers: Headers, thread_id: str, body: dict[s
     number, method, params = parse_envelope(body)
     # Events up to this number precede the command.
     before = max(0, await caller.runtime.latest_event(thread_id))
-    answer = {**await protocol_commands.do(caller, headers, thread_id, method, params), "id": number}
+    answer = {**await protocol_commands.execute(caller, headers, thread_id, method, params), "id": number}
     # A user without access to a thread must not learn that it has events.
     if "result" in answer:
         return {**answer, "meta": {"applied_through_seq": before}}

@@ -117,7 +117,7 @@ async def create_batch(
 def _find_thread(request: Request, new: NewRun) -> str | None:
     """Return the thread that the query or the body names, for a run whose path has none."""
     return thread_ids.require_same_thread(
-        [*thread_ids.in_query(request), *thread_ids.in_body(new.model_dump(include=set(NAMES)))]
+        [*thread_ids.read_from_query(request), *thread_ids.read_from_body(new.model_dump(include=set(NAMES)))]
     )
 
 
@@ -134,7 +134,7 @@ async def _respond_accepted(caller: Caller, accepted: AcceptedRun) -> Json:
     finally:
         # A short run may have ended already: its thread is removed only after the run was read here.
         if accepted.is_temporary:
-            caller.host.in_background(remove_after_run(caller, accepted))
+            caller.host.run_in_background(remove_after_run(caller, accepted))
     if standing is None:
         raise _make_missing_error(accepted.run_id)
     return Json(
@@ -169,7 +169,7 @@ async def _stream_run(caller: Caller, request: Request, thread_id: str | None, n
             caller, request.headers, thread_id, new, modes=_parse_modes(new), is_kept=is_kept
         )
     if accepted.is_temporary:
-        caller.host.in_background(remove_after_run(caller, accepted, linger=True))
+        caller.host.run_in_background(remove_after_run(caller, accepted, linger=True))
     return streams.respond(
         caller,
         accepted.thread_id,
@@ -220,7 +220,7 @@ async def list_runs(
     select: QueriedNames = None,
 ) -> Json:
     """List a thread's runs, newest first."""
-    await caller.thread(thread_id, "read")
+    await caller.authorize_thread(thread_id, "read")
     shown: list[dict[str, Any]] = []
     after: int | None = None
     if status in (None, "pending"):
@@ -245,7 +245,7 @@ async def list_runs(
 @router.get("/threads/{thread_id}/runs/{run_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Return a run with its current status."""
-    await caller.thread(thread_id, "read")
+    await caller.authorize_thread(thread_id, "read")
     return Json(responses.run(await _find_standing(caller, thread_id, run_id), thread_id))
 
 
@@ -258,7 +258,7 @@ async def join(
     cancel_on_disconnect: bool = False,
 ) -> Response:
     """Wait for a run's end and return its values."""
-    await caller.thread(thread_id, "read")
+    await caller.authorize_thread(thread_id, "read")
     if cancel_on_disconnect:
         await _require_cancel(caller, thread_id, run_id)
     await _find_standing(caller, thread_id, run_id)
@@ -281,7 +281,7 @@ async def join_stream(
     """Stream a run's events from now on, or from a given event. If the run's stream is resumable, it
     starts after the event in ``Last-Event-ID`` or else in the parameter ``last_event_id``."""
     try:
-        await caller.thread(thread_id, "read")
+        await caller.authorize_thread(thread_id, "read")
         if cancel_on_disconnect:
             await _require_cancel(caller, thread_id, run_id)
         standing = await _find_standing(caller, thread_id, run_id)
@@ -340,10 +340,10 @@ async def cancel_many(
 ) -> Response:
     """Cancel several runs: those of a thread by their ids, or all with a status. Nothing is cancelled if the
     thread does not have all of them; those that have ended stay as they are."""
-    thread_id = thread_ids.require_same_thread(await thread_ids.in_request(request))
+    thread_id = thread_ids.require_same_thread(await thread_ids.read_from_request(request))
     named = _find_named_runs(thread_id, asked, "a status")
     if named is not None:
-        await caller.thread(named[0], "update", action=action)
+        await caller.authorize_thread(named[0], "update", action=action)
         await _require_runs(caller, *named)
         for run_id in named[1]:
             await _cancel(caller, named[0], run_id, action)
@@ -378,7 +378,7 @@ def _find_named_runs(
 async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
     """Run a failed run again from its last stored step, as a run of its own. The record of the failure
     stays."""
-    await caller.thread(thread_id, "create_run", run_id=run_id)
+    await caller.authorize_thread(thread_id, "create_run", run_id=run_id)
     ticket = await caller.runtime.retry(thread_id, run_id)
     return Json(_show_accepted(await caller.runtime.look(ticket), thread_id, is_new=not ticket.is_duplicate))
 
@@ -386,11 +386,11 @@ async def retry(caller: CallerNow, thread_id: ThreadId, run_id: RunId) -> Json:
 @router.post("/runs/retry")
 async def retry_many(caller: CallerNow, request: Request, asked: _RetryMany) -> Json:
     """Run failed runs again: those of a thread by their ids, or the latest one of each thread in error."""
-    thread_id = thread_ids.require_same_thread(await thread_ids.in_request(request))
+    thread_id = thread_ids.require_same_thread(await thread_ids.read_from_request(request))
     named = _find_named_runs(thread_id, asked, "the status 'error'")
     failed: list[tuple[str, str]] = []
     if named is not None:
-        await caller.thread(named[0], "create_run")
+        await caller.authorize_thread(named[0], "create_run")
         failed = [(named[0], run_id) for run_id in named[1]]
     else:
         conditions = await caller.may("threads", "create_run", {})
@@ -418,7 +418,7 @@ async def delete(
     caller: CallerNow, thread_id: ThreadId, run_id: RunId, checkpoints: Literal["keep", "delete"] = "keep"
 ) -> Response:
     """Remove a run. Its checkpoints stay by default."""
-    await caller.thread(thread_id, "delete", run_id=run_id)
+    await caller.authorize_thread(thread_id, "delete", run_id=run_id)
     standing = await _find_standing(caller, thread_id, run_id)
     _require_own_run(standing)
     if not standing.is_over or standing.run is None or standing.run.state == OPEN:
@@ -434,7 +434,7 @@ async def delete(
 
 async def _require_cancel(caller: Caller, thread_id: str, run_id: str, action: Action = "interrupt") -> None:
     """Raise unless the user may cancel a run, which the user's disconnection may do as well."""
-    await caller.thread(thread_id, "update", run_id=run_id, action=action)
+    await caller.authorize_thread(thread_id, "update", run_id=run_id, action=action)
 
 
 async def _cancel(caller: Caller, thread_id: str, run_id: str, action: Action) -> bool:
@@ -497,7 +497,7 @@ async def _read_outcome(caller: Caller, thread_id: str, run_id: str, *, removes:
         # A run without an error has begun.
         result = to_json(await _read_values(caller, thread_id, standing, cast(Run, standing.run)))
     if removes and standing.message.channel:
-        caller.host.in_background(remove_thread(caller, standing, thread_id))
+        caller.host.run_in_background(remove_thread(caller, standing, thread_id))
     elif removes:
         await remove_thread(caller, standing, thread_id)
     return result.encode()
@@ -510,7 +510,7 @@ async def _read_values(caller: Caller, thread_id: str, standing: Standing, run: 
     graph_id = graph_id_of(caller, row)
     if graph_id is None:
         return {}
-    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.read", thread_id) as graph:
         state = await aread_state(graph, config_of(thread_id))
         is_later = row.run is not None and row.run.id != run.id
         is_on_branch = start_of(standing) is not None and (state.metadata or {}).get("run_id") != run.id
@@ -535,9 +535,9 @@ def _respond_late(
         if caller.host.closing.is_set():
             return
         if cancels and not rights.is_lost:
-            caller.host.in_background(caller.runtime.cancel(accepted.thread_id, accepted.run_id))
+            caller.host.run_in_background(caller.runtime.cancel(accepted.thread_id, accepted.run_id))
         if accepted.is_temporary:
-            caller.host.in_background(remove_after_run(caller, accepted))
+            caller.host.run_in_background(remove_after_run(caller, accepted))
 
     return rights.guard(LateResponse(work, note_disconnect, _make_addresses(accepted, "join")))
 

@@ -91,7 +91,7 @@ async def signal(
         raise Refusal(422, "tenant is for signed requests; a token has its own")
     if len(name) > NAME_MAX:
         raise Refusal(422, f"the name in the path has 1 to {NAME_MAX} characters")
-    await caller.thread(thread_id, "create_run", signal=name)
+    await caller.authorize_thread(thread_id, "create_run", signal=name)
     # The key of a signed request is the id in its signature: an Idempotency-Key would not be signed.
     if _relies_on_signature(request):
         key = request.headers.get(ID)

@@ -41,7 +41,7 @@ async def get(
     caller: CallerNow, thread_id: ThreadId, subgraphs: bool = False, select: QueriedNames = None
 ) -> Json:
     """Return a thread's current state."""
-    row = await caller.thread(thread_id, "read")
+    row = await caller.authorize_thread(thread_id, "read")
     return await _show(caller, row, config_of(thread_id), subgraphs, select)
 
 
@@ -54,14 +54,14 @@ async def get_at(
     select: QueriedNames = None,
 ) -> Json:
     """Return a thread's state at a checkpoint."""
-    row = await caller.thread(thread_id, "read")
+    row = await caller.authorize_thread(thread_id, "read")
     return await _show(caller, row, config_of(thread_id, None, checkpoint_id), subgraphs, select)
 
 
 @router.post("/threads/{thread_id}/state/checkpoint")
 async def get_checkpoint(caller: CallerNow, thread_id: ThreadId, asked: requests.StateAt) -> Json:
     """Return a thread's state at a checkpoint, which may be a subgraph's."""
-    row = await caller.thread(thread_id, "read")
+    row = await caller.authorize_thread(thread_id, "read")
     return await _show(caller, row, config_of(thread_id, asked.checkpoint), asked.subgraphs, asked.select)
 
 
@@ -70,7 +70,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
     """Write new values to a state, as if a node had returned them; at a past checkpoint this creates a
     fork."""
     conditions = await caller.may("threads", "update", {"thread_id": thread_id, "metadata": {}})
-    row = await caller.visible(thread_id, conditions)
+    row = await caller.find_visible_thread(thread_id, conditions)
     ref = asked.checkpoint or requests.Ref()
     chosen = {"checkpoint_id": choose_id(ref.checkpoint_id, asked.checkpoint_id)}
     ref = ref.model_copy(update=chosen)
@@ -85,7 +85,7 @@ async def update(caller: CallerNow, thread_id: ThreadId, asked: requests.StateUp
             400, f"Thread {thread_id!r} has no graph; set metadata.graph_id, or run one on it first."
         )
     config = config_of(thread_id, ref)
-    async with caller.graph(graph_id, "threads.update", thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.update", thread_id) as graph:
         nodes = (*graph.nodes, "__input__", "__copy__", "__end__")
         if asked.as_node is not None and asked.as_node not in nodes:
             raise Refusal(400, f"Node {asked.as_node} does not exist")
@@ -112,10 +112,12 @@ async def history_of(
 @router.post("/threads/{thread_id}/history")
 async def history(caller: CallerNow, thread_id: ThreadId, asked: requests.History) -> Response:
     """List a thread's states of all branches, newest first, with filters."""
-    row = await caller.thread(thread_id, "read")
+    row = await caller.authorize_thread(thread_id, "read")
     graph_id = graph_id_of(caller, row)
     config, before = config_of(thread_id, asked.checkpoint), _parse_before(thread_id, asked.before)
-    if graph_id is None:
+    # It is shown with each state, and not stored with any.
+    is_of_thread = asked.metadata.pop("thread_id", thread_id) == thread_id
+    if graph_id is None or not is_of_thread:
         return Json([])
     return await json_list(_stream_past_states(caller, row, graph_id, asked, (config, before)))
 
@@ -128,7 +130,7 @@ async def _stream_past_states(
     configs: tuple[RunnableConfig, RunnableConfig | None],
 ) -> AsyncGenerator[str, None]:
     config, before = configs
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
         found = aread_history(
             graph,
             config,

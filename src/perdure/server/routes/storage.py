@@ -13,7 +13,7 @@ router = make_router("threads", GatedRoute)
 async def storage(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Return the number of bytes that a thread holds, by channel. Data shared by checkpoints is counted
     once. The whole thread is read for this, a few megabytes at a time, so a large thread takes a while."""
-    await caller.thread(thread_id, "read")
+    await caller.authorize_thread(thread_id, "read")
     found = await caller.threads.measure(thread_id)
     by_channel = {
         name: {"versions": part.count, "bytes": part.bytes} for name, part in sorted(found.channels.items())

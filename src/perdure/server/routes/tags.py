@@ -15,14 +15,14 @@ router = make_router("threads", GatedRoute)
 @router.get("/threads/{thread_id}/tags")
 async def list_tags(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Return a thread's tags, by name."""
-    await caller.thread(thread_id, "read")
+    await caller.authorize_thread(thread_id, "read")
     return Json(await caller.threads.tags(thread_id))
 
 
 @router.put("/threads/{thread_id}/tags/{name}")
 async def put_tag(caller: CallerNow, thread_id: ThreadId, name: TagName, asked: requests.NewTag) -> Json:
     """Point a tag at a checkpoint, the latest by default. A tag of that name is moved."""
-    await caller.thread(thread_id, "update")
+    await caller.authorize_thread(thread_id, "update")
     checkpoint_id = await caller.threads.set_tag(thread_id, name, asked.checkpoint_id, asked.checkpoint_ns)
     return Json({"name": name, "checkpoint_ns": asked.checkpoint_ns, "checkpoint_id": checkpoint_id})
 
@@ -30,6 +30,6 @@ async def put_tag(caller: CallerNow, thread_id: ThreadId, name: TagName, asked: 
 @router.delete("/threads/{thread_id}/tags/{name}", status_code=204)
 async def delete_tag(caller: CallerNow, thread_id: ThreadId, name: TagName) -> Response:
     """Remove a tag; its checkpoint is then kept like any other."""
-    await caller.thread(thread_id, "update")
+    await caller.authorize_thread(thread_id, "update")
     await caller.threads.remove_tag(thread_id, name)
     return Response(status_code=204)

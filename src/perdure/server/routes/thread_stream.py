@@ -45,7 +45,7 @@ async def join(
     names the event to start after; ``-`` is before the first that is kept."""
     modes = _parse_modes([*(stream_mode or ()), *(stream_modes or ())])
     conditions = await caller.may("threads", "read", {"thread_id": thread_id})
-    await caller.visible(thread_id, conditions)
+    await caller.find_visible_thread(thread_id, conditions)
     await caller.runtime.expect_followers(thread_id)
     after = streams.cursor_of(request)
     if after is None:

@@ -54,7 +54,7 @@ class _Prune(Body):
 @router.post("/threads")
 async def create(caller: CallerNow, request: Request, new: requests.NewThread) -> Json:
     """Create a thread."""
-    named = naming.require_same_thread(filter(None, await naming.in_request(request)))
+    named = naming.require_same_thread(filter(None, await naming.read_from_request(request)))
     thread_id = str(uuid.uuid4()) if named is None else named
     ttl = None if new.ttl is None else new.ttl.model_dump()
     value: dict[str, Any] = {
@@ -74,16 +74,16 @@ async def create(caller: CallerNow, request: Request, new: requests.NewThread) -
     steps = _parse_supersteps(caller, new.supersteps or [], graph_id)
     row = await caller.threads.create(thread_id, metadata, ttl)
     if row is None:
-        await caller.visible(thread_id, conditions)
+        await caller.find_visible_thread(thread_id, conditions)
         # The response contains the existing thread, so the user has to be permitted to read it.
-        existing = await caller.thread(thread_id, "read")
+        existing = await caller.authorize_thread(thread_id, "read")
         if value["if_exists"] != "do_nothing":
             raise Conflict(f"Thread {thread_id!r} already exists.")
         await caller.threads.adopt(existing)
         return Json(await _show(caller, existing))
     if steps:
         try:
-            async with caller.graph(str(graph_id), "threads.update", thread_id) as graph:
+            async with caller.open_graph(str(graph_id), "threads.update", thread_id) as graph:
                 _require_nodes(graph, steps)
                 await graph.abulk_update_state(config_of(thread_id), steps)
                 made = await aread_state(graph, config_of(thread_id))
@@ -218,7 +218,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
     pruned = 0
     for thread_id in dict.fromkeys(asked.thread_ids):
         conditions = await caller.may("threads", "delete", {"thread_id": thread_id})
-        row = await caller.threads.look(thread_id)
+        row = await caller.threads.find(thread_id)
         if row is None or not caller.sees(conditions, row.metadata):
             continue
         if asked.strategy == "keep_latest":
@@ -232,7 +232,7 @@ async def prune(caller: CallerNow, asked: _Prune) -> Json:
 @router.get("/threads/{thread_id}")
 async def get(caller: CallerNow, thread_id: ThreadId, include: str | None = None) -> Json:
     """Return a thread with its current state."""
-    row = await caller.thread(thread_id, "read")
+    row = await caller.authorize_thread(thread_id, "read")
     shown = await _show(caller, row)
     if include and "ttl" in include.split(","):
         shown["ttl"] = responses.ttl(row)
@@ -247,7 +247,7 @@ async def patch(
     stated = with_verified(caller.user, asked.metadata)
     value: dict[str, Any] = {"thread_id": thread_id, "metadata": stated}
     conditions = await caller.may("threads", "update", value)
-    row = await caller.visible(thread_id, conditions)
+    row = await caller.find_visible_thread(thread_id, conditions)
     metadata = value["metadata"]
     require_stamp(conditions, {**row.metadata, **metadata})
     ttl = None if asked.ttl is None else asked.ttl.model_dump()
@@ -265,7 +265,7 @@ async def patch(
 @router.delete("/threads/{thread_id}", status_code=204)
 async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
     """Remove a thread with everything in it."""
-    await caller.thread(thread_id, "delete")
+    await caller.authorize_thread(thread_id, "delete")
     await caller.threads.remove(thread_id)
     return Response(status_code=204)
 
@@ -274,7 +274,7 @@ async def delete(caller: CallerNow, thread_id: ThreadId) -> Response:
 async def copy(caller: CallerNow, thread_id: ThreadId) -> Json:
     """Copy a thread with its whole history to a new one."""
     try:
-        row = await caller.thread(thread_id, "read")
+        row = await caller.authorize_thread(thread_id, "read")
     except NotFound:
         # LangGraph's server answers so, too: the same for another user's thread as for a missing one.
         raise Conflict(f"Thread {thread_id!r} cannot be copied: it is not found.") from None
@@ -369,7 +369,7 @@ async def _state(caller: Caller, row: ThreadRow, *, is_scan: bool = False) -> St
     found = await show_snapshot(caller, row, config)
     if found.created_at is None and graph_id_of(caller, row) is not None:
         # The state was removed meanwhile, or the thread's head names a checkpoint that is not stored.
-        current = await caller.threads.look(row.thread_id)
+        current = await caller.threads.find(row.thread_id)
         if current is not None and current.has_state and (await snapshot(caller, current)).created_at is None:
             raise Corrupt(
                 f"thread {row.thread_id!r}: its head names a checkpoint that is not stored; "

@@ -145,7 +145,7 @@ class CronStarter:
         """Return True if the thread of a cron does not exist any more, also if a later thread has its id."""
         if job.thread_id is None:
             return False
-        row = await self._host.runtime.for_tenant(tenant).threads.look(job.thread_id)
+        row = await self._host.runtime.for_tenant(tenant).threads.find(job.thread_id)
         return row is None or (job.thread is not None and row.created_at != job.thread["created_at"])
 
     async def _accept(self, firing: Firing, job: CronJob) -> _Accepted:
@@ -159,7 +159,7 @@ class CronStarter:
         new = job.make_new_run()
         new = new.model_copy(update={"metadata": {**new.metadata, "cron_id": firing.cron.id}})
         if job.thread_id is not None and job.thread is not None:
-            row = await caller.threads.look(job.thread_id)
+            row = await caller.threads.find(job.thread_id)
             is_same_thread = row is not None and row.created_at == job.thread["created_at"]
             if row is None or not is_same_thread or not caller.sees(job.thread["conditions"], row.metadata):
                 raise NotFound(NONE_TO_RUN)
@@ -170,7 +170,7 @@ class CronStarter:
             return _Accepted(accepted, None)
         # The thread is removed only once the cron has moved on: it holds the key by which a second start is
         # recognised.
-        return _Accepted(accepted, lambda: self._host.in_background(remove_after_run(caller, accepted)))
+        return _Accepted(accepted, lambda: self._host.run_in_background(remove_after_run(caller, accepted)))
 
 
 def _make_due(job: CronJob, moment: int) -> Due:

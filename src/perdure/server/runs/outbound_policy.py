@@ -72,7 +72,7 @@ class OutboundPolicy:
         names = frozenset(word for word in checked if not network(word))
         return cls(names, (*networks, *_LOOPBACK) if loopback else networks)
 
-    def url(self, text: str) -> httpx.URL:
+    def check_url(self, text: str) -> httpx.URL:
         """Return the URL. ``Unreachable`` if it may not be called; the addresses of a host name are not known
         here, and are checked by ``addresses``."""
         if len(text) > _URL_MAX:
@@ -97,7 +97,7 @@ class OutboundPolicy:
             raise Unreachable("its host is not a public address")
         return url
 
-    async def addresses(self, url: httpx.URL) -> list[str]:
+    async def resolve_addresses(self, url: httpx.URL) -> list[str]:
         """Return the addresses of a URL's host that may be called now. ``Unreachable`` if there are none,
         and ``OSError`` if the host is not known."""
         host = _host(url)

@@ -89,7 +89,7 @@ def _check_webhook(caller: Caller, url: str | None) -> None:
             "public in http.webhook_hosts",
         )
     try:
-        caller.host.webhooks.url(url)
+        caller.host.webhooks.check_url(url)
     except Unreachable as error:
         raise Refusal(422, f"the webhook's URL may not be called: {error}") from error
 

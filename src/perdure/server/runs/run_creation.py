@@ -198,7 +198,7 @@ async def check(
     if is_alone and terms.key is None:
         row = None
     else:
-        row = await caller.threads.look(thread_id)
+        row = await caller.threads.find(thread_id)
     if row is not None and not caller.sees(conditions, row.metadata):
         # The same error as for a thread that does not exist, to not reveal another user's.
         raise NotFound(NONE_TO_RUN)
@@ -302,13 +302,13 @@ async def _submit_first(
         if not isinstance(error, AlreadyCreated):
             raise
         # Another request created the thread meanwhile; the user has to be permitted to use it.
-        row = await caller.visible(thread_id, conditions)
+        row = await caller.find_visible_thread(thread_id, conditions)
         return await _submit_next(caller, invocation, options, terms, row)
     if ticket.is_duplicate:
-        await caller.visible(thread_id, conditions)
+        await caller.find_visible_thread(thread_id, conditions)
         await _refuse_other_run(caller, ticket, invocation.new, options)
     # The index is a hint; the client need not wait for it.
-    caller.host.in_background(caller.threads.index_draft(draft))
+    caller.host.run_in_background(caller.threads.index_draft(draft))
     return ticket
 
 
@@ -329,11 +329,11 @@ async def _submit_next(
     if ticket.is_duplicate:
         await _refuse_other_run(caller, ticket, invocation.new, options)
     # The graph that asked continues with the answer, whichever graph the answer was sent to.
-    is_for_other = _is_answer(invocation, options, terms) and row.graph_id not in (None, stamp["graph_id"])
+    is_for_other = _is_answer(invocation, terms) and row.graph_id not in (None, stamp["graph_id"])
     if ticket.is_duplicate or is_for_other or stamp.items() <= row.metadata.items():
         if caller.threads.needs_touch(row):
             # The order of a listing is a hint; the client need not wait for it.
-            caller.host.in_background(caller.threads.touch(thread_id))
+            caller.host.run_in_background(caller.threads.touch(thread_id))
     else:
         # From now on this graph owns the thread's state.
         await caller.threads.change(thread_id, stamp)
@@ -360,7 +360,7 @@ async def _submit_as_owner(
             continue
         if ticket.is_duplicate:
             await _refuse_other_run(caller, ticket, invocation.new, options)
-        caller.host.in_background(caller.threads.reindex(thread_id))
+        caller.host.run_in_background(caller.threads.reindex(thread_id))
         return ticket
     raise Contention(f"thread {thread_id!r}: {_ATTEMPTS} attempts lost to other writers; try again")
 
@@ -455,7 +455,7 @@ async def _submit(
     command = None
     if new.command is not None:
         command = new.command.dump_sent()
-    if new.command is not None and command is not None and _is_answer(invocation, options, terms):
+    if new.command is not None and command is not None and _is_answer(invocation, terms):
         return await caller.runtime.answer(
             thread_id,
             new.command.resume,
@@ -483,11 +483,10 @@ async def _submit(
     )
 
 
-def _is_answer(invocation: _Invocation, options: Options, terms: RunTerms) -> bool:
-    """Return True if a run answers the question that its thread asks now."""
+def _is_answer(invocation: _Invocation, terms: RunTerms) -> bool:
+    """Return True if a run answers a question of its thread."""
     command = invocation.new.command
-    is_answer = command is not None and (terms.interrupt_id is not None or command.is_answer)
-    return is_answer and options.checkpoint_id is None
+    return command is not None and (terms.interrupt_id is not None or command.is_answer)
 
 
 async def _refuse_other_run(caller: Caller, ticket: Ticket, new: NewRun, options: Options) -> None:

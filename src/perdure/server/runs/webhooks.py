@@ -83,7 +83,7 @@ class Webhooks:
             raise NotSent("this process is still starting")
         threads, run_id = self._runtime.for_tenant(partition.tenant), reply.payload["run_id"]
         is_closed = reply.payload["state"] == CLOSED
-        notices = await push.notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
+        notices = await push.find_notices(threads, partition.thread, run_id, reply.id, is_closed=is_closed)
 
         async def send_notice(notice: push.TaskNotice) -> None:
             url, addresses = await self._find_addresses(notice.url)
@@ -105,8 +105,8 @@ class Webhooks:
     async def _find_addresses(self, given: str) -> tuple[httpx.URL, list[str]]:
         """Return a URL that may be called, and the addresses of its host."""
         try:
-            url = self.reach.url(given)
-            return url, await self.reach.addresses(url)
+            url = self.reach.check_url(given)
+            return url, await self.reach.resolve_addresses(url)
         except Unreachable as error:
             raise Undeliverable(f"the webhook's URL may not be called: {error}") from error
         except OSError as error:
@@ -145,12 +145,12 @@ class Webhooks:
             raise NotSent(f"this process does not serve the graph {run.graph!r}, another one may")
         notice = responses.run(standing._replace(run=run), thread_id)
         notice["status"] = notice["status"] or "rollback"
-        notice["run_started_at"] = responses.when(run.started_at)
-        notice["run_ended_at"] = responses.when(run.updated_at)
+        notice["run_started_at"] = responses.format_time(run.started_at)
+        notice["run_ended_at"] = responses.format_time(run.updated_at)
         if run.state == FAILED:
             notice["error"] = responses.run_error(run)["message"]
         notice["values"] = await values_of(threads, thread_id, run)
-        notice["webhook_sent_at"] = responses.when(await runtime.now())
+        notice["webhook_sent_at"] = responses.format_time(await runtime.now())
         return notice
 
     async def _post(

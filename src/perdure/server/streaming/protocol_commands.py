@@ -85,7 +85,9 @@ class _ReadParams(_Params):
     before: str | None = None
 
 
-async def do(caller: Caller, headers: Headers, thread_id: str, method: str, params: Params) -> dict[str, Any]:
+async def execute(
+    caller: Caller, headers: Headers, thread_id: str, method: str, params: Params
+) -> dict[str, Any]:
     """Execute a command and return its response, without the command's number.
 
     Args:
@@ -172,7 +174,7 @@ def _find_start(params: Params) -> Any:
 async def _is_waiting(caller: Caller, thread_id: str) -> bool:
     """Return True if a thread waits for an answer. If a run has raised an interrupt and is about to stop, its
     end is awaited first."""
-    row = await caller.threads.look(thread_id)
+    row = await caller.threads.find(thread_id)
     if row is None or row.run is None or graph_id_of(caller, row) is None:
         return False
     if row.run.state == OPEN:
@@ -304,7 +306,7 @@ async def _require_namespace(caller: Caller, row: ThreadRow, namespace: list[str
     graph_id = graph_id_of(caller, row)
     if not namespace or graph_id is None:
         return
-    async with caller.graph(graph_id, "threads.read", row.thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.read", row.thread_id) as graph:
         if _find_node(namespace) not in graph.nodes:
             raise _make_namespace_error(row, namespace)
 
@@ -338,7 +340,7 @@ async def _wait_until_stopped(caller: Caller, row: ThreadRow, run_id: str) -> No
 
 async def _find_row(caller: Caller, thread_id: str, to: str, code: str) -> ThreadRow:
     try:
-        return await caller.thread(thread_id, to)
+        return await caller.authorize_thread(thread_id, to)
     except NotFound as error:
         raise _CommandError(code, str(error)) from None
 
@@ -422,7 +424,7 @@ async def _list_checkpoints(
     graph_id = graph_id_of(caller, row)
     if graph_id is None or not row.has_state:
         return {"checkpoints": []}
-    async with caller.graph(graph_id, "threads.read", thread_id) as graph:
+    async with caller.open_graph(graph_id, "threads.read", thread_id) as graph:
         found = aread_history(
             graph,
             config_of(thread_id, Ref(checkpoint_ns="|".join(asked.namespace))),

@@ -55,7 +55,7 @@ class EventFilter(NamedTuple):
             channel == "custom" and any(name.startswith(_CUSTOM) for name in self.channels)
         )
 
-    def names(self, name: Any) -> bool:
+    def includes_custom(self, name: Any) -> bool:
         """Return True if a custom event of this name is wanted; None stands for an event without a name."""
         return "custom" in self.channels or f"{_CUSTOM}{name}" in self.channels
 
@@ -106,9 +106,9 @@ def project(event: Event, wanted: EventFilter) -> Iterator[ProtocolEvent]:
             yield _make_event(event.seq, "checkpoints", namespace, text)
         case "custom" if wanted.includes("custom"):
             custom = _to_custom(json.loads(event.data))
-            if wanted.names(custom.get("name")):
+            if wanted.includes_custom(custom.get("name")):
                 yield _make_event(event.seq, "custom", namespace, to_json(custom))
-        case "reminder" if wanted.includes("custom") and wanted.names(name):
+        case "reminder" if wanted.includes("custom") and wanted.includes_custom(name):
             custom = _to_custom({"name": name, **reminder(event.data)})
             yield _make_event(event.seq, "custom", namespace, to_json(custom))
         case "updates" if wanted.includes("updates") or wanted.includes("input"):

@@ -176,7 +176,7 @@ class RunRights(ReadingRights):
             return False
         if conditions is None:
             return True
-        row = await caller.threads.look(thread_id)
+        row = await caller.threads.find(thread_id)
         return row is None or caller.sees(conditions, row.metadata)
 
 

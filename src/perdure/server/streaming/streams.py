@@ -181,7 +181,7 @@ async def follow(
     while not host.closing.is_set():
         items = caller.runtime.follow(thread_id, run_id, after=after)
         try:
-            async for item in until(host.closing, items):
+            async for item in iterate_until(host.closing, items):
                 yield item
                 unavailable_s = 0.0
                 if isinstance(item, Standing):
@@ -197,7 +197,7 @@ async def follow(
             await asyncio.sleep(_RETRY_S)
 
 
-async def until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
+async def iterate_until(closing: asyncio.Event, items: AsyncIterator[T]) -> AsyncIterator[T]:
     """Yield items until there are no more, or until ``closing`` is set."""
     waiting: list[asyncio.Task[Any]] = []
     cancelled: list[asyncio.Task[Any]] = []
@@ -241,4 +241,4 @@ async def _cancel_on_disconnect(
             yield frame
     finally:
         if not (is_over or rights.is_lost or caller.host.closing.is_set()):
-            caller.host.in_background(caller.runtime.cancel(thread_id, run_id))
+            caller.host.run_in_background(caller.runtime.cancel(thread_id, run_id))

@@ -48,7 +48,7 @@ async def thread_events(
                     return
                 after, too_slow = await caller.runtime.latest_event(thread_id), None
             items = caller.runtime.follow_thread(thread_id, after=after)
-            async for event in streams.until(host.closing, items):
+            async for event in streams.iterate_until(host.closing, items):
                 if event.run_id not in visible or loop.time() >= check_again_at:
                     visible = {event.run_id: await _may_see(caller, thread_id, conditions)}
                     check_again_at = loop.time() + host.limits.recheck
@@ -68,5 +68,5 @@ async def _may_see(caller: Caller, thread_id: str, conditions: Filter | None) ->
     """Return True if the user may see a thread now."""
     if conditions is None:
         return True
-    row = await caller.threads.look(thread_id)
+    row = await caller.threads.find(thread_id)
     return row is not None and caller.sees(conditions, row.metadata)

@@ -86,7 +86,7 @@ class D1Driver:
             waiting: list[_Part] = []
             for job in group:
                 try:
-                    if isinstance(job.effect, Drop):
+                    if isinstance(job.effect, Drop) and not job.effect.if_empty:
                         job.answer = self._drop(job.effect, slot)
                     else:
                         waiting.append(_make_part(job))
@@ -119,10 +119,10 @@ class D1Driver:
             Rejected: The database refused a statement; nothing was carried out.
         """
         commits = [part for part in parts if part.guarded]
-        n = slot.next() if commits else 0
+        n = slot.take_number() if commits else 0
         ids = [slot.receipt(number) for number in range(len(commits))]
         receipt_ids = dict(zip(map(id, commits), ids, strict=True))
-        if isinstance(failure := self._outage.verdict(), AnswerLost):
+        if isinstance(failure := self._outage.get_current_failure(), AnswerLost):
             raise give_up_error(failure, self._name, unsure=False) from failure
         tries = Tries(sleep=self._sleep, outage=self._outage)
         remaining = list(parts)
@@ -144,7 +144,7 @@ class D1Driver:
                 else:
                     results = []
             except AnswerLost as lost:
-                if not tries.again(lost):
+                if not tries.wait_for_next(lost):
                     raise give_up_error(lost, self._name, unsure=bool(commits) and tries.unsure) from lost
                 if commits and tries.unsure and self._resolve(commits, ids, n, tries, unsure=True):
                     remaining, commits = _finish_writes(remaining), []
@@ -172,7 +172,7 @@ class D1Driver:
                 (rows,) = self._transport.batch([writing.select_receipts(ids)])
                 break
             except AnswerLost as lost:
-                if not tries.again(lost):
+                if not tries.wait_for_next(lost):
                     raise give_up_error(lost, self._name, unsure=True) from lost
             except Rejected as error:
                 if not unsure:
@@ -242,7 +242,7 @@ class _Slot:
         self._named_at = time.time()
         self.is_new = True
 
-    def next(self) -> int:
+    def take_number(self) -> int:
         # Old receipts are removed: a slot takes a new name long before this happens to its own. Receipts also
         # age while this machine sleeps, so the calendar counts.
         if abs(time.time() - self._named_at) > _SLOT_SECONDS:
@@ -281,6 +281,12 @@ def _make_part(job: PendingRequest) -> _Part:
     if isinstance(effect, Stage):
         puts = writing.write(effect.partition, effect.puts, None)
         return _Part(job, make=lambda _, __: puts, writes=True, size=_measure(puts))
+    if isinstance(effect, Drop):
+        # It may be repeated after a lost answer: it removes no record.
+        statements = [writing.drop_empty(effect.partition)]
+        return _Part(
+            job, make=lambda _, __: statements, finish=lambda _, __: Committed(), size=_measure(statements)
+        )
     if not isinstance(effect, Commit):
         raise TypeError(f"not a storage request: {type(effect).__name__}")
 

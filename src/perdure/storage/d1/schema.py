@@ -69,7 +69,7 @@ def apply(transport: Transport, name: str) -> int:
         try:
             transport.batch([(statement, ()) for statement in statements])
         except AnswerLost as lost:
-            if not tries.again(lost):
+            if not tries.wait_for_next(lost):
                 raise give_up_error(lost, name, unsure=True) from lost
         except Rejected as error:
             later = version(transport, name)

@@ -33,11 +33,11 @@ class Expression:
     sets: list[str] = field(default_factory=list)
     removes: list[str] = field(default_factory=list)
 
-    def name(self, attribute: str) -> str:
+    def add_name(self, attribute: str) -> str:
         self.names[f"#{attribute}"] = attribute
         return f"#{attribute}"
 
-    def value(self, value: Item) -> str:
+    def add_value(self, value: Item) -> str:
         name = f":v{len(self.values)}"
         self.values[name] = value
         return name
@@ -86,11 +86,11 @@ def make_root_action(
     """
     e = Expression()
     if root is not None and root.incarnation:
-        e.conditions.append(f"inc = {e.value({'B': incarnation})}")
+        e.conditions.append(f"inc = {e.add_value({'B': incarnation})}")
     else:
         e.conditions.append("attribute_not_exists(inc)")
     if after:
-        e.conditions.append(f"rev = {e.value({'B': after})}")
+        e.conditions.append(f"rev = {e.add_value({'B': after})}")
     for op, body, seen in members:
         if isinstance(op, Check) and op.expect is Expect.ANY:
             continue
@@ -99,7 +99,7 @@ def make_root_action(
             # The root may only expire while it names no dead incarnation: if the service removed it, their
             # items would be left for ever.
             e.conditions.append("attribute_not_exists(dead)")
-            e.sets.append(f"x = {e.value(expiry['x'])}")
+            e.sets.append(f"x = {e.add_value(expiry['x'])}")
         elif op.kind.expires and not isinstance(op, Check):
             e.removes.append("x")
     target = {
@@ -109,10 +109,12 @@ def make_root_action(
     }
     if not revision:
         return {"ConditionCheck": {**target, **e.build()}}
-    e.sets.append(f"rev = {e.value({'B': revision})}")
+    e.sets.append(f"rev = {e.add_value({'B': revision})}")
     if root is None or not root.incarnation:
-        e.sets.append(f"inc = {e.value({'B': incarnation})}")
-        e.sets += [f"{e.name(n)} = {e.value(v)}" for n, v in make_catalogue_attributes(partition).items()]
+        e.sets.append(f"inc = {e.add_value({'B': incarnation})}")
+        e.sets += [
+            f"{e.add_name(n)} = {e.add_value(v)}" for n, v in make_catalogue_attributes(partition).items()
+        ]
     return {"Update": {**target, "UpdateExpression": e.update(), **e.build()}}
 
 
@@ -155,8 +157,8 @@ def action_of(
         )
     common: Item = {"TableName": table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD"}
     if isinstance(op, Put) and op.kind.grows is not None and op.expect is not Expect.ABSENT:
-        grows = e.name(op.kind.grows)
-        size = e.value({"N": str(op.fields[op.kind.grows])})
+        grows = e.add_name(op.kind.grows)
+        size = e.add_value({"N": str(op.fields[op.kind.grows])})
         if seen.grown:
             e.conditions.append(f"{grows} >= {size}")
             return {"ConditionCheck": {**common, "Key": key, **e.build()}}
@@ -181,7 +183,7 @@ def _add_embedded(e: Expression, op: Op, name: str, body: Item, seen: Learned) -
         body: The attributes that carry the record's body.
         seen: The facts from the last attempt.
     """
-    path = e.name(name)
+    path = e.add_name(name)
     expect(e, op.expect, f"attribute_exists({path})", f"attribute_not_exists({path})", f"{path}.v")
     if isinstance(op, Delete):
         require_unchanged(e, op, f"attribute_exists({path})", f"{path}.")
@@ -193,11 +195,11 @@ def _add_embedded(e: Expression, op: Op, name: str, body: Item, seen: Learned) -
         )
     if isinstance(op, Put):
         attributes = {"v": {"N": str(op.version)}, **fields_of(op.kind, op.fields), **body}
-        e.sets.append(f"{path} = {e.value({'M': attributes})}")
+        e.sets.append(f"{path} = {e.add_value({'M': attributes})}")
 
 
 def _add_nonce(e: Expression, parts: tuple[bytes, int]) -> str:
-    return e.value({"B": parts[0]})
+    return e.add_value({"B": parts[0]})
 
 
 def expect(e: Expression, expected: Expectation, present: str, absent: str, version: str) -> None:
@@ -215,7 +217,7 @@ def expect(e: Expression, expected: Expectation, present: str, absent: str, vers
     elif expected is Expect.ABSENT:
         e.conditions.append(absent)
     elif isinstance(expected, int):
-        e.conditions.append(f"{version} = {e.value({'N': str(expected)})}")
+        e.conditions.append(f"{version} = {e.add_value({'N': str(expected)})}")
 
 
 def require_unchanged(e: Expression, op: Delete, present: str, path: str) -> None:
@@ -229,8 +231,8 @@ def require_unchanged(e: Expression, op: Delete, present: str, path: str) -> Non
     """
     columns = {column.name: column for column in op.kind.fields}
     for name, value in op.unchanged.items():
-        stored = f"{path}{e.name(name)}"
+        stored = f"{path}{e.add_name(name)}"
         if value is None:
             e.conditions += [present, f"attribute_not_exists({stored})"]
         else:
-            e.conditions.append(f"{stored} = {e.value(attribute(columns[name], value))}")
+            e.conditions.append(f"{stored} = {e.add_value(attribute(columns[name], value))}")

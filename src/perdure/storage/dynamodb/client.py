@@ -162,7 +162,7 @@ class Client:
             Unanswered: A write may have been carried out.
             PerdureError: Any other failure.
         """
-        if (failure := self.outage.verdict()) is not None:
+        if (failure := self.outage.get_current_failure()) is not None:
             raise self._translate(failure) from failure
         method = getattr(self.boto, operation)
         end = time.monotonic() + (self.patience if patience is None else patience)
@@ -195,7 +195,7 @@ class Client:
                 self.clock.note_answer(asked, answer["ResponseMetadata"]["HTTPHeaders"].get("date"))
                 return answer
 
-    def all_of(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
+    def request_batch(self, operation: str, requests: Any, field: str) -> list[dict[str, Any]]:
         """Make a batch request and return its items; repeat it for requests that were not processed.
 
         Args:

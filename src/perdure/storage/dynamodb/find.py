@@ -87,7 +87,7 @@ def _find_threads(reader: Reader, effect: FindThreads) -> tuple[IndexHit, ...]:
         return items.encode_catalogue_order(listed.tenant, listed.thread)
 
     def read_page(number: int) -> list[Partition]:
-        rows = reader.between(
+        rows = reader.query_between(
             items.name_catalogue_bucket(effect.space, number),
             prefix,
             edge,

@@ -123,14 +123,14 @@ def sort_key(place: bytes) -> bytes:
     return shorten(place, _SK_MAX)
 
 
-def past(edge: bytes) -> bytes:
+def make_lower_bound(edge: bytes) -> bytes:
     """Return the least sort key that can belong to a place above ``edge``."""
     if len(edge) <= KEPT:
         return edge + b"\x00"
     return edge[:KEPT]
 
 
-def upto(edge: bytes) -> bytes:
+def make_upper_bound(edge: bytes) -> bytes:
     """Return the greatest sort key that can belong to a place below ``edge``."""
     if len(edge) <= KEPT:
         return edge

@@ -55,7 +55,7 @@ class Reader:
         self._lock = Lock()
         self._stripes = tuple(RLock() for _ in range(_STRIPES))
 
-    def turn(self, partition: Partition) -> RLock:
+    def get_commit_lock(self, partition: Partition) -> RLock:
         """Return a lock that orders this process's commits to a partition: concurrently they would only
         cancel each other."""
         return self._stripes[hash(partition) % _STRIPES]
@@ -79,14 +79,14 @@ class Reader:
         root = self.get_cached(partition)
         if root is not None:
             return root
-        return self.root(partition)
+        return self.read_root(partition)
 
     def get_cached(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the cache, ``None`` when it is not there."""
         with self._lock:
             return self._roots.get(partition)
 
-    def root(self, partition: Partition) -> PartitionRoot | None:
+    def read_root(self, partition: Partition) -> PartitionRoot | None:
         """Return the root from the table."""
         key = items.make_root_key(partition)
         for _ in range(_ATTEMPTS):
@@ -128,7 +128,7 @@ class Reader:
         partition = effect.partition
         wanted = [item for item in effect.items if not _is_embedded(partition, item)]
         if not wanted:
-            return self._make_answers(effect, self.root(partition), {})
+            return self._make_answers(effect, self.read_root(partition), {})
         are_independent = len(wanted) == len(effect.items) and _are_independent(partition, wanted)
         root = self.load_root(partition)
         for attempt in range(_ATTEMPTS):
@@ -138,9 +138,9 @@ class Reader:
                 later_root, by_item = self._attempt(partition, root, wanted, are_independent)
             else:
                 time.sleep(random.uniform(0, 0.01 * attempt))  # noqa: S311 - spreads repetitions
-                with self.turn(partition):
+                with self.get_commit_lock(partition):
                     # This process may have written since the last attempt, so the root is read again.
-                    later_root, by_item = self.root(partition), None
+                    later_root, by_item = self.read_root(partition), None
                     if later_root is not None and later_root.incarnation:
                         later_root, by_item = self._attempt(partition, later_root, wanted, are_independent)
             is_removed = later_root is None or not later_root.incarnation
@@ -163,9 +163,9 @@ class Reader:
                 by_item = {id(get): records.get((get.kind.name, get.key), ()) for get in gets}
             else:
                 by_item = self._read(partition, root.incarnation, wanted)
-                later_root = self.root(partition)
+                later_root = self.read_root(partition)
         except TornRead:
-            return self.root(partition), None
+            return self.read_root(partition), None
         if later_root is None or later_root.incarnation != root.incarnation:
             return later_root, None
         return later_root, by_item if are_independent or later_root.revision == root.revision else None
@@ -207,7 +207,7 @@ class Reader:
             else:
                 ranges[id(item)] = item
         work: list[Callable[[], Any]] = [
-            *(partial(self.range, partition, incarnation, item) for item in ranges.values()),
+            *(partial(self.read_range, partition, incarnation, item) for item in ranges.values()),
             *(partial(self._read_neighbours, partition, incarnation, group) for group in groups),
         ]
         if gets:
@@ -233,7 +233,7 @@ class Reader:
         pk, first = items.collection(partition, incarnation), group[0]
         # The checkpoint itself precedes the writes on it.
         if first.item.kind is WRITE:
-            low = items.past(first.start)
+            low = items.make_lower_bound(first.start)
         else:
             low = first.start
         rows = self.query(pk, low, layout.successor(group[-1].start))
@@ -297,7 +297,7 @@ class Reader:
         batches = [keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH)]
         requests = [{"Keys": list(batch), "ConsistentRead": True} for batch in batches]
         for answers in self.spread(
-            lambda r: self._client.all_of("batch_get_item", r, "UnprocessedKeys"), requests
+            lambda r: self._client.request_batch("batch_get_item", r, "UnprocessedKeys"), requests
         ):
             yield from answers
 
@@ -333,7 +333,7 @@ class Reader:
 
     # Ranges
 
-    def range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
+    def read_range(self, partition: Partition, incarnation: bytes, item: Range) -> tuple[Record, ...]:
         pk = items.collection(partition, incarnation)
         if item.by is not None:
             matching = self._query_by_field(pk, item)
@@ -370,14 +370,16 @@ class Reader:
             if edge is not None and len(starts) > 1 and not edge.startswith(start):
                 # All records with this start come before the edge.
                 continue
-            rows = self.between(pk, start, edge, reverse=reverse, limit=limit, select=_make_projection(item))
+            rows = self.query_between(
+                pk, start, edge, reverse=reverse, limit=limit, select=_make_projection(item)
+            )
             for row in rows:
                 place = items.place_in(row)
                 if is_past(place, start, edge, reverse) and places.record_at(place)[0] is kind:
                     yield row
             edge = None
 
-    def between(
+    def query_between(
         self,
         pk: bytes,
         prefix: bytes,
@@ -404,9 +406,9 @@ class Reader:
         start = items.sort_key(prefix)[: items.KEPT]
         low, high = start, layout.successor(start)
         if edge is not None and not reverse:
-            low = max(low, items.past(edge))
+            low = max(low, items.make_lower_bound(edge))
         elif edge is not None:
-            high = min(high, items.upto(edge))
+            high = min(high, items.make_upper_bound(edge))
         rows = self.query(pk, low, high, reverse=reverse, limit=limit, select=select, names=names)
         return _sort_by_full_key(rows, names[1], full, reverse)
 

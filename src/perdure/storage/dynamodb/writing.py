@@ -23,10 +23,11 @@ from perdure.model.ops import (
     Get,
     Op,
     Put,
+    Range,
     Refused,
     Stage,
 )
-from perdure.model.records import Partition, Record
+from perdure.model.records import KINDS, Partition, Record
 from perdure.model.values.compression import compress_body
 from perdure.storage import in_doubt
 from perdure.storage.dynamodb import items
@@ -58,7 +59,7 @@ class Writer:
     def commit(self, effect: Commit) -> Committed | Refused:
         if not effect.ops:
             return Committed()
-        with self._reader.turn(effect.partition):
+        with self._reader.get_commit_lock(effect.partition):
             return self._commit(effect)
 
     def _commit(self, effect: Commit) -> Committed | Refused:
@@ -68,7 +69,7 @@ class Writer:
         staged_in = b""
         root = self._reader.get_cached(partition)
         if root is None and not all(isinstance(op, Put) and op.expect is Expect.ABSENT for op in ops):
-            root = self._reader.root(partition)
+            root = self._reader.read_root(partition)
         # A commit that only creates is tried as the first of its partition, without reading the root. If it
         # is not the first, the refusal returns the root, and costs no more than reading the root.
         for _ in range(_ROUNDS):
@@ -115,7 +116,7 @@ class Writer:
                 ):
                     # A removal was cut short. It is completed before the root, which names it, may expire.
                     self._clear_incarnations(partition, later_root.dead)
-                    later_root = self._reader.root(partition)
+                    later_root = self._reader.read_root(partition)
                 if (later_root.incarnation if later_root else b"") != (root.incarnation if root else b""):
                     # The partition was removed meanwhile: nothing refers to the early chunks.
                     self._unstage(partition, incarnation, _select_puts(ops, plan.early))
@@ -161,7 +162,7 @@ class Writer:
         """Return True if a commit without an answer is found in the table."""
         if all(isinstance(op, Check) for op in effect.ops):
             return False
-        root = self._reader.root(effect.partition)
+        root = self._reader.read_root(effect.partition)
         if root is not None and root.revision == revision:
             return True
         return in_doubt.was_applied(effect, self._reader.fetch(in_doubt.evidence(effect)))
@@ -234,7 +235,7 @@ class Writer:
             if not incarnation:
                 continue
             self._stage_all(partition, incarnation, puts)
-            later_root = self._reader.root(partition)
+            later_root = self._reader.read_root(partition)
             if later_root is not None and later_root.incarnation == incarnation:
                 return
             # The partition was removed meanwhile: nothing refers to the chunks that were just stored.
@@ -318,18 +319,17 @@ class Writer:
 
     def drop(self, effect: Drop) -> Committed | Refused:
         partition = effect.partition
-        with self._reader.turn(partition):
+        is_guarded = bool(effect.checks) or effect.if_empty
+        with self._reader.get_commit_lock(partition):
             for _ in range(_ROUNDS):
-                root = self._reader.root(partition)
+                root = self._reader.read_root(partition)
                 refused = self._find_refused(effect)
                 if refused is not None:
                     return refused
-                if root is None:
+                if root is None or (effect.if_empty and self._has_records(partition)):
                     return Committed()
-                # Every commit gives the root a new revision: the checks still hold, or this write fails.
-                if root.incarnation and not self._delete_incarnation(
-                    partition, root, is_guarded=bool(effect.checks)
-                ):
+                # Every commit gives the root a new revision: what was read still holds, or this write fails.
+                if root.incarnation and not self._delete_incarnation(partition, root, is_guarded=is_guarded):
                     continue
                 dead = [*root.dead, *((root.incarnation,) if root.incarnation else ())]
                 self._clear_incarnations(partition, dead)
@@ -347,6 +347,11 @@ class Writer:
             if not holds(check, found[0] if found else None):
                 return Refused(check.kind, check.key)
         return None
+
+    def _has_records(self, partition: Partition) -> bool:
+        """Return True if a partition holds records of any kind."""
+        ranges = tuple(Range(kind, limit=1, bodies=False) for kind in KINDS)
+        return any(self._reader.fetch(Fetch(partition, ranges)))
 
     def _delete_incarnation(self, partition: Partition, root: PartitionRoot, *, is_guarded: bool) -> bool:
         """Delete the incarnation, so that the partition holds nothing; return False if the root was changed
@@ -417,7 +422,7 @@ class Writer:
     def _write_batches(self, requests: Sequence[Item], size: int) -> None:
         groups = [list(requests[at : at + size]) for at in range(0, len(requests), size)]
         self._reader.spread(
-            lambda group: self._client.all_of("batch_write_item", group, "UnprocessedItems"), groups
+            lambda group: self._client.request_batch("batch_write_item", group, "UnprocessedItems"), groups
         )
 
 

@@ -90,7 +90,7 @@ class ServerConnection:
         """Connect unless connected; with ``patiently``, wait for a server that is unavailable or starting."""
         if self._connection is not None:
             return
-        if patiently and (failure := self._outage.verdict()) is not None:
+        if patiently and (failure := self._outage.get_current_failure()) is not None:
             raise unreachable_error(failure, self._settings) from failure
         until = time.monotonic() + self._settings.patience
         attempt = 0
@@ -110,7 +110,7 @@ class ServerConnection:
                 self._outage.end()
                 break
             except (psycopg.Error, ConnectionLost) as broken:
-                self.lose()
+                self.drop()
                 if isinstance(broken, psycopg.Error):
                     error = broken
                 else:
@@ -159,7 +159,7 @@ class ServerConnection:
             raise ConnectionLost
         return self._connection
 
-    def lose(self) -> None:
+    def drop(self) -> None:
         """Close the connection; the next request opens another."""
         connection, self._connection = self._connection, None
         self.distance_s = inf
@@ -178,10 +178,10 @@ class ServerConnection:
         try:
             result = self._make_roundtrip(connection.pgconn, call.statement, call.values)
         except psycopg.OperationalError as broken:
-            self.lose()
+            self.drop()
             raise ConnectionLost from broken
         except ConnectionLost:
-            self.lose()
+            self.drop()
             raise
         return self._unpack(connection, result, call.unpack)
 
@@ -203,7 +203,7 @@ class ServerConnection:
         try:
             self._send_pipeline(connection.pgconn, (first, second), results)
         except (psycopg.OperationalError, ConnectionLost) as broken:
-            self.lose()
+            self.drop()
             if not results:
                 raise ConnectionLost from broken
         answer = self._unpack(connection, results[0], first.unpack)
@@ -255,13 +255,13 @@ class ServerConnection:
             if ended.command_status != COMMIT:
                 raise ConnectionLost
         except psycopg.OperationalError as broken:
-            self.lose()
+            self.drop()
             raise ConnectionLost from broken
         except (PerdureError, StatementRolledBack):
             raise
         except BaseException:
             # The next request must not find an open transaction on this connection.
-            self.lose()
+            self.drop()
             raise
         return answer
 
@@ -283,7 +283,7 @@ class ServerConnection:
         """Return the error for a refused statement of the application, or for the end of its transaction."""
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
-            self.lose()
+            self.drop()
             return ConnectionLost()
         if state in ("40001", "40P01"):
             return StatementRolledBack()
@@ -297,10 +297,10 @@ class ServerConnection:
         state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
         error = errors.error_from_result(result)
         if connection.pgconn.status != pq.ConnStatus.OK or state.startswith(("08", "57P")):
-            self.lose()
+            self.drop()
             raise ConnectionLost from error
         if state == TOO_LATE:
-            self.lose()  # the clocks diverged; the next connection compares them again
+            self.drop()  # the clocks diverged; the next connection compares them again
         if state in ("40001", "40P01", TOO_LATE):
             raise StatementRolledBack from error
         raise translate(error, self._settings) from error

@@ -46,7 +46,7 @@ class LivenessCheck:
         silent on another connection, too, until it is not waited for any longer, note the outage and return
         True."""
         with self._lock:
-            if self._outage.verdict() is not None:
+            if self._outage.get_current_failure() is not None:
                 return True
             if self._answered_at > since + self.after_s:
                 return False

@@ -210,4 +210,4 @@ def _connect(settings: PostgresUrl) -> Iterator[psycopg.Connection]:
     except psycopg.Error as error:
         raise translate(error, settings) from error
     finally:
-        link.lose()
+        link.drop()

@@ -53,7 +53,7 @@ def setup_statements(name: str) -> tuple[str, ...]:
     ]
     for kind in KINDS:
         statements += _write_table(schema, kind)
-    statements += listing.postgres(schema)
+    statements += listing.make_postgres_statements(schema)
     statements += functions.write_functions(schema, SCHEMA_VERSION)
     statements += [
         f"CREATE TABLE {schema}.schema (version integer NOT NULL, one integer PRIMARY KEY CHECK (one = 1))",

@@ -123,7 +123,7 @@ class VectorSearch:
             to_text(exact),
         ]
 
-    def hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
+    def read_hit(self, at: Partition, row: Sequence[bytes | None]) -> IndexHit:
         """Return the result for a row, given the columns after those of its partition."""
         if not row:
             return IndexHit(at)

@@ -83,7 +83,7 @@ class Topology:
         self._outages: dict[Node, Outage] = {}
         self._lock = Lock()
 
-    def owner(self, slot: int) -> Node:
+    def find_owner(self, slot: int) -> Node:
         if not self.settings.cluster:
             return self._seed
         with self._lock:
@@ -93,7 +93,7 @@ class Topology:
                 raise client.ClusterDownError("a slot has no owner")
             return self._owners[slot]
 
-    def nodes(self) -> list[Node]:
+    def list_nodes(self) -> list[Node]:
         """Return every node that takes writes."""
         if not self.settings.cluster:
             return [self._seed]
@@ -102,7 +102,7 @@ class Topology:
                 self._load_owners()
             return list(dict.fromkeys(self._owners.values()))
 
-    def doubt(self) -> None:
+    def note_break(self) -> None:
         """Record a failure or a moved slot: the owners are loaded again before the next call."""
         self._has_owners = not self.settings.cluster
         with self._lock:
@@ -123,7 +123,7 @@ class Topology:
         A node that was silent a moment ago, and is waited for no longer, is not tried: its error is raised
         again."""
         outage = self.outage(node)
-        if (failure := outage.verdict()) is not None:
+        if (failure := outage.get_current_failure()) is not None:
             raise failure
         began = time.monotonic()
         options = dict(self.settings.connect)
@@ -272,9 +272,9 @@ class NodeConnections:
         out: dict[Node, list[int]] = {}
         for n in numbers:
             try:
-                out.setdefault(self._topology.owner(calls[n].slot), []).append(n)
+                out.setdefault(self._topology.find_owner(calls[n].slot), []).append(n)
             except (*CLIENT_ERRORS, Unavailable) as error:
-                self._topology.doubt()
+                self._topology.note_break()
                 refused[n] = error
         return out
 
@@ -296,7 +296,7 @@ class NodeConnections:
                     answers[n] = translate(error, self._shown)
                 else:
                     refused[n] = error
-            self._topology.doubt()
+            self._topology.note_break()
             return False
         done = 0
         to_repeat: list[tuple[int, client.ResponseError]] = []
@@ -354,7 +354,7 @@ class NodeConnections:
             elif isinstance(reply, client.MovedError):
                 refused[n] = reply
                 self._topology.note_move(calls[n].slot, (reply.host or node[0], reply.port))
-                self._topology.doubt()
+                self._topology.note_break()
             elif isinstance(reply, client.AskError) and calls[n].parts[0] != b"EVALSHA":
                 self._send_asking(n, (reply.host or node[0], reply.port), calls, answers, refused)
             else:
@@ -413,7 +413,7 @@ class NodeConnections:
         connection = self._open.pop(node, None)
         if connection is not None:
             connection.disconnect()
-        self._topology.doubt()
+        self._topology.note_break()
 
 
 def _read_answer(connection: Any) -> Any:

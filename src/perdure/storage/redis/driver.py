@@ -322,7 +322,7 @@ def _warn_of_loss(topology: Topology) -> None:
     """Warn if a server that takes writes would lose them at a restart, or may evict some."""
     settings, links = topology.settings, NodeConnections(topology)
     try:
-        for node in topology.nodes():
+        for node in topology.list_nodes():
             names = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
             answers = links.ask(node, *((b"CONFIG", b"GET", word.encode()) for word in names))
             _warn_of_settings(settings, node, dict(zip(names, answers, strict=True)))

@@ -31,13 +31,13 @@ class RedisListener:
 
     def open(self, *, listens: bool) -> None:
         try:
-            self._node = random.choice(self._topology.nodes())  # noqa: S311 - any node will do
+            self._node = random.choice(self._topology.list_nodes())  # noqa: S311 - any node will do
             self._sending = self._topology.connect(self._node)
             if listens:
                 self._receiving = self._topology.connect(self._node)
                 self._ask(self._receiving, b"SUBSCRIBE", self._channel)
         except Exception:
-            self._topology.doubt()
+            self._topology.note_break()
             raise
 
     def send(self, text: str) -> None:

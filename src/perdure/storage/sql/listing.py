@@ -178,7 +178,7 @@ def _write_condition(d: _Dialect, table: str, event: str) -> str:
     return f" WHEN ({condition.replace('NEW.', 'OLD.') if event == 'DELETE' else condition})"
 
 
-def sqlite() -> tuple[str, ...]:
+def make_sqlite_statements() -> tuple[str, ...]:
     """Return the statements that add the listing to SQLite or D1, and fill it."""
     d = _SQLITE
     statements = _write_table(d)
@@ -198,7 +198,7 @@ def sqlite() -> tuple[str, ...]:
     return tuple(statements)
 
 
-def postgres(schema: str) -> tuple[str, ...]:
+def make_postgres_statements(schema: str) -> tuple[str, ...]:
     """Return the statements that add the listing to PostgreSQL, and fill it. ``schema`` is quoted."""
     d = _make_postgres_dialect(schema)
     statements = _write_table(d)

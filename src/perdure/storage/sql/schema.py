@@ -26,7 +26,7 @@ def write_sqlite_schema() -> tuple[str, ...]:
     ]
     for kind in KINDS:
         statements.extend(_write_sqlite_table(kind))
-    statements.extend(listing.sqlite())
+    statements.extend(listing.make_sqlite_statements())
     statements.append(
         f"CREATE TABLE {PREFIX}schema (version INTEGER NOT NULL, one INTEGER PRIMARY KEY CHECK (one = 1))"
     )

@@ -87,7 +87,7 @@ class Message:
 
     @property
     def is_signal(self) -> bool:
-        """True if a signal has become this message. The repetition of a failed run is no signal: it may be
+        """True if a signal has become this message. The repetition of a failed run is not a signal: it may be
         requested again."""
         return SIGNAL in self.options and RETRY_OF not in self.options
 

@@ -379,3 +379,20 @@ async def test_tenants_share_the_graphs_and_nothing_else(url: str) -> None:
         assert (await bob.assistants.get("aware"))["version"] == 1
         values: Any = await bob.runs.wait(None, "aware", input=said("hi"))
         assert values["messages"][-1]["content"] == "mood=None tone=None"
+
+
+@pytest.mark.parametrize("change", [{"context": {}}, {"config": {}}, {"config": {"tags": ["a"]}}], ids=str)
+@run
+async def test_what_was_cleared_of_an_assistant_reaches_no_run(change: dict[str, Any]) -> None:
+    async with serving("memory://") as server:
+        client, http = await server.client(), await server.http()
+        for given in ({"context": {"mood": "calm"}}, {"config": {"configurable": {"mood": "calm"}}}):
+            assistant_id = (await http.post("/assistants", json={"graph_id": "aware", **given})).json()[
+                "assistant_id"
+            ]
+            changed = (await http.patch(f"/assistants/{assistant_id}", json=change)).json()
+            assert (changed["context"], changed["config"]) == ({}, change.get("config", {}))
+            values: Any = await client.runs.wait(None, assistant_id, input=said("hi"))
+            assert values["messages"][-1]["content"] == "mood=None tone=None"
+            renamed = (await http.patch(f"/assistants/{assistant_id}", json={"name": "Calm"})).json()
+            assert (renamed["context"], renamed["config"]) == ({}, change.get("config", {}))

@@ -323,8 +323,30 @@ def text_of_error(error: BaseException) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates in text, which databases cannot hold."""
-    return text.encode("utf-8", "replace").decode()
+    """Return text with the replacement character for each lone surrogate, which is half of a character that
+    databases and strict parsers of JSON refuse. Two halves that stand together become their character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def replace_surrogates_in(value: Any, depth: int = DEPTH) -> Any:
+    """Return plain data with the texts in it as ``replace_surrogates`` returns them. Parts that ``encode``
+    refuses, as they are not plain data or too deep, are left as they are."""
+    match value:
+        case str():
+            return replace_surrogates(value)
+        case dict() if depth:
+            return {
+                replace_surrogates_in(name, 0): replace_surrogates_in(part, depth - 1)
+                for name, part in value.items()
+            }
+        case list() | tuple() if depth:
+            return [replace_surrogates_in(part, depth - 1) for part in value]
+        case _:
+            return value
 
 
 def decode(record: Record) -> Any:
@@ -351,17 +373,28 @@ def _changed_record_error(record: Record) -> Corrupt:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """Encode plain data as JSON.
+    """Encode plain data as JSON. Lone surrogates are kept: models leave them when they cut an emoji, and a
+    run whose nodes make such a text does not fail.
 
     Raises:
         Unserialisable: the value is not plain JSON data, or is nested deeper than ``DEPTH`` levels; or two
             keys of a dict are one key in JSON, such as 1 and "1".
         OverMaximum: it exceeds ``MESSAGE_MAX``.
     """
+    return _encode(value, what, keeps_surrogates=True)
+
+
+def _encode(value: Any, what: str, *, keeps_surrogates: bool) -> bytes:
     try:
-        body = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        try:
+            body = text.encode()
+        except UnicodeEncodeError:
+            if not keeps_surrogates:
+                raise
+            body = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except (TypeError, ValueError) as error:
-        raise _not_plain_error(what, find_fault(value, are_keys_text=False) or error) from error
+        raise _not_plain_error(what, _find_other_fault(value, keeps_surrogates) or error) from error
     except RecursionError as error:
         raise _too_deep_error(what) from error
     if body.count(b"[") + body.count(b"{") > DEPTH and is_deeper(value, DEPTH):
@@ -371,9 +404,14 @@ def encode(value: Any, what: str) -> bytes:
             f"a {what} has {len(body)} bytes of JSON, at most {MESSAGE_MAX} are taken; nothing of it was "
             "stored. Put large content elsewhere and send a reference to it"
         )
-    if has_other_keys(value) and (fault := find_fault(value, are_keys_text=False)):
+    if has_other_keys(value) and (fault := _find_other_fault(value, keeps_surrogates)):
         raise _not_plain_error(what, fault)
     return body
+
+
+def _find_other_fault(value: Any, keeps_surrogates: bool) -> str | None:
+    """Return what keeps a value from being stored, other than lone surrogates if these are kept."""
+    return find_fault(replace_surrogates_in(value) if keeps_surrogates else value, are_keys_text=False)
 
 
 def _not_plain_error(what: str, fault: object) -> Unserialisable:
@@ -387,5 +425,6 @@ def _too_deep_error(what: str) -> Unserialisable:
 
 
 def copy_plain(value: Any, what: str) -> Any:
-    """Return a copy of plain data as it is read after it was stored; errors as of ``encode``."""
-    return json.loads(encode(value, what))
+    """Return a copy of plain data of a caller as it is read after it was stored; errors as of ``encode``, and
+    ``Unserialisable`` for a lone surrogate, which the receivers of a message could not read."""
+    return json.loads(_encode(value, what, keeps_surrogates=False))

@@ -22,6 +22,7 @@ from perdure.memory.facts import SUMMARY_MAX, Remembered
 from perdure.memory.memory import Memory
 from perdure.memory.policy import MemoryPolicy
 from perdure.memory.recall import compose_recall, read_recalled_ids
+from perdure.model.runs.messages import replace_surrogates
 from perdure.model.times import to_datetime
 from perdure.runtime.agent_memory.memory_turns import MEMORY, WaitingTurn
 from perdure.runtime.contained_exits import contain
@@ -193,7 +194,7 @@ class Memories:
         summary = Summary.of(messages)
         if summary is None or not summary.text:
             return None
-        text = summary.text[:SUMMARY_MAX]
+        text = replace_surrogates(summary.text)[:SUMMARY_MAX]
         memory = Memory(self._store(held.partition.tenant), user, root=policy.root)
         heard_at = to_datetime(held.messages[0].accepted_at)
         try:

@@ -23,6 +23,7 @@ from perdure.model.runs.messages import (
     Reply,
     check_reply,
     replace_surrogates,
+    replace_surrogates_in,
     shorten_error,
 )
 from perdure.runtime.contained_exits import contain
@@ -120,7 +121,8 @@ class Channel:
         return await cast(Callable[[Partition, Reply], Awaitable[str | None]], self.send_in)(partition, reply)
 
     def format_replies(self, ending: Ending) -> Ending:
-        """Return the ending of a run with its replies in the form in which they are sent.
+        """Return the ending of a run with its replies in the form in which they are sent: no provider takes
+        half of a character.
 
         Raises:
             Exception: ``ask`` or ``split`` raises this.
@@ -132,6 +134,7 @@ class Channel:
         if ending.state == WAITING:
             ask = self.ask
             replies = () if ask is None else tuple(ask(each["id"], each["value"]) for each in replies)
+        replies = tuple(map(replace_surrogates_in, replies))
         if self.split is not None:
             replies = tuple(part for each in replies for part in _divide(self.split, each))
         for reply in replies:

@@ -150,9 +150,5 @@ def _parse_before(thread_id: str, given: str | dict[str, Any] | None) -> Runnabl
     ref = given.get("configurable", given)
     if not isinstance(ref, dict) or not isinstance(ref.get("checkpoint_id"), str):
         raise Refusal(422, "before names no checkpoint: give its id, a reference to it, or a config of it")
-    try:
-        requests.check_text(ref)
-    except ValueError as error:
-        raise Refusal(422, f"before: {error}") from None
     require_same(thread_id, ref.get("thread_id"))
     return cast(RunnableConfig, {"configurable": {**ref, "thread_id": thread_id}})

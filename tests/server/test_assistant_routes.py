@@ -1,6 +1,7 @@
 """Assistants, driven by LangGraph's own client: their versions, their graphs, and whose they are.
 
-Covers perdure.runtime.documents, perdure.server.graph_schema, perdure.server.routes.assistants, perdure.server.assistants.
+Covers perdure.runtime.documents, perdure.server.graph_schema, perdure.server.routes.assistants,
+perdure.server.assistants.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def raise_error(*args: Any) -> Any:
         (lambda reply: None, 2, "TypeError: split=… of a channel returns a list of replies, not NoneType"),
         (lambda reply: "text", 2, "TypeError: split=… of a channel returns a list of replies, not str"),
         (lambda reply: [{1}], 1, "Unserialisable: a reply has to be plain JSON data"),
-        (lambda reply: ["x" * 300_000], 1, "TooLarge: a reply has"),
+        (lambda reply: ["x" * 300_000], 1, "OverMaximum: a reply has"),
     ],
 )
 def test_a_run_whose_replies_cannot_be_divided_fails_and_apologises(
